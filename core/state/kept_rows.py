@@ -10,10 +10,11 @@ holds its moment, and its number among the rows of its key and moment.
 A filter in memory holds for each key the moments of which it may have rows, to save lookups without
 a result. It may hold moments of which a key has no row.
 
-Invariants: namespace = moment << number_bits | number the rows of one key and moment have the
-numbers 0 to count - 1, without gaps, as the rows of a moment are removed together; row 0 has the
-count in the column `COUNT` a key has a row of a moment => the key's word of the filter has the
-moment's bit
+Invariants:
+    namespace = moment << number_bits | number
+    the rows of one key and moment have the numbers 0 to count - 1, without gaps, as the rows of a
+        moment are removed together; row 0 has the count in the column `COUNT`
+    a key has a row of a moment  =>  the key's word of the filter has the moment's bit
 """
 
 from __future__ import annotations

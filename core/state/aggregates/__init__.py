@@ -1,1 +1,1 @@
-"""Running aggregates of many keys, a whole batch at a time."""
+"""Running aggregates of many keys, computed for a whole batch at a time."""

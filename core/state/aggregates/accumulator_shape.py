@@ -1,4 +1,4 @@
-"""The key columns and aggregates of a table, and how snapshots name and encode them."""
+"""The key columns and aggregates of a table, and their names and encoding in snapshots."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key
 from onceflow.core.state.snapshots.state_meta import StateMeta, aggregates_of
 
 NAMESPACE = "namespace"
-"""The kind, in a signature, of the first key column of a table with a namespace: 64 bits."""
+"""The kind, in a signature, of a namespace: the first key column of a table, with 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorShape:
-    """The key columns and aggregates of a table. Checked when it is made.
+    """The key columns and aggregates of a table, checked by the constructor.
 
-    `namespaced`: an int64 namespace comes before the key columns, and each namespace has totals of
-    its own.
+    If `namespaced`, an int64 namespace precedes the key columns, and each namespace has its own
+    totals.
     """
 
     name: str
@@ -63,7 +63,7 @@ class AccumulatorShape:
 
     @property
     def meta(self) -> StateMeta:
-        """How a snapshot describes the table."""
+        """The description of the table in a snapshot."""
         aggregates = ",".join(f"{c.name}={c.op}({c.type})" for c in self.columns)
         keys = [key_kind(key_type) for key_type in self.key_types]
         kinds = ",".join([NAMESPACE, *keys] if self.namespaced else keys)
@@ -71,7 +71,7 @@ class AccumulatorShape:
 
     @property
     def all_key_types(self) -> tuple[pa.DataType, ...]:
-        """Those of the key columns, the namespace first."""
+        """The types of the key columns, including the namespace as the first."""
         return (pa.int64(), *self.key_types) if self.namespaced else self.key_types
 
     @property
@@ -85,10 +85,10 @@ class AccumulatorShape:
         return _layout([(dtype_of(one).str, one.words_of_total) for one in self.columns])
 
     def convert_totals(self, stored: StateMeta, values: pa.Array) -> pa.Array:
-        """Return encoded totals for this shape from `values`, which are encoded as `stored` says.
+        """Convert encoded totals `values`, described by `stored`, to encoded totals of this shape.
 
-        An aggregate that `stored` lacks has seen no value. If keys begin to expire with this shape,
-        the time of their last use is now.
+        An aggregate that `stored` lacks starts without a value. If keys expire only with this
+        shape, their last use is now.
         """
         old = list(aggregates_of(stored)[1].items())
         layout = _layout([("<i8", _words_of(what)) for _, what in old])
@@ -101,7 +101,7 @@ class AccumulatorShape:
             total = after[f"t{index}"]
             if one in old:
                 old_index = old.index(one)
-                # The layout has integers for all words; the bits of floats stay as they are.
+                # The layout has integers for all words; the bits of floats stay unchanged.
                 total[:] = np.ascontiguousarray(before[f"t{old_index}"]).view(total.dtype)
                 after[f"s{index}"] = before[f"s{old_index}"]
                 if is_of_bytes(column):
@@ -116,7 +116,7 @@ class AccumulatorShape:
         return encode_totals(after, texts_after)
 
     def empty_keys(self) -> tuple[KeyColumn, ...]:
-        """Return key columns of these types, without a row."""
+        """Return key columns of these types, without rows."""
         return read_key_columns([pa.nulls(0, key_type) for key_type in self.all_key_types])
 
     def keys_alone(self, columns: tuple[KeyColumn, ...]) -> tuple[KeyColumn, ...]:
@@ -124,7 +124,10 @@ class AccumulatorShape:
         return columns[1:] if self.namespaced else columns
 
     def hash_entries(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
-        """Return the hash of each row's namespace and key; `hashes` are the keys' if known."""
+        """Return the hash of each row's namespace and key.
+
+        `hashes` are those of the keys, if known.
+        """
         known = hash_key_columns(self.keys_alone(columns)) if hashes is None else hashes
         if not self.namespaced:
             return known
@@ -143,17 +146,17 @@ def make_shape(
     namespaced: bool = False,
     ttl: StateTtlConfig | None = None,
 ) -> AccumulatorShape:
-    """Return the shape of a table of accumulators, with a column of last uses if they expire.
+    """Return the shape of a table of accumulators. If they expire, adds the column of last uses.
 
     Raises:
-        ConfigError: A key or column type cannot be aggregated by or over.
+        ConfigError: A type cannot be a key, or cannot be aggregated.
     """
     kept = tuple(columns) if ttl is None else (*columns, USED)
     return AccumulatorShape(name, tuple(key_types), kept, namespaced)
 
 
 def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
-    """Return the layout of a key's totals, each given by the type of its words and their number."""
+    """Return the layout of a key's totals, each given by the type and number of its words."""
     fields: list[Any] = []
     for index, (kind, words) in enumerate(totals):
         word = np.dtype(kind).newbyteorder("<")
@@ -162,7 +165,7 @@ def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
 
 
 def _words_of(what: str) -> int:
-    """Return how many words a total has; `what` as `aggregates_of` returns it."""
+    """Return the number of words of a total; `what` is in the form of `aggregates_of`."""
     op, _, type_name = what.partition("(")
     return words_of_total(op, type_name)
 
@@ -188,11 +191,11 @@ def _check_column(column: AccumulatorColumn, table: str) -> None:
 
 
 _BYTES_AGGREGATES = frozenset(f"last({kind}" for kind in BYTES_TYPES)
-"""The aggregates of text and bytes, as `aggregates_of` returns them."""
+"""The aggregates of text and bytes, in the form of `aggregates_of`."""
 
 
 def key_kind(key_type: pa.DataType) -> str:
-    """Return what kind of values a key column holds, as snapshots name it."""
+    """Return the kind of a key column's values, by its name in snapshots."""
     types = pa.types
     if types.is_dictionary(key_type):
         return key_kind(key_type.value_type)

@@ -1,14 +1,14 @@
 """Running aggregates of many keys, updated a whole batch at a time.
 
-Nulls among the values are skipped. A sum starts at 0; a minimum or maximum is null until the first
-value that is not. NaN is the largest of floating point numbers, as in Spark and Postgres: it
-becomes the maximum, and the minimum only if there is nothing else. The *last* value is what was
-written last, or null: a value state that is read and written a batch at a time. It alone may be
-text or bytes.
+Nulls among the values are skipped. A sum starts at 0. A minimum or maximum is null until the first
+value that is not null. NaN is the largest floating point number, as in Spark and Postgres: it
+becomes the maximum, and the minimum only if there are no other values. The *last* value is the
+value that was written last, or null: a value state that is read and written a batch at a time. Only
+a last value may be text or bytes.
 
-Each key, or namespace and key, has an entry (see `key_index`). A key that was removed keeps its
-entry, without any value, until the table is packed. A snapshot does not hold it. `encoded_totals`
-has the form in which snapshots hold a key's totals.
+Each key, or namespace and key, has an entry (see `key_index`). A removed key keeps its entry,
+without a value, until the table is packed. A snapshot does not contain it. `encoded_totals`
+describes the form of a key's totals in snapshots.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_key
 from onceflow.core.state.snapshots.canonical import Groups, StateRows
 
 CHUNK_ENTRIES = 65_536
-"""Keys that a view encodes at a time; bounds the memory that a snapshot needs."""
+"""The number of keys that a view encodes at once; bounds the memory that a snapshot needs."""
 REMOVED_MIN = 4096
-"""A table is packed when more entries than this, and more than half of all, are of removed keys."""
+"""The number of entries of removed keys above which a table is packed, if they also are more than
+half of all entries."""
 
 
 class AccumulatorTable:
@@ -63,7 +64,10 @@ class AccumulatorTable:
         max_parallelism: int,
         ttl: StateTtlConfig | None = None,
     ) -> None:
-        """`ttl`: keys expire, and `USED` is the last column of `shape`."""
+        """Create an empty table.
+
+        If `ttl` is given, keys expire, and `USED` is the last column of `shape`.
+        """
         self.shape = shape
         self._label = label
         self._max_parallelism = max_parallelism
@@ -80,10 +84,10 @@ class AccumulatorTable:
         self._removed = np.zeros(1024, np.bool_)
         self._removed_count = 0
         self._forgets = all(column.op == "last" for column in shape.columns)
-        """Whether a key without any value is to be removed."""
+        """True if a key whose values are all null is removed."""
 
     def __len__(self) -> int:
-        """The number of keys in memory, including removed ones that still have an entry."""
+        """Return the number of keys in memory, including removed ones that still have an entry."""
         return len(self._index)
 
     def update(
@@ -92,15 +96,16 @@ class AccumulatorTable:
         hashes: Hashes | None,
         values: Mapping[str, pa.Array | npt.NDArray[Any]],
     ) -> dict[str, Results]:
-        """Add a batch to the totals; return each aggregate's running value after each row.
+        """Add a batch to the totals. Return each aggregate's running value after each row.
 
-        `keys` are the key columns, and `hashes` what `hash_keys` returns for them, if known.
-        `values` has a column for each aggregate, by its name; a count without one counts rows.
-        Results are in row order; a minimum or maximum that has seen no value yet is masked.
+        `keys` are the key columns, and `hashes` the result of `hash_keys` for them, if known.
+        `values` has a column for each aggregate, by its name; a count without a column counts rows.
+        Results are in row order. A minimum or maximum that has seen no value yet is masked.
 
         Raises:
-            BadStateValue: A sum left 64 bits, or 38 digits (names table, aggregate and key), a key
-                is null, or values cannot be cast to the aggregate's type. No total has changed.
+            BadStateValue: A sum exceeds 64 bits, or 38 digits (names table, aggregate and key), a
+                key is
+                null, or values cannot be cast to the aggregate's type. No total has changed.
         """
         columns = self._read(keys)
         hashes = self.shape.hash_entries(columns, hashes)
@@ -110,7 +115,7 @@ class AccumulatorTable:
         group = Grouping.of(entries)
         if self.expiry is not None:
             self._reset_expired(group.entries, self.expiry)
-        # Computes all columns before it stores any: an error in one must change none.
+        # Compute all columns before storing any: an error in one must change none.
         results: dict[str, Results] = {}
         changes: list[tuple[Totals, npt.NDArray[Any], npt.NDArray[Any]]] = []
         for column in self._aggregates:
@@ -135,7 +140,7 @@ class AccumulatorTable:
         return results
 
     def group(self, keys: Sequence[pa.Array], hashes: Hashes | None) -> Grouping:
-        """Return the rows of a batch by key. Its entries are valid until `finish` or `remove`."""
+        """Group the rows of a batch by key. The entries are valid until `finish` or `remove`."""
         columns = self._read(keys)
         return Grouping.of(self._resolve(columns, self.shape.hash_entries(columns, hashes)))
 
@@ -146,14 +151,15 @@ class AccumulatorTable:
         hashes: Hashes | None,
         values: Mapping[str, pa.Array],
     ) -> Ints:
-        """Add each row to the totals of its namespace and key; return the rows' entries.
+        """Add each row to the totals of its namespace and key. Return the rows' entries.
 
-        `update` without the running values. The entries are valid until `finish` or `remove`, one
-        of which must follow.
+        Like `update`, but without the running values. The entries are valid until `finish` or
+        `remove`, one of which must follow.
 
         Raises:
-            BadStateValue: A sum left 64 bits (names table, aggregate and key), a key is null, or
-                values cannot be cast to the aggregate's type.
+            BadStateValue: A sum exceeds 64 bits (names table, aggregate and key), a key is null, or
+                values
+                cannot be cast to the aggregate's type.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *read_key_columns(keys))
         entries = self._resolve(columns, self.shape.hash_entries(columns, hashes))
@@ -174,11 +180,11 @@ class AccumulatorTable:
         values: Mapping[str, pa.Array | npt.NDArray[Any]],
         new: Ints,
     ) -> None:
-        """Merge the totals of `old` entries and a batch's rows into the entries `new`.
+        """Merge the totals of the entries `old` and a batch's rows into the entries `new`.
 
-        `old_into` and `rows_into` are indices into `new`, whose entries are distinct. What `new`
-        held before is replaced. Floats are added in order: the old totals first, then the rows.
-        Entries of `old` that are not in `new` keep their totals. `release` must follow.
+        `old_into` and `rows_into` are indices into `new`, whose entries are distinct. Earlier
+        totals of `new` are replaced. Floats are added in order: the old totals first, then the
+        rows. Entries of `old` that are not in `new` keep their totals. `release` must follow.
 
         Raises:
             BadStateValue: As `fold`; nothing has changed.
@@ -187,8 +193,8 @@ class AccumulatorTable:
         for column in self._columns:
             name = column.column.name
             try:
-                # Into totals of their own, 1 for each of `new`: an overflow leaves the table as it
-                # was.
+                # Into separate totals, entry 1 for the first of `new`: an overflow leaves the table
+                # unchanged.
                 merged = column.merge(old, old_into + 1, len(new))
             except SumOverflow as overflow:
                 raise self._merge_overflow(column, old, overflow.row) from overflow
@@ -204,7 +210,7 @@ class AccumulatorTable:
         self._mark_changed(new)
 
     def find(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
-        """Return each row's entry, 0 if the table lacks its namespace and key; changes nothing.
+        """Return each row's entry, or 0 if the table lacks its namespace and key. Changes nothing.
 
         `hashes` are those of the keys. The entries are valid until `finish` or `remove`.
         """
@@ -217,16 +223,16 @@ class AccumulatorTable:
         return entries
 
     def fetch(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
-        """Read the totals of these namespaces and keys into memory, where they are not yet."""
+        """Read the totals of these namespaces and keys into memory if they are not there yet."""
 
     def insert(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
         """Return each row's entry, a new one for each namespace and key that is not in memory.
 
-        The caller knows that what is not in memory is nowhere, or has called `fetch`. `hashes` are
-        those of the keys. The entries are valid until `finish` or `remove`.
+        The caller must have called `fetch`, unless keys that are not in memory do not exist.
+        `hashes` are those of the keys. The entries are valid until `finish` or `remove`.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
-        # This class's own: a backend on disk would read the database for every new key here.
+        # Not the subclass's method: a backend on disk would read the database for each new key.
         return AccumulatorTable._resolve(self, columns, self.shape.hash_entries(columns, hashes))
 
     def namespaces(self, bits: int = 0) -> Ints:
@@ -234,13 +240,14 @@ class AccumulatorTable:
         return np.unique(self._namespaces()[1:][~self._removed[1 : self._index.end]] >> bits)
 
     def split_groups(self, part_count: int) -> list[range | None]:
-        """Return parts of the key groups, for `select`; one, None, if every key is in memory."""
+        """Return parts of the key groups for `select`; [None] if all keys are in memory."""
         return [None]
 
     def select(self, first: int, stop: int, groups: range | None = None) -> Ints:
         """Return the entries of namespaces `first` (inclusive) to `stop` (exclusive), sorted.
 
-        `groups`: those of these key groups alone, which limits what is read into memory.
+        If `groups` is given, only those of these key groups, which limits the rows read into
+        memory.
         """
         namespaces = self._namespaces()
         inside = (namespaces >= first) & (namespaces < stop) & ~self._removed[: self._index.end]
@@ -278,13 +285,13 @@ class AccumulatorTable:
         return key_groups(hashes, self._max_parallelism)
 
     def merge_by_key(self, entries: Ints) -> tuple[Ints, Ints, list[pa.Array]]:
-        """Return the totals of `entries`, merged over the namespaces of each key.
+        """Return the totals of `entries`, merged over the namespaces of each key. Changes nothing.
 
-        Returns one entry of each key; for each of `entries` the index of its key among these; and
-        the columns of merged totals. Changes nothing.
+        Returns one entry of each key; for each of `entries`, the index of its key among these; and
+        the columns of merged totals.
 
         Raises:
-            BadStateValue: A sum left 64 bits.
+            BadStateValue: A sum exceeds 64 bits.
         """
         keys = self.shape.keys_alone(self._index.view_keys())
         columns = tuple(_part(column, entries) for column in keys)
@@ -304,25 +311,25 @@ class AccumulatorTable:
         return namespace.words[0].view(np.int64)
 
     def values(self, column: int, entries: Ints) -> pa.Array:
-        """Return the totals of one column; null where there is none."""
+        """Return the totals of one column; null if an entry has none."""
         return self._columns[column].values(entries)
 
     def numbers(self, column: int, entries: Ints) -> Ints:
-        """Return the totals of one column of whole numbers; 0 where there is none."""
+        """Return the totals of one column of integers; 0 if an entry has none."""
         one = self._columns[column]
         return np.where(one.seen[entries] == 0, 0, one.totals[entries])
 
     def put(self, column: int, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
-        """Make `values` the totals of one column in distinct `entries`; `finish` must follow.
+        """Set the totals of one column in distinct `entries`. `finish` must follow.
 
         Raises:
-            BadStateValue: They cannot be cast to the column's type; nothing has changed.
+            BadStateValue: `values` cannot be cast to the column's type; nothing has changed.
         """
         self._columns[column].put(entries, values)
         self._mark_changed(entries)
 
     def finish(self, entries: Ints) -> None:
-        """End the use of these entries; remove those whose last values are all null."""
+        """Release these entries, and remove those whose last values are all null."""
         if self._forgets:
             empty = np.ones(len(entries), np.bool_)
             for column in self._columns:
@@ -333,17 +340,17 @@ class AccumulatorTable:
         self._pack_if_sparse()
 
     def remove(self, entries: Ints) -> None:
-        """Remove the keys of these distinct entries, as if they had never been."""
+        """Remove the keys of these distinct entries, as if they had never existed."""
         self.release(entries, entries)
 
     def release(self, entries: Ints, gone: Ints) -> None:
-        """End the use of these entries, and remove the distinct entries `gone`."""
+        """Release these entries, and remove the distinct entries `gone`."""
         self._forget(gone)
         self._mark_used(entries)
         self._pack_if_sparse()
 
     def clean(self, count: int) -> None:
-        """Check the next `count` keys in memory, in turn; remove the expired ones."""
+        """Check the next `count` keys in memory, in turn, and remove expired ones."""
         if self.expiry is None:
             return
         first = self._clean_at if self._clean_at < self._index.end else 1
@@ -355,11 +362,11 @@ class AccumulatorTable:
                 self.remove(gone)
 
     def filter_alive(self, rows: Iterable[StateRows]) -> Iterable[StateRows]:
-        """Return the rows of the table that belong into a full snapshot. Any thread."""
+        """Return the rows of the table that belong to a full snapshot. Any thread."""
         return rows if self.expiry is None else self.expiry.filter_alive(rows)
 
     def _reset_expired(self, entries: Ints, expiry: Expiry) -> None:
-        """Clear the totals of these entries' keys that have expired."""
+        """Clear the totals of the expired keys among these entries."""
         expired = expiry.have_expired(entries)
         if expired.any():
             for column in self._aggregates:
@@ -368,7 +375,7 @@ class AccumulatorTable:
     def _forget(self, entries: Ints) -> None:
         for column in self._columns:
             column.clear(entries)
-        # Entries that were removed before are counted already.
+        # Entries that were removed earlier are counted already.
         self._removed_count += len(entries) - int(np.count_nonzero(self._removed[entries]))
         self._removed[entries] = True
         self._mark_changed(entries)
@@ -378,11 +385,11 @@ class AccumulatorTable:
             self._pack()
 
     def _pack(self) -> None:
-        """Drop the entries of removed keys; the others are renumbered."""
+        """Drop the entries of removed keys, and renumber the others."""
         self._keep_only(1 + np.flatnonzero(~self._removed[1 : self._index.end]))
 
     def _keep_only(self, entries: Ints) -> None:
-        """Drop all entries but these, which are renumbered from 1 in the order given."""
+        """Drop all entries but these, and renumber these from 1 in the given order."""
         self._index = self._index.copy_some(entries)
         for column in self._columns:
             column.keep(entries)
@@ -391,28 +398,28 @@ class AccumulatorTable:
         self._removed_count = int(np.count_nonzero(removed))
 
     def view(self) -> AccumulatorView:
-        """Return a view of the table as of now: a copy of the totals, and the keys themselves."""
-        # An arena of keys is only appended to, so the view may share it.
+        """Return a snapshot of the table: the totals are copied, the keys are shared."""
+        # The arena of keys only grows, so the view may share it.
         end = self._index.end
         if self._removed_count:
             return self.view_of(1 + np.flatnonzero(~self._removed[1:end]))
         return self.view_of(slice(1, end))
 
     def view_of(self, entries: slice | Ints) -> AccumulatorView:
-        """Return a view of some of the entries as of now."""
+        """Return a snapshot of some of the entries."""
         return AccumulatorView(
             self.shape,
             self._max_parallelism,
             tuple(_part(column, entries) for column in self._index.view_keys()),
             self._index.view_hashes()[entries],
-            # A slice is a view on the table's own memory, which the next batch changes.
+            # A slice is a view of the table's own memory, which the next batch changes.
             tuple(column.totals[entries].copy() for column in self._columns),
             tuple(column.seen[entries].copy() for column in self._columns),
             tuple(c.bytes_at() for c in self._columns if isinstance(c, BytesTotals)),
         )
 
     def load(self, rows: StateRows) -> None:
-        """Add rows of a snapshot, whose keys must not be in the table yet."""
+        """Add the rows of a snapshot. Their keys must not be in the table yet."""
         columns = decode_keys(rows.keys, self.shape.empty_keys())
         entries = self._resolve(columns, self.shape.hash_entries(columns, None))
         self._put_encoded(entries, rows.values.cast(pa.large_binary()))
@@ -432,8 +439,8 @@ class AccumulatorTable:
         if self._index.end > used:
             self._reserve(used, self._index.end)
         if self._removed_count:
-            # A removed key that is back has its old entry, whose totals were cleared.
-            # Each entry once: a key may be in several rows of the batch, and is counted once.
+            # A removed key that returns has its old entry, whose totals were cleared. `unique`,
+            # because a key may be in several rows of the batch, and is counted once.
             back = np.unique(entries[self._removed[entries]])
             self._removed[back] = False
             self._removed_count -= len(back)
@@ -458,10 +465,10 @@ class AccumulatorTable:
                 column.totals[entries] = decoded[f"t{index}"]
 
     def _mark_changed(self, entries: Ints) -> None:
-        """Note that these entries have new totals; a backend on disk must write them."""
+        """Record that these entries have new totals. A backend on disk must write them."""
 
     def _mark_used(self, entries: Ints) -> None:
-        """Note that these entries were used; called once nobody needs their numbers any more."""
+        """Record that these entries were used. Called once their numbers are no longer needed."""
 
     def _merge_overflow(self, column: Totals, entries: Ints, row: int) -> BadStateValue:
         keys = self.keys_of(entries[row : row + 1])
@@ -484,7 +491,7 @@ class AccumulatorTable:
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorView:
-    """An `AccumulatorTable` as of one moment; any thread may read it."""
+    """A snapshot of an `AccumulatorTable`; any thread may read it."""
 
     shape: AccumulatorShape
     max_parallelism: int
@@ -493,7 +500,7 @@ class AccumulatorView:
     totals: tuple[npt.NDArray[Any], ...]
     seen: tuple[npt.NDArray[Any], ...]
     bytes_at: tuple[pa.Array, ...]
-    """The values of each column of text or bytes; its totals are indices of these."""
+    """The values of each column of text or bytes. The column's totals are indices into them."""
 
     def rows(self) -> Iterator[StateRows]:
         """Yield all keys with their encoded totals, `CHUNK_ENTRIES` at a time."""
@@ -505,7 +512,8 @@ class AccumulatorView:
         chosen = tuple(_part(column, entries) for column in self.keys)
         hashes = self.hashes[entries]
         if self.shape.namespaced:
-            # The index hashes namespace and key together; the key group follows from the key alone.
+            # The index hashes namespace and key together, but the key group depends only on the
+            # key.
             hashes = hash_key_columns(self.shape.keys_alone(chosen))
         records = np.zeros(len(hashes), self.shape.totals_type)
         for index, (totals, seen) in enumerate(zip(self.totals, self.seen, strict=True)):
@@ -514,7 +522,8 @@ class AccumulatorView:
         texts: list[pa.Array] = []
         for index, values in zip(self.shape.of_bytes, self.bytes_at, strict=True):
             texts.append(values.take(pa.array(self.totals[index][entries])))
-            # In a row, a text's total is its length, by which `decode_totals` cuts it out again.
+            # In a row, a text's total is its length, which `decode_totals` needs to extract the
+            # text.
             records[f"t{index}"] = pc.binary_length(texts[-1]).to_numpy()
         groups = key_groups(hashes, self.max_parallelism)
         return StateRows(groups, encode_keys(chosen), encode_totals(records, texts))

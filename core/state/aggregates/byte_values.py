@@ -1,11 +1,11 @@
 """Text and bytes as totals of a table: the last value of each entry.
 
 The values are in an arena, and an entry's total is the index of its value there. Values are only
-appended, so a snapshot shares the arena. Those that no entry has any more are dropped when the
+appended, so a snapshot can share the arena. Values that no entry has any more are dropped when the
 arena is copied into a new one.
 
 Invariants:
-    value 0 of an arena is empty: that of an entry without any
+    value 0 of an arena is empty: entries without a value have it
     values <= 2 * entries + SPARE_VALUES, after each `put`
 """
 
@@ -27,23 +27,23 @@ from onceflow.core.state.keys.key_index import enlarge
 
 BYTES_TYPES = (pa.string(), pa.binary())
 SPARE_VALUES = 4096
-"""Spare values that may be kept without an entry, besides as many as there are entries."""
+"""The number of values without an entry that may be kept in addition to one for each entry."""
 
 
 def is_of_bytes(column: AccumulatorColumn) -> bool:
-    """Tell whether a column's values have no fixed size."""
+    """Return True if a column's values have no fixed size."""
     return column.type in BYTES_TYPES
 
 
 def totals_of(column: AccumulatorColumn) -> Totals:
-    """Return the totals of a column, without an entry."""
+    """Return empty totals for a column."""
     if is_of_bytes(column):
         return BytesTotals(column)
     return wide_totals_of(column) or Totals(column)
 
 
 class ValueArena:
-    """Values of any length, one after the other."""
+    """Values of any length, stored one after the other."""
 
     def __init__(self) -> None:
         self._data = np.zeros(1 << 12, np.uint8)
@@ -51,7 +51,10 @@ class ValueArena:
         self.count = 1
 
     def append(self, values: pa.Array) -> int:
-        """Put `values`, a large_binary array without nulls, at the end; return where they begin."""
+        """Append `values`, a large_binary array without nulls.
+
+        Return the index of the first one.
+        """
         first, rows = self.count, len(values)
         if not rows:
             return first
@@ -65,13 +68,13 @@ class ValueArena:
             data = np.frombuffer(cast("Any", data_buffer), np.uint8)[start:stop]
             self._data[used : used + stop - start] = data
         self._offsets = enlarge(self._offsets, first + 1, first + rows + 1)
-        # The values' own offsets, moved by how far their bytes have moved.
+        # The values' own offsets, moved by the distance that their bytes have moved.
         self._offsets[first + 1 : first + rows + 1] = offsets[1:] + (used - start)
         self.count = first + rows
         return first
 
     def view(self) -> pa.Array:
-        """Return every value, as a large_binary array that later changes do not reach."""
+        """Return all values, as a large_binary array that later changes do not affect."""
         used = int(self._offsets[self.count])
         offsets = pa.py_buffer(self._offsets[: self.count + 1])
         buffers = [None, offsets, pa.py_buffer(self._data[:used])]
@@ -79,7 +82,7 @@ class ValueArena:
 
 
 class BytesTotals(Totals):
-    """The last value of a column of text or bytes in every entry."""
+    """The last value of a column of text or bytes in each entry."""
 
     def __init__(self, column: AccumulatorColumn) -> None:
         super().__init__(column)
@@ -87,28 +90,28 @@ class BytesTotals(Totals):
         self._end = 1
 
     def reserve(self, used: int, needed: int) -> None:
-        """Make room for `needed` entries, those from `used` on being without any value."""
+        """Make room for `needed` entries. Those from `used` on have no value."""
         super().reserve(used, needed)
         self._end = needed
 
     def keep(self, entries: Ints) -> None:
-        """Keep these entries alone, renumbered from 1 in the order given."""
+        """Keep only these entries, renumbered from 1 in the given order."""
         super().keep(entries)
         self._end = len(entries) + 1
         self._pack()
 
     def values(self, entries: Ints) -> pa.Array:
-        """Return the value of each entry; null where there is none."""
+        """Return the value of each entry; null if it has none."""
         positions, seen = self.totals[entries], self.seen[entries]
         mask = None if seen.all() else seen == 0
         values = self._arena.view().take(pa.array(positions, mask=mask))
         return cast_rows(values, self.column.type)
 
     def put(self, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
-        """Make `values` those of distinct entries; a null is no value.
+        """Set the values of distinct entries; a null means no value.
 
         Raises:
-            BadStateValue: They cannot be cast to the column's type.
+            BadStateValue: `values` cannot be cast to the column's type.
         """
         try:
             array = values if isinstance(values, pa.Array) else pa.array(values)
@@ -124,20 +127,23 @@ class BytesTotals(Totals):
         self.put_bytes(entries, data)
 
     def put_bytes(self, entries: Ints, data: pa.Array) -> None:
-        """Make `data`, a large_binary array without nulls, the values of distinct entries."""
+        """Set the values of distinct entries to `data`, a large_binary array without nulls."""
         first = self._arena.append(data)
         self.totals[entries] = np.arange(first, first + len(data))
         if self._arena.count > 2 * self._end + SPARE_VALUES:
             self._pack()
 
     def bytes_at(self) -> pa.Array:
-        """Return the values that the totals are indices of; later changes do not reach it."""
+        """Return the values that the totals are indices of.
+
+        Later changes do not affect the result.
+        """
         return self._arena.view()
 
     def _pack(self) -> None:
         """Drop the values that no entry has any more."""
         kept = ValueArena()
         kept.append(self._arena.view().take(pa.array(self.totals[1 : self._end])))
-        # Value i is now that of entry i; entry 0 keeps the empty value 0.
+        # Value i now belongs to entry i; entry 0 keeps the empty value 0.
         self.totals[1 : self._end] = np.arange(1, self._end)
         self._arena = kept

@@ -1,12 +1,12 @@
-"""Arithmetic of decimals as pairs of 64-bit words: as Arrow has them, in little-endian order.
+"""Arithmetic of decimals as pairs of 64-bit words, in Arrow's little-endian order.
 
 Words are arrays of shape (n, 2): the low word, whose bits are unsigned, and the high word, which is
 signed. Together they are the unscaled value, in two's complement. numpy has no 128-bit integers, so
-what does not fit 64 bits is computed in limbs: four int64 columns that hold 32 bits of it each, so
-that sums and products of limbs fit 64 bits.
+larger values are computed in limbs: four int64 columns that hold 32 bits each, so that sums and
+products of limbs fit into 64 bits.
 
 Invariant:
-    -10**38 < every sum < 10**38; `SumOverflow` names the first row where it is not
+    -10**38 < every sum < 10**38; otherwise `SumOverflow` names the first row that violates it
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ _WORD = (1 << 64) - 1
 _HALF = (1 << 32) - 1
 _INT64 = np.iinfo(np.int64)
 _COUNT_END = 1 << 31
-"""Counts below this are divided by limb by limb: a remainder, below the count, and a further limb
-of 32 bits make a dividend of at most 63 bits."""
+"""Counts below this are used as divisors limb by limb: a remainder, which is below the count, and a
+further limb of 32 bits are a dividend of at most 63 bits."""
 
 
 def decimal_words(array: pa.Array) -> Words:
-    """Return the words of a decimal128 array; those of nulls are anything. Not to be written to."""
+    """Return the words of a decimal128 array. Those of nulls are undefined.
+
+    Must not be written to.
+    """
     buffer = array.buffers()[1]
     if not len(array) or buffer is None:
         return np.zeros((0, 2), np.int64)
@@ -50,14 +53,14 @@ def decimal_words(array: pa.Array) -> Words:
 
 
 def decimal_array(words: Words, kind: pa.DataType, unseen: Mask | None) -> pa.Array:
-    """Return words as an array of a decimal type that holds them; null where `unseen`."""
+    """Return words as an array of decimal type `kind`; null where `unseen`."""
     data = pa.py_buffer(np.ascontiguousarray(words))
     valid = None if unseen is None else pa.array(~unseen).buffers()[1]
     return pa.Array.from_buffers(kind, len(words), [valid, data])
 
 
 def least_start() -> Words:
-    """Return the minimum of no values: more than any decimal."""
+    """Return the minimum of no values: greater than any decimal."""
     return np.array([_INT64.max, _INT64.max])
 
 
@@ -76,7 +79,7 @@ def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
     """Return the sum at each position; `values` are in row order, as in `running_sum`.
 
     Raises:
-        SumOverflow: It has more than 38 digits at some position.
+        SumOverflow: A sum has more than 38 digits.
     """
     lows, starts = values[:, 0], totals[:, 0]
     if _is_narrow(values).all() and _is_narrow(totals).all() and surely_fits(lows, starts):
@@ -87,15 +90,17 @@ def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
     for start, limb in zip(_limbs(totals), _limbs(ordered), strict=True):
         # Fewer than 2**31 rows of 32 bits fit 63 bits: no limb's sum wraps.
         sums = np.cumsum(limb)
-        # One running sum over all segments: each gets its total added, and what came before it off.
+        # One running sum over all segments: add each segment's total, and subtract the sum before
+        # it.
         sums += group.spread(start - (sums[firsts] - limb[firsts]))
         sums += carry
-        # What a limb has above its 32 bits goes into the next one; the shift keeps a negative sign.
+        # The bits of a limb above 32 are carried into the next limb. The shift keeps a negative
+        # sign.
         carry = sums >> 32
         limbs.append(sums & _HALF)
     high = (carry << 32) + limbs[3]
-    # With its carry, the highest limb must still be the upper half of the high word. Otherwise the
-    # sum is beyond 128 bits.
+    # With its carry, the highest limb must equal the upper half of the high word. Otherwise the sum
+    # exceeds 128 bits.
     words = _join_limbs(limbs)
     bad = np.flatnonzero((high != words[:, 1] >> 32) | ~_fits(words))
     if len(bad):
@@ -104,42 +109,42 @@ def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
 
 
 def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: np.ufunc) -> Words:
-    """Return the extreme at each position: `ufunc` is np.minimum or np.maximum.
+    """Return the extreme at each position; `ufunc` is np.minimum or np.maximum.
 
-    Totals and values that are absent are `least_start` or `greatest_start`.
+    Missing totals and values are `least_start` or `greatest_start`.
     """
-    # The start of no value, in one word: a narrow number that equals it is not taken as narrow.
+    # The low word of a missing value. A narrow number that equals it is not treated as narrow.
     edge = _INT64.max if ufunc is np.minimum else _INT64.min
     narrow = _narrow(totals, edge), _narrow(values, edge)
     if narrow[0] is not None and narrow[1] is not None:
         extremes: Ints = accumulate(ufunc, group, narrow[0], narrow[1])
         return np.column_stack([extremes, np.where(extremes == edge, edge, extremes >> 63)])
-    # Pairs of words cannot be compared by one ufunc: their ranks among all of them can.
+    # A ufunc cannot compare pairs of words, but it can compare their ranks.
     every = np.concatenate([totals, values])
     order = np.lexsort((np.ascontiguousarray(every[:, 0]).view(np.uint64), every[:, 1]))
     ranks = np.empty_like(order)
-    # The inverse of the permutation: the rank at which each number stands.
+    # The inverse of the permutation: the rank of each number.
     ranks[order] = np.arange(len(order))
     chosen: Ints = accumulate(ufunc, group, ranks[: len(totals)], ranks[len(totals) :])
     return every[order[chosen]]
 
 
 def word_averages(sums: Words, counts: Ints, digits: int) -> Words:
-    """Return sums / counts * 10**digits; a half is rounded away from zero.
+    """Return sums / counts * 10**digits, with halves rounded away from zero.
 
-    `digits` are at most 4; a count of 0 is taken as 1.
+    `digits` is at most 4; a count of 0 counts as 1.
     """
     factor = 10**digits
-    # A count of 0 divides no sum but 0, whose result is null anyway.
+    # A sum with a count of 0 is 0, and its result is null anyway.
     counts = np.maximum(counts, 1)
-    # Without signs, halves are rounded away from zero by rounding them up.
+    # Without signs, rounding halves up rounds them away from zero.
     magnitudes, negative = _magnitudes(sums)
     lows = magnitudes[:, 0]
     narrow = not magnitudes[:, 1].any() and bool((lows >= 0).all())
     if not len(sums):
         return sums
     if narrow and 2 * factor * int(lows.max()) + int(counts.max()) < 1 << 63:
-        # round(x / y) of whole numbers, with halves up, is (2 * x + y) // (2 * y).
+        # round(x / y) of integers, with halves up, is (2 * x + y) // (2 * y).
         averages = words_of_ints((2 * factor * lows + counts) // (2 * counts))
     elif int(counts.max()) < _COUNT_END:
         averages = _divide(magnitudes, counts, factor)
@@ -149,7 +154,7 @@ def word_averages(sums: Words, counts: Ints, digits: int) -> Words:
 
 
 def float_averages(sums: Words, counts: Ints) -> npt.NDArray[np.float64]:
-    """Return sums / counts of whole numbers; a count of 0 is taken as 1."""
+    """Return sums / counts of integers; a count of 0 counts as 1."""
     magnitudes, negative = _magnitudes(sums)
     lows = np.ascontiguousarray(magnitudes[:, 0]).view(np.uint64).astype(np.float64)
     averages = (magnitudes[:, 1].astype(np.float64) * 2.0**64 + lows) / np.maximum(counts, 1)
@@ -157,13 +162,13 @@ def float_averages(sums: Words, counts: Ints) -> npt.NDArray[np.float64]:
 
 
 def _is_narrow(words: Words) -> Mask:
-    """Tell which numbers are in 64 bits."""
+    """Return True for each number that fits into 64 bits."""
     narrow: Mask = words[:, 1] == words[:, 0] >> 63
     return narrow
 
 
 def _narrow(words: Words, edge: int) -> Ints | None:
-    """Return words as 64-bit integers, `edge` for no value; None unless all can be."""
+    """Return words as 64-bit integers, with `edge` for no value; None unless all of them fit."""
     lows, none = words[:, 0], words[:, 1] == edge
     if not ((_is_narrow(words) & (lows != edge)) | none).all():
         return None
@@ -171,7 +176,7 @@ def _narrow(words: Words, edge: int) -> Ints | None:
 
 
 def _limbs(words: Words) -> list[Ints]:
-    """Return 32 bits each, the lowest first; the highest is signed."""
+    """Return four limbs of 32 bits each, the lowest first. The highest is signed."""
     low, high = words[:, 0], words[:, 1]
     return [low & _HALF, (low >> 32) & _HALF, high & _HALF, high >> 32]
 
@@ -182,9 +187,9 @@ def _join_limbs(limbs: list[Ints]) -> Words:
 
 
 def _fits(words: Words) -> Mask:
-    """Tell which numbers have at most 38 digits."""
+    """Return True for each number that has at most 38 digits."""
     low, high = np.ascontiguousarray(words[:, 0]).view(np.uint64), words[:, 1]
-    # Compares the high words, which are signed, and where they are equal the low ones.
+    # Compare the high words, which are signed, and if they are equal, the low words.
     end, least = _LIMIT, 1 - _LIMIT
     below = (high < end >> 64) | ((high == end >> 64) & (low < np.uint64(end & _WORD)))
     above = (high > least >> 64) | ((high == least >> 64) & (low >= np.uint64(least & _WORD)))
@@ -199,7 +204,7 @@ def _negate(words: Words) -> Words:
 
 
 def _magnitudes(words: Words) -> tuple[Words, Mask]:
-    """Return the numbers without their signs, and which were negative."""
+    """Return the numbers without their signs, and a mask of the negative ones."""
     negative = words[:, 1] < 0
     if not negative.any():
         return words, negative
@@ -208,7 +213,7 @@ def _magnitudes(words: Words) -> tuple[Words, Mask]:
 
 def _divide(magnitudes: Words, counts: Ints, factor: int) -> Words:
     """Return magnitudes / counts * factor, rounded; counts are below 2**31."""
-    # Long division, a limb a digit, from the highest.
+    # Long division, with a limb as a digit, from the highest on.
     remainder: Ints = np.zeros(len(counts), np.int64)
     quotients: list[Ints] = []
     for limb in reversed(_limbs(magnitudes)):
@@ -216,8 +221,8 @@ def _divide(magnitudes: Words, counts: Ints, factor: int) -> Words:
         quotient = dividend // counts
         remainder = dividend - quotient * counts
         quotients.append(quotient)
-    # Multiplied after the division, so that no limb overflows. The remainder, times the factor and
-    # rounded, is what the multiplication begins with.
+    # Multiplied after the division, so that no limb overflows. The multiplication starts with the
+    # remainder, times the factor and rounded.
     carry = (2 * factor * remainder + counts) // (2 * counts)
     limbs: list[Ints] = []
     for quotient in reversed(quotients):
@@ -228,11 +233,11 @@ def _divide(magnitudes: Words, counts: Ints, factor: int) -> Words:
 
 
 def _divide_by_python(magnitudes: Words, counts: Ints, factor: int) -> Words:
-    """Return what `_divide` does, one by one: few keys have 2**31 records."""
+    """Return the result of `_divide`, computed one by one: few keys have 2**31 records."""
     averages = np.empty_like(magnitudes)
     pairs = zip(magnitudes.tolist(), counts.tolist(), strict=True)
     for row, ((low, high), count) in enumerate(pairs):
-        # Masked, for `tolist` gives the low word with a sign.
+        # Masked, because `tolist` returns the low word with a sign.
         number = (high << 64) | (low & _WORD)
         average = (2 * factor * number + count) // (2 * count)
         words = average.to_bytes(16, "little")

@@ -1,9 +1,9 @@
-"""The totals of a key as the bytes of one row, as snapshots and databases hold them.
+"""The totals of a key as the bytes of one row, for snapshots and databases.
 
-The parts of a row, one behind the other:
+The parts of a row, one after the other:
 
     for each column its total, little-endian: 8 bytes; a decimal has 16, an average 16 or 24, in
-        words as `wide_totals` says; a column of text or bytes has the size of its value
+        the words of `wide_totals`; a column of text or bytes has the size of its value
     for each column a byte: 1 if it has seen a value
     for each column of text or bytes its value
 """
@@ -23,11 +23,11 @@ from onceflow.core.state.keys.key_columns import PADDING_BYTES, BytesKeys, read_
 from onceflow.core.state.keys.key_index import to_binary, to_fixed_binary
 
 Records = npt.NDArray[Any]
-"""The part of a fixed size: fields t0, t1, … and s0, s1, …."""
+"""The fixed-size part of rows: fields t0, t1, … and s0, s1, …."""
 
 
 def encode_totals(records: Records, texts: Sequence[pa.Array]) -> pa.Array:
-    """Return a binary array of rows; `texts` are the columns of text or bytes, without nulls."""
+    """Return a binary array of rows. `texts` are the columns of text or bytes, without nulls."""
     if not texts:
         kind = pa.binary(records.dtype.itemsize)
         return pa.Array.from_buffers(kind, len(records), [None, pa.py_buffer(records.tobytes())])
@@ -39,10 +39,10 @@ def encode_totals(records: Records, texts: Sequence[pa.Array]) -> pa.Array:
 def decode_totals(
     values: pa.Array, layout: np.dtype[Any], of_bytes: Sequence[int]
 ) -> tuple[Records, list[pa.Array]]:
-    """Return the parts that `encode_totals` was given; `of_bytes` are the columns of `texts`.
+    """Return the parts that `encode_totals` joined. `of_bytes` are the columns of `texts`.
 
     Raises:
-        StateCorrupt: The bytes are no such rows.
+        StateCorrupt: The bytes are no rows of this layout.
     """
     if not of_bytes:
         return np.frombuffer(b"".join(values.to_pylist()), layout), []
@@ -57,7 +57,7 @@ def decode_totals(
             f"a row of totals in a snapshot has {shortest} bytes, and needs at least {size};"
             " restore an older checkpoint"
         )
-    # A view with a record at every byte, aligned or not: one gather loads one of each row.
+    # A view with a record at each byte, aligned or not: one gather loads the record of each row.
     data = np.append(whole.data, np.zeros(max(0, size - PADDING_BYTES), np.uint8))
     loads: Records = np.ndarray((len(data) - size + 1,), layout, data, strides=(1,))
     records = loads[whole.starts]

@@ -1,8 +1,8 @@
-"""Time to live of running aggregates: the time of a key's last use is one more of its totals.
+"""The time to live of running aggregates: the time of a key's last use is one of its totals.
 
 Invariants:
     expired  <=>  time of last use + ttl <= now
-    a key that has expired counts as never seen
+    an expired key counts as never seen
     now never goes back in one process, whatever the machine's clock does
 """
 
@@ -23,12 +23,15 @@ from onceflow.core.state.snapshots.canonical import StateRows
 
 
 class Expiry:
-    """Finds the keys of a table that have expired; `used` is its column of last uses."""
+    """Finds the expired keys of a table; `used` is its column of last uses."""
 
     def __init__(
         self, ttl: StateTtlConfig, used: Totals, layout: np.dtype[Any], index: int
     ) -> None:
-        """`layout` is that of a key's encoded totals; `used` is the column at `index` of it."""
+        """Set up.
+
+        `layout` is that of a key's encoded totals; `used` is its column number `index`.
+        """
         self.clock = StateClock()
         self._ttl = ttl
         self._used = used
@@ -36,7 +39,7 @@ class Expiry:
         self._field = f"t{index}"
 
     def have_expired(self, entries: slice | Ints) -> npt.NDArray[np.bool_]:
-        """Tell for each entry whether its key has expired; a new one has."""
+        """Return True for each entry whose key has expired. A new key counts as expired."""
         return self._is_long_ago(self._used.totals[entries])
 
     def mark_used(self, entries: Ints) -> None:
@@ -45,12 +48,12 @@ class Expiry:
         self._used.seen[entries] = 1
 
     def are_rows_expired(self, values: pa.Array) -> npt.NDArray[np.bool_]:
-        """Tell for each of a snapshot's values whether its key has expired."""
+        """Return True for each of a snapshot's values whose key has expired."""
         rows = np.frombuffer(b"".join(values.to_pylist()), self._layout)
         return self._is_long_ago(rows[self._field])
 
     def filter_alive(self, chunks: Iterable[StateRows]) -> Iterable[StateRows]:
-        """Return the rows that belong into a full snapshot; any thread may iterate over them."""
+        """Return the rows that belong to a full snapshot; any thread may iterate over them."""
         return self._filter_alive(chunks) if self._ttl.cleanup_full_snapshot else chunks
 
     def _filter_alive(self, chunks: Iterable[StateRows]) -> Iterator[StateRows]:

@@ -1,4 +1,4 @@
-"""One running aggregate of many keys: its total in every entry of a table."""
+"""One running aggregate of many keys: its total in each entry of a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.keys.key_index import enlarge
 
 Results: TypeAlias = Any
-"""What an aggregate comes to after each row: a numpy array; of decimals and averages Arrow's."""
+"""The values of an aggregate after each row: a numpy array; for decimals and averages, an Arrow
+array."""
 
 
 def dtype_of(column: AccumulatorColumn) -> np.dtype[Any]:
@@ -52,7 +53,7 @@ def start_of(column: AccumulatorColumn) -> float | int | npt.NDArray[Any]:
 
 
 class Totals:
-    """One aggregate's total in every entry, and whether it has seen a value."""
+    """The total of one aggregate in each entry, and a flag whether the entry has seen a value."""
 
     def __init__(self, column: AccumulatorColumn) -> None:
         self.column = column
@@ -64,28 +65,29 @@ class Totals:
         self.seen = np.zeros(1024, np.uint8)
 
     def reserve(self, used: int, needed: int) -> None:
-        """Make room for `needed` entries, those from `used` on being without any value."""
+        """Make room for `needed` entries. Those from `used` on have no value."""
         if needed > len(self.totals):
             self.totals = enlarge(self.totals, used, needed)
             self.seen = enlarge(self.seen, used, needed)
-        # Also what was used before: entries that `keep` has freed still hold their old totals.
+        # Reset them even if there is room: entries that `keep` has freed still hold their old
+        # totals.
         self.totals[used:needed] = self._start
         self.seen[used:needed] = 0
 
     def clear(self, entries: Ints) -> None:
-        """Forget what these entries have seen."""
+        """Clear the totals of these entries."""
         self.totals[entries] = self._start
         self.seen[entries] = 0
 
     def keep(self, entries: Ints) -> None:
-        """Keep these entries alone, renumbered from 1 in the order given."""
+        """Keep only these entries, renumbered from 1 in the given order."""
         self.totals[1 : len(entries) + 1] = self.totals[entries]
         self.seen[1 : len(entries) + 1] = self.seen[entries]
 
     def run(
         self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
     ) -> tuple[Results, npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return each row's result, and each segment's new total and flag; changes nothing.
+        """Return each row's result, and each segment's new total and flag. Changes nothing.
 
         Raises:
             SumOverflow: A sum does not fit.
@@ -112,7 +114,7 @@ class Totals:
         return out, group.lasts(running), group.lasts(so_far)
 
     def values(self, entries: Ints) -> pa.Array:
-        """Return the total of each entry; null where it has seen none, 0 if it is a sum."""
+        """Return the total of each entry; null if it has seen no value, or 0 for a sum."""
         kind, numbers = self.column.type, self.totals[entries]
         seen = self.seen[entries]
         never_null = self.column.op in ("sum", "count") or seen.all()
@@ -120,17 +122,17 @@ class Totals:
         return array if array.type == kind else to_typed_array(array, kind)
 
     def put(self, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
-        """Make `values` the totals of distinct entries; a null is no value.
+        """Set the totals of distinct entries; a null means no value.
 
         Raises:
-            BadStateValue: They cannot be cast to the column's type.
+            BadStateValue: `values` cannot be cast to the column's type.
         """
         data, valid = self._to_numbers(values)
         self.totals[entries] = data
         self.seen[entries] = 1 if valid is None else valid
 
     def fold(self, entries: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
-        """Take in a value for each of `entries`, which may repeat, in row order.
+        """Add a value to each of `entries`, which may repeat, in row order.
 
         Raises:
             SumOverflow: A sum does not fit.
@@ -146,7 +148,9 @@ class Totals:
         self.seen[entries if valid is None else entries[valid]] = 1
 
     def merge(self, entries: Ints, into: Ints, count: int) -> Totals:
-        """Return new totals of entries 1 to `count`: each of `entries` is added to that of `into`.
+        """Return new totals with entries 1 to `count`.
+
+        Adds entry i of `entries` to entry `into[i]`.
 
         Raises:
             SumOverflow: A sum does not fit.
@@ -154,14 +158,14 @@ class Totals:
         merged = type(self)(self.column)
         merged.reserve(1, count + 1)
         merged._fold(into, self.totals[entries])
-        # The `at` form applies every one of repeated indices; plain indexing keeps only the last.
+        # `at` applies repeated indices one by one; plain indexing keeps only the last.
         np.maximum.at(merged.seen, into, self.seen[entries])
         return merged
 
     def _fold(self, entries: Ints, data: npt.NDArray[Any]) -> None:
         if self.column.op in ("sum", "count"):
             if not self._floating and not surely_fits(data, self.totals[entries]):
-                # Raises where a running sum overflows; `np.add.at` would wrap without a word.
+                # Raises if a running sum overflows; `np.add.at` would wrap silently.
                 group = Grouping.of(entries)
                 running_sum(group, self.totals[group.entries], data)
             with np.errstate(invalid="ignore", over="ignore"):
@@ -174,9 +178,9 @@ class Totals:
             self._ufunc().at(self.totals, entries, data)
 
     def _has_zeros(self, data: npt.NDArray[Any]) -> bool:
-        """Return whether a minimum or maximum of floats may have to choose between 0.0 and -0.0.
+        """Return True if a minimum or maximum of floats may have to choose between 0.0 and -0.0.
 
-        Without a zero in `data` the only zero is the total so far.
+        Without a zero in `data`, the only zero is the total so far.
         """
         is_extreme = self._floating and self.column.op in ("min", "max")
         return is_extreme and not bool(data.all())
@@ -186,20 +190,20 @@ class Totals:
             return np.add
         if self.column.op == "max":
             return np.maximum
-        # NaN is the largest of floats: np.maximum returns it, and np.fmin the other one.
+        # NaN is the largest of floats: np.maximum returns it, and np.fmin returns the other value.
         return np.fmin if self._floating else np.minimum
 
     def _to_numbers(
         self, values: pa.Array | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-        """Return the values as this column's numbers, with a neutral one for each null."""
+        """Return the values as this column's numbers, with a neutral number for each null."""
         if self.column.op == "count":
             array = values if isinstance(values, pa.Array) else pa.array(values)
             valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
             return np.zeros(0, np.int64), valid
         array = self._cast(values)
         valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-        # date32 and time32 have 32 bits, and totals have 64. `view` looks at the bits without a
+        # date32 and time32 have 32 bits, and totals have 64. `view` reinterprets the bits without a
         # copy, and the cast widens them.
         if self.column.type.bit_width == 32:
             array = array.view(pa.int32()).cast(pa.int64())
@@ -217,7 +221,7 @@ class Totals:
         """Return the values as an array of this column's type.
 
         Raises:
-            BadStateValue: They cannot be cast to it.
+            BadStateValue: `values` cannot be cast to the column's type.
         """
         try:
             array = values if isinstance(values, pa.Array) else pa.array(values)
@@ -233,7 +237,7 @@ class Totals:
         return self._from_numbers(self.totals[:0].copy())
 
     def _from_numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return numbers as numpy's values of the column's type."""
+        """Return the numbers as numpy values of the column's type."""
         if pa.types.is_timestamp(self.column.type):
             return numbers.view(f"datetime64[{self.column.type.unit}]")
         if pa.types.is_date32(self.column.type):
@@ -242,7 +246,7 @@ class Totals:
 
 
 def to_typed_array(results: Results, kind: pa.DataType) -> pa.Array:
-    """Return results of an aggregate as an array of its type."""
+    """Return the results of an aggregate as an array of its type."""
     array = results if isinstance(results, pa.Array) else pa.array(results)
     if array.type == kind:
         return array

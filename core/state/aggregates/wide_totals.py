@@ -1,10 +1,10 @@
-"""Running aggregates whose totals are several words an entry: of decimals, and averages.
+"""Running aggregates whose totals are several words an entry: decimals and averages.
 
-An entry's words:
+The words of an entry:
 
     sum, min, max of decimals               the two words of a decimal (see `decimal_words`)
-    average of decimals and whole numbers   the two words of the sum, and how many values
-    average of floats                       the sum, and how many values, as float64
+    average of decimals and integers        the two words of the sum, and the number of values
+    average of floats                       the sum, and the number of values, as float64
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Planes = npt.NDArray[Any]
 
 
 class WideTotals(Totals):
-    """One aggregate's words in every entry, and whether it has seen a value."""
+    """The words of one aggregate in each entry, and a flag whether the entry has seen a value."""
 
     def run(
         self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
     ) -> tuple[Results, Planes, npt.NDArray[Any]]:
-        """Return each row's result, and each segment's new total and flag; changes nothing.
+        """Return each row's result, and each segment's new total and flag. Changes nothing.
 
         Raises:
             SumOverflow: A sum does not fit.
@@ -56,11 +56,11 @@ class WideTotals(Totals):
         return self._results(rows, self._nulls(unseen)), group.lasts(running), group.lasts(so_far)
 
     def values(self, entries: Ints) -> pa.Array:
-        """Return the result of each entry; null where it has seen no value, 0 if it is a sum."""
+        """Return the result of each entry; null if it has seen no value, or 0 for a sum."""
         return self._results(self.totals[entries], self._nulls(self.seen[entries] == 0))
 
     def fold(self, entries: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
-        """Take in a value for each of `entries`, which may repeat, in row order.
+        """Add a value to each of `entries`, which may repeat, in row order.
 
         Raises:
             SumOverflow: A sum does not fit.
@@ -81,13 +81,13 @@ class WideTotals(Totals):
             self.totals[group.entries] = group.lasts(running)
 
     def _nulls(self, unseen: Mask) -> Mask | None:
-        """Return which results are null, None for none of them."""
+        """Return a mask of the results that are null, or None if none is."""
         return None if self.column.op == "sum" or not unseen.any() else unseen
 
     def _to_numbers(
         self, values: pa.Array | npt.NDArray[Any] | None
     ) -> tuple[Planes, npt.NDArray[np.bool_] | None]:
-        """Return the words of values, neutral ones for nulls."""
+        """Return the words of the values, with neutral words for nulls."""
         array = self._cast(values)
         words = self._words(array)
         if not array.null_count:
@@ -97,7 +97,7 @@ class WideTotals(Totals):
 
     @property
     def _neutral(self) -> Planes:
-        """The words of a value that changes nothing."""
+        """The words of a value that changes no total."""
         start: Planes = self._start
         return start
 
@@ -113,13 +113,13 @@ class WideTotals(Totals):
 
     def _results(self, words: Planes, unseen: Mask | None) -> pa.Array:
         if self.column.op != "sum" and unseen is not None:
-            # Start words of min, max and average are no decimals: none is left below a null.
+            # The start words of min, max and average are no decimals: replace those under a null.
             words = np.where(unseen[:, None], 0, words)
         return decimal_array(words, self.column.type, unseen)
 
 
 class ExactAverages(WideTotals):
-    """Averages of decimals, rounded half away from zero, and of whole numbers, as float64."""
+    """Averages of decimals, rounded half away from zero, and of integers, as float64."""
 
     def _words(self, array: pa.Array) -> Planes:
         if pa.types.is_decimal(self.column.type):
@@ -161,7 +161,7 @@ class FloatAverages(WideTotals):
 
 
 def wide_totals_of(column: AccumulatorColumn) -> Totals | None:
-    """Return the totals of a column, without an entry; None if a total is one word."""
+    """Return empty totals for a column, or None if a total of it is one word."""
     if column.op == "avg":
         return FloatAverages(column) if pa.types.is_floating(column.type) else ExactAverages(column)
     return WideTotals(column) if pa.types.is_decimal(column.type) else None

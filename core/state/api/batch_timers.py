@@ -3,9 +3,10 @@
 Each timer is a row of a table by time and key, so it is in each snapshot and moves with its key.
 Memory holds only the seconds that have timers; the rows of the earliest second tell the next time.
 
-Invariants: the second of each timer is in `_seconds`; a second in it may have no timer any more no
-timer is for a time before `_none_before_ms` `_next_ms`, if not None, is the time of the earliest
-timer
+Invariants:
+    the second of each timer is in `_seconds`; a second in it may have no timer any more
+    no timer is for a time before `_none_before_ms`
+    `_next_ms`, if not None, is the time of the earliest timer
 """
 
 from __future__ import annotations

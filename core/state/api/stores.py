@@ -148,12 +148,13 @@ class MapState(ABC, Generic[K, V]):
     A key is a str, bytes, int, bool, date, datetime or Decimal, or a tuple of them, and never None.
     A value has the descriptor's type.
 
-    The cost of a call, where n is the number of entries under the current key: heap `get`, `put`,
-    `remove`, `contains`: one dict look-up; in addition, the first change of a key after each
-    checkpoint copies its n entries. `keys`, `items`: n. `clear`: 1. RocksDB each entry is a row.
-    `get`, `put`, `remove`, `contains`: one row, from memory or, if it is not among the
-    `cache_entries` there, from disk (`put` only writes, with the next checkpoint). `keys`, `items`,
-    `clear` read all n rows.
+    The cost of a call, where n is the number of entries under the current key:
+        heap      `get`, `put`, `remove`, `contains`: one dict look-up; in addition, the first
+                  change of a key after each checkpoint copies its n entries. `keys`, `items`: n.
+                  `clear`: 1.
+        RocksDB   each entry is a row. `get`, `put`, `remove`, `contains`: one row, from memory or,
+                  if it is not among the `cache_entries` there, from disk (`put` only writes, with
+                  the next checkpoint). `keys`, `items`, `clear` read all n rows.
     """
 
     @abstractmethod

@@ -3,8 +3,10 @@
 On each backend, a value is stored with the time of its last use before its bytes (8 bytes,
 milliseconds since 1970, big-endian). Elements of a list and entries of a map expire one by one.
 
-Invariants: expired <=> time of last use + ttl <= now now never goes back in one process, whatever
-the machine's clock does; a last use after now, by another machine's clock, counts as a use now
+Invariants:
+    expired  <=>  time of last use + ttl <= now
+    now never goes back in one process, whatever the machine's clock does; a last use after now, by
+    another machine's clock, counts as a use now
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The backend that keeps state in memory, and its tables: those of RocksDB are above the same."""
+"""The backend that keeps state in memory, and the entry tables that RocksDB's backend shares."""

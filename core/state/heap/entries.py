@@ -1,13 +1,12 @@
-"""Entries of one state by key, the states over them, and their rows in the canonical form.
+"""The entries of one state by key, the state objects over them, and their canonical rows.
 
-Both backends share these. An entry table is a dict of *fresh* changes over older entries that a
-snapshot may be reading. Only `fresh` is ever written; a backend swaps it for an empty one when it
-takes a snapshot.
+Both backends share this module. An entry table is a dict of *fresh* changes over older entries that
+a snapshot may be reading. Only `fresh` is ever written; a backend replaces it by an empty dict when
+it takes a snapshot.
 
-What a state object keeps for a value: the value itself if nobody can change it, else its bytes.
-
-So a list changed after `set`, or after `get`, changes neither the state nor a snapshot under way,
-and both backends give the same answers. A value is checked when it is set: what could not be
+A value of an immutable type is stored directly, any other value as its bytes. So a list that is
+changed after `set`, or after `get`, changes neither the state nor a running snapshot, and both
+backends give the same answers. A value is checked when it is set: a value that could not be
 restored is refused at once, not by the restore.
 """
 
@@ -57,13 +56,13 @@ Stored: TypeAlias = Any
 
 
 class Encoded(bytes):
-    """The bytes of a value that could be changed in place."""
+    """The bytes of a value of a mutable type."""
 
     __slots__ = ()
 
 
 class Absent:
-    """Marks that there is no entry."""
+    """A marker for a missing entry."""
 
     __slots__ = ()
 
@@ -72,22 +71,22 @@ class Absent:
 
 
 class NoDirectType:
-    """The class of no value."""
+    """A class that has no values."""
 
 
 _READ_BACK: frozenset[type[Any]] = frozenset({dt.datetime, dt.time})
-"""Direct types whose values may come back from their bytes as equal ones that behave differently:
-a point in time in UTC instead of its zone, a time without `fold`. They are stored as they come
-back, so that no result depends on whether there was a restore in between."""
+"""The direct types whose values may differ in behavior after encoding and decoding, although they
+are equal: a point in time in UTC instead of its zone, a time without `fold`. They are stored in the
+decoded form, so that no result depends on a restore in between."""
 
 
 ABSENT = Absent()
 DELETED = Absent()
-"""Says, in a layer of changes, that the entry is gone, whatever lies below."""
+"""In a layer of changes, the marker that the entry is deleted, even if a lower layer has it."""
 
 
 class Cells:
-    """Turns values into what is stored, into bytes, and back; for one state."""
+    """Converts values of one state to their stored form, to bytes, and back."""
 
     def __init__(self, serializer: Serializer[Any], name: str) -> None:
         self.serializer = serializer
@@ -97,49 +96,50 @@ class Cells:
         self._holds_text = str in self._direct
         self.encode = serializer.encode
         self.decode = serializer.decode
-        # A serializer of the user's may give a plain number other bytes.
+        # A user's serializer may encode a plain number differently.
         self._is_msgpack = type(serializer) is MsgpackSerializer
-        # A user's serializer has rules of its own for numbers and classes.
+        # A user's serializer has its own rules for numbers and classes.
         self._check_given = (
             serializer.check_given if isinstance(serializer, MsgpackSerializer) else _check_none
         )
-        # One class, compared by `is`, is faster than a look into a set for each record.
+        # Comparing one class by `is` is faster than a look-up in a set for each record.
         self.unchecked: type[Any] = _find_only(self._kept_as_given)
-        """The class whose values are stored unseen; `NoDirectType` unless there is one."""
+        """The class whose values are stored without a check, or `NoDirectType`."""
         self.direct: type[Any] = _find_only(self._direct - _READ_BACK)
-        """The class whose values are stored as they are; `NoDirectType` unless there is one."""
+        """The class whose values are stored directly, or `NoDirectType`."""
 
     def to_checking(self) -> Cells:
-        """Return cells that store the same, and refuse what would be rounded; see `Serializer`."""
+        """Return cells with the same stored form that refuse to round values; see `Serializer`."""
         return Cells(self.serializer.to_checking(), self._name)
 
     def freeze(self, value: Any) -> Stored:
-        """Return what to store for `value`.
+        """Return the stored form of `value`.
 
         Raises:
-            BadStateValue: It is not of the state's type.
+            BadStateValue: `value` is not of the state's type.
         """
         if value.__class__ in self._kept_as_given:
             return value
-        # Text may hold half of a surrogate pair, which has no bytes; ASCII, the most of it, not.
+        # A str may contain a lone surrogate, which cannot be encoded. ASCII, the common case, needs
+        # no check.
         if value.__class__ is str and self._holds_text and value.isascii():
             return value
         try:
             data = self.encode(value)
-            # Decoding at once shows whether a restore could read the value.
+            # Decoding immediately shows whether a restore could read the value.
             read_back = self.decode(data)
             self._check_given(data, read_back)
-        except Exception as error:  # a serializer may be the user's, and raise anything
+        except Exception as error:  # a user's serializer may raise anything
             raise BadStateValue(
                 f"state {self._name!r} holds {self.serializer.signature} and cannot hold"
                 f" {value!r:.80} ({type(value).__name__}): {type(error).__name__}: {error}"
             ) from error
-        # A subclass of a direct type, an IntEnum say, comes back as the plain type: stored like
-        # that, it is the same before and after a restore.
+        # A subclass of a direct type, such as an IntEnum, is decoded as the plain type. It is
+        # stored in that form, so that it is the same before and after a restore.
         return read_back if read_back.__class__ in self._direct else Encoded(data)
 
     def thaw(self, stored: Stored) -> Any:
-        """Return the value of what was stored: the caller's own, to change as it likes."""
+        """Return the value of a stored form. The caller may change the result."""
         return self.decode(stored) if stored.__class__ is Encoded else stored
 
     def to_bytes(self, stored: Stored) -> bytes:
@@ -154,7 +154,7 @@ class Cells:
             raise self._not_encoded(error) from error
 
     def to_binary(self, stored: Sequence[Stored]) -> pa.Array:
-        """Return `to_bytes` of each as a large_binary array; in one go when all are of one kind."""
+        """Return `to_bytes` of each as a large_binary array, in one call if all have one class."""
         classes = set(map(type, stored))
         if Encoded in classes:
             whole = len(classes) == 1
@@ -171,7 +171,7 @@ class Cells:
             raise self._not_encoded(error) from error
 
     def _not_encoded(self, error: Exception) -> BadStateValue:
-        """Return what is told of `error`; a serializer may be the user's, and raise anything."""
+        """Return the error for `error`, which a user's serializer raised while encoding."""
         return BadStateValue(
             f"state {self._name!r} holds a value that its own {self.serializer.signature} does not"
             f" encode: {type(error).__name__}: {error}; a serializer must encode every value of its"
@@ -179,16 +179,16 @@ class Cells:
         )
 
     def from_bytes(self, data: bytes) -> Stored:
-        """Return what to store for bytes of a snapshot.
+        """Return the stored form of bytes of a snapshot.
 
         Raises:
-            StateIncompatible: The type of the same name no longer takes them.
+            StateIncompatible: The type of the same name can no longer read the bytes.
         """
         try:
             value = self.decode(data)
         except (OnceflowError, MemoryError):
             raise
-        except Exception as error:  # a serializer may be the user's, and raise anything
+        except Exception as error:  # a user's serializer may raise anything
             raise StateIncompatible(
                 f"state {self._name!r} does not read as {self.serializer.signature} any more:"
                 f" {type(error).__name__}: {error}; give new fields a default and leave the types"
@@ -202,11 +202,11 @@ def _find_only(classes: frozenset[type[Any]]) -> type[Any]:
 
 
 def _check_none(data: bytes, read_back: Any) -> None:
-    """Take every value."""
+    """Accept every value."""
 
 
 class MapKeys:
-    """The keys of one map state: which there may be, and what stands for them in memory."""
+    """The keys of one map state: the check of their type, and their representation in memory."""
 
     def __init__(self, key_type: Any, name: str) -> None:
         self._name = name
@@ -214,14 +214,14 @@ class MapKeys:
         self.signature = serializer_of(key_type).signature
 
     def to_put(self, key: Any) -> Any:
-        """Return what stands in memory for a key that is put; see `to_stored_map_key`.
+        """Return the representation in memory of a key to put; see `to_stored_map_key`.
 
         Raises:
-            BadStateValue: It is None, cannot be hashed for ever, or is not of the declared type.
+            BadStateValue: `key` is None, has no stable hash, or is not of the declared type.
         """
         if key.__class__ is not self._cells.unchecked:
             frozen = self._cells.freeze(key)
-            # Read back, the key would be of another type than the one that was put.
+            # After a restore, the key would have another type than the one that was put.
             if frozen.__class__ is not key.__class__ and not isinstance(key, tuple):
                 raise BadStateValue(
                     f"map state {self._name!r} has keys of {self.signature}, not"
@@ -231,9 +231,9 @@ class MapKeys:
 
 
 KEYS_A_SLICE = 8192
-"""Keys encoded before the interpreter is offered to the thread that processes: about 1 ms."""
+"""The number of keys to encode before the processing thread may run: about 1 ms."""
 _YIELD_S = 50e-6
-"""Any sleep offers the interpreter: this one is just long enough for another thread to take it."""
+"""The length of a sleep, just long enough for another thread to take the interpreter."""
 
 _encode_list = msgspec.msgpack.Encoder().encode
 _decode_list = msgpack_decoder(list[bytes]).decode
@@ -245,7 +245,7 @@ def pack_list(elements: Iterable[Any], cells: Cells) -> bytes:
 
 
 def unpack_list(data: bytes, cells: Cells) -> list[Any]:
-    """Return the stored elements that `pack_list` made `data` of.
+    """Return the stored elements that `pack_list` encoded as `data`.
 
     Raises:
         StateCorrupt: The bytes are no list.
@@ -263,15 +263,15 @@ def filter_alive(elements: list[Any], expired: Callable[[Any], bool]) -> Any:
 
 
 def map_row_key(key: Any, stored: Any) -> bytes:
-    """Return the row key of one entry of a map state, whose map key is as `to_stored_map_key`."""
+    """Return the row key of one entry of a map state; `stored` is from `to_stored_map_key`."""
     return add_length(encode_key(key)) + encode_stored_map_key(stored)
 
 
 def split_map_row_key(data: bytes) -> tuple[Any, Any]:
-    """Return the key and the map key that `map_row_key` made `data` of.
+    """Return the key and the map key that `map_row_key` encoded as `data`.
 
     Raises:
-        StateCorrupt: The bytes are no such key.
+        StateCorrupt: The bytes are no key of a map state.
     """
     try:
         key, end = split_length(data)
@@ -284,13 +284,13 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
 
 
 def upgrade_map_keys(meta: StateMeta, rows: StateRows) -> StateRows:
-    """Return rows of a state with a map's keys as `map_row_key` writes them.
+    """Return the rows of a state with map keys in the current form of `map_row_key`.
 
-    An older version kept the zeros behind a decimal's last digit.
+    An older version kept the trailing zeros of decimals.
     """
     if meta.kind != "map" or not _MAY_HOLD_DECIMALS.search(meta.signature.partition(" -> ")[0]):
         return rows
-    # Decoding and encoding again writes each key as this version does, whatever wrote it.
+    # Decoding and encoding again writes each key in this version's form.
     pairs = map(split_map_row_key, rows.keys.to_pylist())
     keys = [map_row_key(key, to_stored_map_key(map_key)) for key, map_key in pairs]
     return StateRows(rows.groups, pa.array(keys, pa.large_binary()), rows.values)
@@ -300,13 +300,13 @@ _MAY_HOLD_DECIMALS = re.compile(r"\b(Decimal|any)\b")
 
 
 class EntryRows:
-    """How the entries of a value state become rows: one row an entry."""
+    """The conversion of a value state's entries to rows: one row an entry."""
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
 
     def rows(self, entries: Mapping[Any, Any], max_parallelism: int) -> Iterator[StateRows]:
-        """Yield the rows of all entries; lets other threads run every thousand keys or so."""
+        """Yield the rows of all entries. Lets other threads run after each few thousand keys."""
         keys, values = iter(entries), iter(entries.values())
         while piece := list(islice(keys, KEYS_A_SLICE)):
             yield self._encode(piece, list(islice(values, KEYS_A_SLICE)), max_parallelism)
@@ -315,17 +315,17 @@ class EntryRows:
     def rows_of_pairs(
         self, pairs: Iterator[tuple[Any, Any]], max_parallelism: int
     ) -> Iterator[StateRows]:
-        """Do what `rows` does for pairs of a key and its entry."""
+        """Yield the rows of pairs of a key and its entry, like `rows`."""
         while piece := dict(islice(pairs, KEYS_A_SLICE)):
             yield from self.rows(piece, max_parallelism)
 
     def encode_changes(
         self, changes: Mapping[Any, Any], max_parallelism: int
     ) -> Iterator[StateRows]:
-        """Yield the rows of a layer of changes, in which DELETED stands for an entry that is gone.
+        """Yield the rows of a layer of changes, in which DELETED means that the entry was deleted.
 
-        A row with a null value says that older rows of its key do not count any more. Any row of a
-        value's or a list's key says so, too.
+        A row with a null value means that older rows of its key are invalid. For a value or a list,
+        any row of the key means this, too.
         """
         gone = [key for key, entry in changes.items() if entry is DELETED]
         alive = ((key, entry) for key, entry in changes.items() if entry is not DELETED)
@@ -348,21 +348,21 @@ class EntryRows:
         return StateRows(np.repeat(groups, counts), row_keys, row_values)
 
     def _encode_owners(self, keys: Sequence[Any]) -> pa.Array:
-        """Return what the keys of all rows of each entry begin with."""
+        """Return the common start of the keys of all rows of each entry."""
         return encode_python_keys(keys)
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
     ) -> tuple[int | list[int], pa.Array, pa.Array]:
-        """Return how many rows each entry has, and the keys and values of all of them."""
+        """Return the number of rows of each entry, and the keys and values of all rows."""
         return 1, encode_python_keys(keys), self.cells.to_binary(entries)
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
-        """Return what of `entry` has not expired: itself, another entry, or ABSENT."""
+        """Return the part of `entry` that has not expired: itself, another entry, or ABSENT."""
         return ABSENT if expired(entry) else entry
 
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
-        """Put the entries of `rows` into a dict of entries."""
+        """Add the entries of `rows` to the dict `into`."""
         from_bytes = self.cells.from_bytes
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
             into[decode_key(key)] = from_bytes(value)
@@ -374,7 +374,7 @@ class ListRows(EntryRows):
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
     ) -> tuple[int | list[int], pa.Array, pa.Array]:
-        """Return how many rows each entry has, and the keys and values of all of them."""
+        """Return the number of rows of each entry, and the keys and values of all rows."""
         lists = [pack_list(entry, self.cells) for entry in entries]
         return 1, encode_python_keys(keys), pa.array(lists, pa.large_binary())
 
@@ -383,18 +383,18 @@ class ListRows(EntryRows):
         return filter_alive(entry, expired)
 
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
-        """Put the entries of `rows` into a dict of entries."""
+        """Add the entries of `rows` to the dict `into`."""
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
             into[decode_key(key)] = unpack_list(value, self.cells)
 
 
 class MapRows(EntryRows):
-    """Entries that are dicts, by what `to_stored_map_key` returns: one row for each item."""
+    """Entries that are dicts by the result of `to_stored_map_key`: one row for each item."""
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
     ) -> tuple[int | list[int], pa.Array, pa.Array]:
-        """Return how many rows each entry has, and the keys and values of all of them."""
+        """Return the number of rows of each entry, and the keys and values of all rows."""
         row_keys: list[bytes] = []
         values: list[Stored] = []
         for key, entry in zip(keys, entries, strict=True):
@@ -407,7 +407,7 @@ class MapRows(EntryRows):
     def encode_changes(
         self, changes: Mapping[Any, Any], max_parallelism: int
     ) -> Iterator[StateRows]:
-        """Yield the rows of a layer of changes: of each key one without a value, and its items."""
+        """Yield the rows of a layer of changes: for each key a null row, and its items."""
         alive = ((key, entry) for key, entry in changes.items() if entry is not DELETED)
         yield from self.rows_of_pairs(alive, max_parallelism)
         yield from self._removals(list(changes), max_parallelism)
@@ -416,12 +416,12 @@ class MapRows(EntryRows):
         return pa.array([add_length(encode_key(key)) for key in keys], pa.large_binary())
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
-        """Return the entries that have not expired."""
+        """Return the items that have not expired."""
         alive = {key: stored for key, stored in entry.items() if not expired(stored)}
         return entry if len(alive) == len(entry) else alive or ABSENT
 
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
-        """Put the entries of `rows` into a dict of entries."""
+        """Add the entries of `rows` to the dict `into`."""
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
             outer, inner = split_map_row_key(key)
             into.setdefault(outer, {})[to_stored_map_key(inner)] = self.cells.from_bytes(value)
@@ -446,23 +446,23 @@ class EntryTable(ABC):
         self.current = current
         self.cells = cells
         self.fresh: dict[Any, Any] = {}
-        """Changes since the last snapshot: key to what is stored, or DELETED."""
+        """The changes since the last snapshot: key to the stored form, or DELETED."""
         self.fresh_max = sys.maxsize
         """The number of new entries above which `spill` is called."""
 
     @abstractmethod
     def find_older(self, key: Any) -> Any:
-        """Return what lies below `fresh` at `key`, to be read only, or ABSENT."""
+        """Return the read-only entry below `fresh` at `key`, or ABSENT."""
 
     def find(self, key: Any) -> Any:
-        """Return the entry at `key`, to be read only, or ABSENT."""
+        """Return the read-only entry at `key`, or ABSENT."""
         entry = self.fresh.get(key, ABSENT)
         if entry is ABSENT:
             return self.find_older(key)
         return ABSENT if entry is DELETED else entry
 
     def put(self, key: Any, entry: Any) -> None:
-        """Make `entry` the entry at `key`."""
+        """Set the entry at `key`."""
         fresh = self.fresh
         fresh[key] = entry
         if len(fresh) > self.fresh_max:
@@ -473,7 +473,7 @@ class EntryTable(ABC):
         raise InvariantViolation("entries without a bound are never too many")
 
     def delete(self, key: Any) -> None:
-        """Leave no entry at `key`."""
+        """Delete the entry at `key`."""
         self.fresh[key] = DELETED
 
 
@@ -503,10 +503,10 @@ class EntryValueState(ValueState[T]):
         return table.cells.thaw(stored)  # type: ignore[no-any-return]
 
     def set(self, value: T) -> None:
-        """Make `value` the value."""
+        """Set the value; None clears it."""
         table = self._table
         if value.__class__ is self._unchecked:
-            # What `put` does, for every record: a call takes as long as all of it.
+            # An inlined `put`, for each record: the call would take as long as its body.
             fresh = table.fresh
             fresh[self._current.key] = value
             if len(fresh) > table.fresh_max:
@@ -517,14 +517,14 @@ class EntryValueState(ValueState[T]):
             table.put(self._current.key, table.cells.freeze(value))
 
     def clear(self) -> None:
-        """Forget the value."""
+        """Clear the value."""
         self._table.delete(self._current.key)
 
 
 class EntryListState(ListState[T]):
-    """A list state over an entry table, whose entries are lists of what is stored for each element.
+    """A list state over an entry table, whose entries are lists of stored elements.
 
-    A list in `fresh` belongs to the owner's thread and grows in place; any other may be in a
+    A list in `fresh` belongs to the owner's thread and grows in place. Any other may be in a
     snapshot.
     """
 
@@ -542,18 +542,18 @@ class EntryListState(ListState[T]):
         return [thaw(element) for element in elements]
 
     def add(self, value: T) -> None:
-        """Put `value` at the end."""
+        """Append `value`."""
         self._extend([self._table.cells.freeze(value)])
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Put all of `values` at the end."""
+        """Append all of `values`."""
         freeze = self._table.cells.freeze
         frozen = [freeze(value) for value in values]
         if frozen:
             self._extend(frozen)
 
     def update(self, values: Iterable[T]) -> None:
-        """Make `values` the list."""
+        """Replace the list by `values`."""
         freeze = self._table.cells.freeze
         frozen = [freeze(value) for value in values]
         if frozen:
@@ -562,16 +562,16 @@ class EntryListState(ListState[T]):
             self.clear()
 
     def clear(self) -> None:
-        """Forget every element."""
+        """Clear the list."""
         self._table.delete(self._table.current.key)
 
     def _extend(self, frozen: list[Stored]) -> None:
         table, key = self._table, self._table.current.key
         own = table.fresh.get(key, ABSENT)
-        # No snapshot reads what is in `fresh`, so the list may grow in place.
+        # No snapshot reads `fresh`, so the list may grow in place.
         if own.__class__ is list:
             own.extend(frozen)
             return
-        # DELETED hides what the layers below still hold.
+        # DELETED hides the entry in the layers below.
         older: Any = ABSENT if own is DELETED else table.find_older(key)
         table.put(key, frozen if older is ABSENT else list(older) + frozen)

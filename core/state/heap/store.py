@@ -1,13 +1,13 @@
-"""Keyed state in the slot's memory. A snapshot holds all of it, or what has changed.
+"""Keyed state in the slot's memory. A snapshot holds all rows, or the changed ones.
 
 The first snapshot is a *base*: all rows, in the canonical form. A later one writes a *layer* with
-the rows that have changed since the last completed checkpoint, and names that checkpoint's files
-again: base and layers, in shared files. When the layers have become large against their base, or
-many, the next snapshot is a base again. What is small is written as a whole each time, in files of
-its own.
+the rows that have changed since the last completed checkpoint, and references that checkpoint's
+files again: base and layers, in shared files. If the layers have become large compared to their
+base, or many, the next snapshot is a base again. Small state is written as a whole each time, in
+private files.
 
-A layer is relative to a *completed* checkpoint, whose files stay as long as anything names them.
-Changes of snapshots that are undecided, or have failed, are in the next layer again.
+A layer is relative to a *completed* checkpoint, whose files stay as long as they are referenced.
+Changes of undecided or failed snapshots are written again in the next layer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ V = TypeVar("V")
 
 
 def _stamp(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
-    """Return rows of a state that has no time to live yet, as used just now."""
+    """Return the rows of a state without a time to live so far, with now as their last use."""
     values = [
         stamp_value(value, meta.kind, codec.cells.serializer) for value in rows.values.to_pylist()
     ]
@@ -89,9 +89,11 @@ def _stamp(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
 
 
 class HeapMapState(MapState[K, V]):
-    """A map state whose entries are dicts: one in `fresh` is the owner's, others are frozen.
+    """A map state whose entries are dicts.
 
-    Their keys are what `to_stored_map_key` returns.
+    A dict in `fresh` belongs to the owner, others are frozen.
+
+    The keys of the dicts are results of `to_stored_map_key`.
     """
 
     def __init__(self, table: HeapEntries, keys: MapKeys) -> None:
@@ -102,19 +104,19 @@ class HeapMapState(MapState[K, V]):
         """Return the value under `key`, or None."""
         entry = self._table.find(self._table.current.key)
         stored_key = to_stored_map_key(key)
-        # `in` and not `get`: a value that is stored may be None or anything else.
+        # `in` and not `get`, because a stored value may be None.
         if entry is ABSENT or stored_key not in entry:
             return None
         return self._table.cells.thaw(entry[stored_key])  # type: ignore[no-any-return]
 
     def put(self, key: K, value: V) -> None:
-        """Put `value` under `key`."""
+        """Set the value under `key`."""
         stored_key = self._keys.to_put(key)
         stored = self._table.cells.freeze(value)
         self._own()[stored_key] = stored
 
     def remove(self, key: K) -> None:
-        """Forget `key`."""
+        """Remove `key`."""
         if self.contains(key):
             own = self._own()
             del own[to_stored_map_key(key)]
@@ -122,30 +124,30 @@ class HeapMapState(MapState[K, V]):
                 self.clear()
 
     def contains(self, key: K) -> bool:
-        """Tell whether `key` is there."""
+        """Return True if `key` exists."""
         entry = self._table.find(self._table.current.key)
         return to_stored_map_key(key) in entry if entry is not ABSENT else False
 
     def keys(self) -> Iterator[K]:
-        """Return the keys as of now."""
+        """Return the keys at the time of the call."""
         entry = self._table.find(self._table.current.key)
         return iter([] if entry is ABSENT else list(map(from_stored_map_key, entry)))
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of now."""
+        """Return the entries at the time of the call."""
         entry = self._table.find(self._table.current.key)
         thaw = self._table.cells.thaw
         stored_keys: list[Any] = [] if entry is ABSENT else list(entry)
         return iter([(from_stored_map_key(one), thaw(entry[one])) for one in stored_keys])
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Remove all entries."""
         self._table.delete(self._table.current.key)
 
     def _own(self) -> dict[Any, Any]:
         table, key = self._table, self._table.current.key
-        # A dict outside of `fresh` may be read by a snapshot at this moment: the first change after
-        # a snapshot copies it, and later ones change the copy.
+        # A snapshot may be reading a dict outside of `fresh`. So the first change after a snapshot
+        # copies it, and later changes modify the copy.
         own: Any = table.fresh.get(key, ABSENT)
         if own.__class__ is not dict:
             older: Any = ABSENT if own is DELETED else table.find_older(key)
@@ -158,15 +160,15 @@ T = TypeVar("T")
 
 
 class HeapSnapshot(PendingKeyedSnapshot):
-    """Frozen layers and table views, to be written."""
+    """Frozen layers and table views that wait for their upload."""
 
     def __init__(self, upload: Callable[[StateWriter], tuple[StateHandle, ...]]) -> None:
         self._upload: Callable[[StateWriter], tuple[StateHandle, ...]] | None = upload
         self.done = False
-        """Set once nothing is read any more; read by the owner's thread."""
+        """Set once the frozen state is no longer read. The owner's thread reads it."""
 
     def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
-        """Write what is frozen; returns the handles of all parts of the snapshot."""
+        """Write the frozen state. Return the handles of all parts of the snapshot."""
         upload = self._upload
         if upload is None:
             raise InvariantViolation("a snapshot was uploaded before, or discarded")
@@ -177,7 +179,7 @@ class HeapSnapshot(PendingKeyedSnapshot):
 
     def discard(self) -> None:
         """Release the frozen state."""
-        # The closure holds the frozen layers: released here, they are freed before the owner's
+        # The closure holds the frozen layers. Released here, they are freed before the owner's
         # thread merges.
         self._upload = None
         self.done = True
@@ -192,11 +194,11 @@ _NO_CHANGES: Mapping[str, _Changes] = {}
 
 
 def _takes_a_layer(base: FileHandles, limits: LayerLimits) -> bool:
-    """Tell whether another layer may be put on top of these files."""
+    """Return True if another layer may be added to these files."""
     layers = [handle for handle in base.values() if is_layer(handle)]
     layer_bytes = sum(handle.size_bytes for handle in layers)
     base_bytes = sum(handle.size_bytes for handle in base.values()) - layer_bytes
-    # What is no file of its own would be repeated in every record of the decision log.
+    # A handle that is no shared file would be repeated in each record of the decision log.
     all_shared = bool(base) and all(handle.shared for handle in base.values())
     few = len(layers) < limits.layer_files_max
     return all_shared and few and layer_bytes <= base_bytes * limits.layers_share_max
@@ -206,11 +208,11 @@ class HeapStore(KeyedStateStore):
     """Keyed state in dicts and arrays."""
 
     def __init__(self, context: StateContext, limits: LayerLimits | None) -> None:
-        """Without `limits` every snapshot holds all rows."""
+        """Set up. If `limits` is None, each snapshot holds all rows."""
         self._context = context
         self._limits = limits
         self._id = uuid4().hex
-        """Makes the names of files unlike those of any other store."""
+        """A random id, so that file names differ from those of any other store."""
         self._files = KnownFiles({})
         self._current = CurrentKey()
         self._open_states = OpenStates(context)
@@ -219,7 +221,7 @@ class HeapStore(KeyedStateStore):
         self._restored = RestoredStates(context)
         self._rows: dict[str, list[StateRows]] = {}
         self._last_filled: dict[str, CheckpointId] = {}
-        """By state the last snapshot for which it had entries."""
+        """The last snapshot for which each state had entries."""
         self._pending: list[HeapSnapshot] = []
 
     @classmethod
@@ -232,7 +234,7 @@ class HeapStore(KeyedStateStore):
     ) -> HeapStore:
         """Return a store that holds the restored rows of the context's key groups.
 
-        Without `limits` every snapshot holds all rows.
+        If `limits` is None, each snapshot holds all rows.
 
         Raises:
             StateIncompatible: See `StateBackend.open`.
@@ -251,7 +253,7 @@ class HeapStore(KeyedStateStore):
         return store
 
     def set_current_key(self, key: Any) -> None:
-        """Make `key` the current key."""
+        """Select the current key."""
         self._current.key = key
 
     def current_key(self) -> Any:
@@ -259,7 +261,7 @@ class HeapStore(KeyedStateStore):
         return self._current.key
 
     def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
-        """Yield every key and its value."""
+        """Yield each key and its value."""
         return self._entries[describe_value_state(descriptor)].all()
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
@@ -299,18 +301,18 @@ class HeapStore(KeyedStateStore):
             )
             stored, chunks = self._claim(meta)
             if stored is not None and begins_to_expire(stored, meta):
-                # Without a time of last use all of it would expire at once, or never.
+                # Without a time of last use, all rows would expire at once, or never.
                 chunks = [_stamp(rows, meta, codec) for rows in chunks]
             reader = codec
             if stored is not None and depends_on_values(stored.signature, meta.signature):
-                # Only for reading: what the job sets later is checked by the state's own
-                # serializer.
+                # Only for reading: the state's own serializer checks the values that the job sets
+                # later.
                 reader = type(codec)(codec.cells.to_checking())
             for rows in chunks:
                 table.load(rows, reader)
             self._entries[meta] = table
             state = make(table)
-            # Last: a state that could not be loaded must not answer to its name.
+            # Registered last: a state that could not be loaded must not be found by its name.
             self._open_states.add(meta, state)
         return state
 
@@ -339,42 +341,42 @@ class HeapStore(KeyedStateStore):
         return table
 
     def _claim(self, meta: StateMeta) -> tuple[StateMeta | None, list[StateRows]]:
-        """Return the restored rows of a state that is asked for, which forgets them here."""
-        # Raises where the stored type does not fit, before the rows are forgotten.
+        """Return the restored rows of a state that is asked for, and release them here."""
+        # Raises if the stored type does not fit, before the rows are released.
         stored = self._restored.claim(meta)
         rows = self._rows.pop(meta.name, [])
         return stored, rows if stored is not None else []
 
     def clean(self, count: int) -> None:
-        """Delete what has expired of the next entries."""
+        """Delete the expired ones of the next entries."""
         for entries in self._entries.values():
             entries.clean(count)
         for table in self._tables.values():
             table.clean(count)
 
     def list_restored_names(self) -> frozenset[str]:
-        """Return the names of restored states that nobody has asked for yet."""
+        """Return the names of restored states that were not asked for yet."""
         return frozenset(meta.name for meta in self._restored.list_unclaimed())
 
     def finish_open(self) -> tuple[str, ...]:
-        """Refuse or drop what nobody has asked for."""
+        """Refuse or drop the states that were not asked for."""
         for meta in self._restored.drop_unclaimed():
             self._rows.pop(meta.name, None)
         self._open_states.complete()
         return tuple(self._restored.dropped)
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Freeze every state; the upload writes what has changed, or all."""
+        """Freeze all states. The upload writes the changes, or all rows."""
         self._merge_if_idle()
-        # Before the freeze: it says which completed files this snapshot may name, and the changes
-        # are counted from those.
+        # Before the freeze: it determines the completed files that this snapshot may reference, and
+        # the changes are relative to these.
         base = self._files.begin(checkpoint)
         self._freeze(checkpoint)
         upload = self._plan_layer(checkpoint, base) or self._plan_base(checkpoint)
         return self._add_pending(upload)
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Freeze every state; the upload writes all of it, in files of its own."""
+        """Freeze all states. The upload writes all rows, in private files."""
         self._merge_if_idle()
         self._freeze(checkpoint)
         context, states = self._context, self._list_states()
@@ -394,7 +396,7 @@ class HeapStore(KeyedStateStore):
         return pending
 
     def _list_states(self, changes: Mapping[str, _Changes] = _NO_CHANGES) -> _States:
-        """Return all states with their rows as of the last freeze; or with their `changes`."""
+        """Return all states with their rows at the last freeze, or with their `changes`."""
         states: _States = []
         for meta, table in self._list_tables().items():
             if meta.name in changes:
@@ -404,17 +406,17 @@ class HeapStore(KeyedStateStore):
             else:
                 rows = filter_expired(table.read_frozen(), meta.kind, table.cells.serializer)
             states.append((meta, rows))
-        # What nobody has asked for yet goes along as it was restored.
+        # States that were not asked for yet are written as they were restored.
         left = self._restored.list_unclaimed()
         return states + [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
 
     def _plan_base(self, checkpoint: CheckpointId) -> _Upload:
-        """Return what writes all rows, for later snapshots to build on if that may be a gain."""
+        """Return an upload of all rows. Later snapshots may build on it if that pays off."""
         context, states, files = self._context, self._list_states(), self._files
-        # Until this base is decided, later snapshots may name nothing older: once it is complete,
-        # older files are deleted.
+        # Until this base is decided, later snapshots may not reference older files: once it is
+        # complete, older files are deleted.
         files.begin_anew(checkpoint)
-        # Nothing can be put on top of what is small, or of tables that do not say what has changed.
+        # No layer can be added to small states, or to tables that do not track their changes.
         is_base = any(table.is_tracked() for table in self._list_tables().values())
         unique = f"{self._id}-{checkpoint}"
 
@@ -429,9 +431,10 @@ class HeapStore(KeyedStateStore):
         return upload
 
     def _plan_layer(self, checkpoint: CheckpointId, base: FileHandles) -> _Upload | None:
-        """Return what writes the changes since the last completed checkpoint; None: not worth it.
+        """Return an upload of the changes since the last completed checkpoint.
 
-        `base` are the files of that checkpoint, as far as this one may name them.
+        None if a new base is better. `base` holds the files of that checkpoint that this one may
+        reference.
         """
         files, since, limits = self._files, self._files.base, self._limits
         if since is None or limits is None or not files.is_complete(base):
@@ -447,17 +450,17 @@ class HeapStore(KeyedStateStore):
         if written > self._count() * limits.layers_share_max:
             return None
         context, states = self._context, self._list_states(changes)
-        # A restore must know which states of a layer replace all that older files have of them:
-        # small states do, and those of which much has changed.
+        # A restore must know the states for which a layer replaces all older rows: small states,
+        # and states with many changes.
         whole = {meta.name for meta, _ in states} - changes.keys()
-        # The files below may hold rows of a state that is empty now: a layer without its rows says
-        # that they are gone.
+        # Older files may hold rows of a state that is empty now. A layer without rows of the state
+        # says that they are deleted.
         is_emptied = any(self._last_filled.get(name, GENESIS) >= since for name in whole)
         older = tuple(base.values())
         unique = self._id
 
         def upload(writer: StateWriter) -> tuple[StateHandle, ...]:
-            # Nothing has changed: the files of the last completed checkpoint are the snapshot.
+            # If nothing has changed, the files of the last completed checkpoint are the snapshot.
             handles = older
             if written or is_emptied:
                 handles += write_layer(writer, context, states, whole, checkpoint, unique)
@@ -467,7 +470,7 @@ class HeapStore(KeyedStateStore):
         return upload
 
     def _count(self, leave_out: Container[str] = ()) -> int:
-        """Return about how many keys the states have."""
+        """Return the approximate number of keys in the states."""
         tables = self._list_tables().items()
         return sum(len(table) for meta, table in tables if meta.name not in leave_out)
 
@@ -475,7 +478,7 @@ class HeapStore(KeyedStateStore):
         return {**self._entries, **self._tables}
 
     def notify_completed(self, checkpoint: CheckpointId) -> None:
-        """Let later snapshots build on the files of `checkpoint`; merge what was kept apart."""
+        """Let later snapshots build on the files of `checkpoint`, and merge frozen layers."""
         self._files.complete(checkpoint)
         if self._files.base is not None:
             for table in self._list_tables().values():
@@ -483,13 +486,13 @@ class HeapStore(KeyedStateStore):
         self._merge_if_idle()
 
     def notify_aborted(self, checkpoint: CheckpointId) -> None:
-        """Keep later snapshots from building on `checkpoint`; merge what was kept apart."""
+        """Keep later snapshots from building on `checkpoint`, and merge frozen layers."""
         self._files.abort(checkpoint)
         self._merge_if_idle()
 
     def _is_idle(self) -> bool:
-        # `done` is set by the uploading thread as its last step; seen too late, the merge waits for
-        # the next checkpoint.
+        # The uploading thread sets `done` as its last step. If it is seen too late, the merge waits
+        # for the next checkpoint.
         self._pending = [pending for pending in self._pending if not pending.done]
         return not self._pending
 

@@ -1,19 +1,19 @@
 """The entries of one state in memory, as layers of dicts.
 
-A snapshot puts an empty dict over the others, whatever their size: changes go to it, and reads look
-there first. The dicts below are not changed while an upload may read one of them. After that the
-owner's thread merges them into the lowest, the bottom.
+A snapshot puts an empty dict on top of the others, whatever their size: changes are written to it,
+and reads look there first. The dicts below do not change while an upload may read one of them.
+Afterwards the owner's thread merges them into the lowest dict, the bottom.
 
-The top stays apart from the bottom, so that the next snapshot finds in it what has changed: then
-the state is *tracked*. Where most of a state changes from one snapshot to the next, that would cost
-the memory of a second one. So with too many changes all layers are *folded* into one dict, which is
-the top itself, and the next snapshot holds the state as a whole.
+The top stays separate from the bottom, so that the next snapshot finds the changes in it: then the
+state is *tracked*. If most of a state changed between two snapshots, that would cost the memory of
+a second copy. So if there are too many changes, all layers are *folded* into one dict, which
+becomes the top itself, and the next snapshot holds the state as a whole.
 
 Invariants:
     a dict below the top is not changed while a pending snapshot may read it
     the bottom holds no DELETED
     at most LAYERS_MAX frozen dicts lie on each other, however many snapshots overlap
-    tracked: what was changed since the barrier of checkpoint `_tracked_since` is in `_changes`, by
+    tracked: each change since the barrier of checkpoint `_tracked_since` is in `_changes`, under
         the checkpoint whose snapshot froze it, or in the top
 """
 
@@ -38,22 +38,24 @@ from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.types.serializers import ExpiringSerializer
 
 LAYERS_MAX = 4
-"""Frozen layers that a look-up may have to pass; more are merged into one."""
+"""The number of frozen layers that a look-up may have to pass; more are merged into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLimits:
-    """When snapshots of the heap are written as layers of changes, and when as a whole."""
+    """The limits by which a snapshot of the heap is a layer of changes, or the whole state."""
 
     entries_min: int = 1000
-    """A state of fewer entries is never tracked: writing all of it costs nothing."""
+    """The number of entries below which a state is never tracked: it is cheap to write as a whole.
+    """
     changed_share_max: float = 0.25
-    """The part of a state's entries that may be changed, and held twice, before it is folded."""
+    """The part of a state's entries that may be changed, and so held twice, before it is folded."""
     layers_share_max: float = 0.5
-    """The bytes of all layers by those of their base, above which there is a new base. With 1 %
-    changed each time it comes once in 50 snapshots, and triples what they write on average."""
+    """The ratio of the bytes of all layers to those of their base above which a new base is
+    written. If 1 % changes between snapshots, this happens once in 50 snapshots, and triples the
+    bytes written on average."""
     layer_files_max: int = 64
-    """The files of layers above which there is a new base: a restore reads each of them."""
+    """The number of layer files above which a new base is written: a restore reads all of them."""
 
 
 Entries = dict[Any, Any]
@@ -61,7 +63,7 @@ Entries = dict[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChangedEntries:
-    """Which keys of a state have changed, and their entries; DELETED stands for what is gone.
+    """The changed keys of a state, and their entries; DELETED means that an entry was deleted.
 
     Any thread may read it.
     """
@@ -90,9 +92,11 @@ class HeapEntries(EntryTable):
         is_idle: Callable[[], bool],
         limits: LayerLimits | None,
     ) -> None:
-        """`is_idle` tells whether no pending snapshot reads what is frozen here.
+        """Create an empty table.
 
-        Without `limits` the state is never tracked.
+        `is_idle` returns True if no pending snapshot reads its frozen dicts.
+
+        If `limits` is None, the state is never tracked.
         """
         super().__init__(current, cells)
         self.codec = codec
@@ -105,13 +109,13 @@ class HeapEntries(EntryTable):
         self._to_clean: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
-        """The number of entries, about: one that was changed since the last merge counts twice."""
+        """Return the approximate number of entries: those changed since a merge count twice."""
         return sum(map(len, self._frozen)) + len(self.fresh)
 
     def find_older(self, key: Any) -> Any:
         """Return the entry of the frozen layers, or ABSENT."""
         if len(self._frozen) == 1:
-            # Nearly always: called for each record whose key has not changed since the snapshot.
+            # The common case, called for each record whose key has not changed since the snapshot.
             return self._frozen[0].get(key, ABSENT)
         for layer in reversed(self._frozen):
             entry = layer.get(key, ABSENT)
@@ -120,16 +124,16 @@ class HeapEntries(EntryTable):
         return ABSENT
 
     def delete(self, key: Any) -> None:
-        """Leave no entry at `key`."""
-        # With a layer below, the key may be there: the deletion is written down. Without one it is
-        # simply gone, and a dict without DELETED need not be filtered later.
+        """Delete the entry at `key`."""
+        # If there is a layer below, the key may be in it, so the deletion is recorded. Otherwise it
+        # is removed: a dict without DELETED need not be filtered later.
         if self._frozen:
             self.fresh[key] = DELETED
         else:
             self.fresh.pop(key, None)
 
     def clean(self, count: int) -> None:
-        """Look at `count` further entries; delete what of them has expired."""
+        """Check `count` further entries, and delete expired ones."""
         serializer = self.cells.serializer
         if not isinstance(serializer, ExpiringSerializer):
             return
@@ -147,26 +151,26 @@ class HeapEntries(EntryTable):
             else:
                 self.put(key, alive)
         if looked_at < count:
-            # The keys as of now: a dict may not change while somebody iterates over it.
+            # A copy of the keys: a dict must not change during an iteration.
             self._to_clean = chain.from_iterable([list(d) for d in (*self._frozen, self.fresh)])
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Yield every key and its value."""
+        """Yield each key and its value."""
         thaw = self.cells.thaw
         for key, entry in iterate_layers([*self._frozen, self.fresh]):
             yield key, thaw(entry)
 
     def load(self, rows: StateRows, reader: EntryRows) -> None:
-        """Take rows of a snapshot, as `reader` reads them."""
+        """Add the rows of a snapshot, decoded by `reader`."""
         reader.load(rows, self.fresh)
 
     def freeze(self, checkpoint: CheckpointId) -> None:
-        """Let no entry as of now change any more, until `merge`."""
+        """Freeze all entries: they do not change until `merge`."""
         if len(self._frozen) >= LAYERS_MAX:
-            # A new dict, for uploads may still read the old ones.
+            # A new dict, because uploads may still read the old ones.
             self._frozen = [dict(iterate_layers(self._frozen))]
         self._frozen.append(self.fresh)
-        # The changes of the first snapshot are not known: nothing was told apart before it.
+        # The changes of the first snapshot are not known, because they were not kept separate.
         if self._tracked_since is not None:
             self._changes[checkpoint] = self.fresh
         elif self._limits is not None:
@@ -175,21 +179,21 @@ class HeapEntries(EntryTable):
         self._bound_fresh()
 
     def read_frozen(self) -> Iterator[StateRows]:
-        """Return the rows of what is frozen now. Any thread may iterate over them."""
-        # A tuple of the layers as of now: `merge` replaces the list.
+        """Return the rows that are frozen now. Any thread may iterate over them."""
+        # A tuple of the current layers: `merge` replaces the list.
         layers = tuple(self._frozen)
         if len(layers) == 1:
             return self.codec.rows(layers[0], self._max_parallelism)
         return self.codec.rows_of_pairs(iterate_layers(layers), self._max_parallelism)
 
     def is_tracked(self) -> bool:
-        """Tell whether the next snapshot may know what has changed since the last `freeze`."""
+        """Return True if the next snapshot may know the changes since the last `freeze`."""
         return self._tracked_since is not None and self._find_changes_max() >= 0
 
     def find_changes(self, base: CheckpointId) -> ChangedEntries | None:
-        """Return what was changed between the barrier of `base` and the last `freeze`.
+        """Return the changes between the barrier of `base` and the last `freeze`.
 
-        None if that is not known.
+        None if they are not known.
         """
         if self._tracked_since is None or self._tracked_since > base:
             return None
@@ -198,18 +202,17 @@ class HeapEntries(EntryTable):
             return ChangedEntries(since[0], self.codec, self._max_parallelism)
         merged: Entries = {}
         for changes in since:
-            # In the order of their checkpoints, as a dict keeps them: the newest change of a key
-            # counts.
+            # A dict keeps the order of the checkpoints, so the newest change of a key is used.
             merged.update(changes)
         return ChangedEntries(merged, self.codec, self._max_parallelism)
 
     def forget_changes(self, base: CheckpointId) -> None:
-        """Forget what was changed before the barrier of `base`, on which snapshots build now."""
+        """Forget the changes before the barrier of `base`, on which snapshots build now."""
         for number in [number for number in self._changes if number <= base]:
             del self._changes[number]
 
     def merge(self) -> None:
-        """Put frozen changes into the bottom layer; no pending snapshot may be reading."""
+        """Merge frozen changes into the bottom layer. No pending snapshot may be reading."""
         if not self._frozen:
             return
         bottom, *layers = self._frozen
@@ -222,11 +225,11 @@ class HeapEntries(EntryTable):
         self._bound_fresh()
 
     def spill(self) -> None:
-        """Fold, for more has changed than is worth to be told apart."""
+        """Fold the layers, because there are too many changes to keep them separate."""
         if self._is_idle():
             self.merge()
         else:
-            # `merge` looks again, once nothing is read any more.
+            # `merge` checks again, once no snapshot reads.
             self.fresh_max = sys.maxsize
 
     def _fold(self) -> None:
@@ -242,32 +245,32 @@ class HeapEntries(EntryTable):
         self.fresh_max = sys.maxsize if changed_max < 0 else changed_max
 
     def _find_changes_max(self) -> int:
-        """Return how many entries may be changed and apart from the bottom; -1: not tracked."""
+        """Return the number of changed entries to keep apart from the bottom; -1 if not tracked."""
         limits = self._limits
         if limits is None or not self._frozen or len(self._frozen[0]) < limits.entries_min:
             return -1
-        # Against the bottom alone, which is nearly all of the entries: counting each layer would
-        # cost time for every record.
+        # Relative to the bottom, which has nearly all entries: counting each layer would cost time
+        # for each record.
         return int(len(self._frozen[0]) * limits.changed_share_max)
 
 
 def _apply(changes: Entries, entries: Entries) -> None:
     """Apply a layer of changes, deletions included, to a dict of entries."""
     entries.update(changes)
-    # First all, then without the deleted ones: two passes in C, instead of a test for each entry in
-    # Python.
+    # Update all entries, then remove the deleted ones: two passes in C, instead of a test for each
+    # entry in Python.
     for key in [key for key, entry in changes.items() if entry is DELETED]:
         del entries[key]
 
 
 def iterate_layers(layers: Sequence[Entries]) -> Iterator[tuple[Any, Any]]:
-    """Yield each key of some layers, the lowest first, with its entry; what is deleted is left out.
+    """Yield each key of the layers, the lowest first, with its entry. Skips deleted keys.
 
-    Copies nothing: a state may be most of the memory that there is.
+    Copies nothing, because a state may fill most of the memory.
     """
     for index, layer in enumerate(layers):
         above = layers[index + 1 :]
         for key, entry in layer.items():
-            # A key counts where it lies highest; `any` looks at LAYERS_MAX layers at most.
+            # The highest layer with a key counts; `any` checks at most LAYERS_MAX layers.
             if entry is not DELETED and not any(key in upper for upper in above):
                 yield key, entry

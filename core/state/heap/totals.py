@@ -1,8 +1,7 @@
-"""Running aggregates in the slot's memory, which know what has changed since a snapshot.
+"""Running aggregates in the slot's memory that track the changes since a snapshot.
 
-The owner's thread counts *intervals*: a snapshot ends one and begins the next. Each entry has the
-number of the interval in which it was changed last, so that the changes since any snapshot are
-found by a look at these numbers.
+The owner's thread counts *intervals*: a snapshot ends one and begins the next. Each entry stores
+the number of the interval of its last change, by which the changes since any snapshot are found.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from onceflow.core.state.snapshots.canonical import StateRows
 
 @dataclass(frozen=True, slots=True)
 class ChangedTotals:
-    """Which keys of a table have changed. Any thread may read it."""
+    """The changed keys of a table. Any thread may read it."""
 
     there: AccumulatorView
     gone: AccumulatorView
-    """Keys without totals."""
+    """The removed keys, without totals."""
 
     def __len__(self) -> int:
         return len(self.there.hashes) + len(self.gone.hashes)
 
     def rows(self) -> Iterator[StateRows]:
-        """Yield the rows of a layer: a key that is gone has no value."""
+        """Yield the rows of a layer. A removed key has no value."""
         yield from self.there.rows()
         for rows in self.gone.rows():
             yield replace(rows, values=pa.nulls(len(rows), rows.values.type))
@@ -53,20 +52,20 @@ class HeapTotals(AccumulatorTable):
         limits: LayerLimits | None,
         ttl: StateTtlConfig | None = None,
     ) -> None:
-        """Without `limits` changes are never told apart."""
+        """Create an empty table. If `limits` is None, changes are never tracked."""
         super().__init__(shape, label, max_parallelism, ttl)
         self._limits = limits
         self._interval = 1
         self._changed_in: npt.NDArray[np.uint32] = np.zeros(1024, np.uint32)
         self._ended_by: dict[CheckpointId, int] = {}
-        """The interval that the snapshot of a checkpoint ended."""
+        """The interval that the snapshot of each checkpoint ended."""
         self._packed_in = 0
-        """The last interval in which removed keys were dropped: nobody knows which."""
+        """The last interval in which removed keys were dropped, without a record of which."""
         self._is_quiet = False
-        """Whether few of the keys were changed in the interval that ended last."""
+        """True if few of the keys were changed in the interval that ended last."""
 
     def freeze(self, checkpoint: CheckpointId) -> None:
-        """Begin a new interval: what is changed from now on comes after `checkpoint`."""
+        """Begin a new interval: later changes belong to it, and not to `checkpoint`."""
         limits = self._limits
         if limits is not None:
             changed = np.count_nonzero(self._changed_in[1 : self._index.end] == self._interval)
@@ -76,13 +75,13 @@ class HeapTotals(AccumulatorTable):
         self._interval += 1
 
     def is_tracked(self) -> bool:
-        """Tell whether it is worth its while to know what changes after the last `freeze`."""
+        """Return True if the changes after the last `freeze` are worth tracking."""
         return self._is_quiet
 
     def find_changes(self, base: CheckpointId) -> ChangedTotals | None:
-        """Return what was changed since the snapshot of `base`; None if that is not known.
+        """Return the changes since the snapshot of `base`, or None if they are not known.
 
-        Called after `freeze`, before anything else is changed.
+        Must be called after `freeze`, before the next change.
         """
         since = self._ended_by.get(base)
         if since is None or since < self._packed_in or not self._is_quiet:
@@ -92,7 +91,7 @@ class HeapTotals(AccumulatorTable):
         return ChangedTotals(self.view_of(changed[~removed]), self.view_of(changed[removed]))
 
     def forget_changes(self, base: CheckpointId) -> None:
-        """Forget when snapshots before that of `base` were taken: none builds on them any more."""
+        """Forget the intervals of snapshots before `base`, on which no snapshot builds any more."""
         self._ended_by = {one: at for one, at in self._ended_by.items() if one >= base}
 
     def _mark_changed(self, entries: Ints) -> None:
@@ -105,6 +104,6 @@ class HeapTotals(AccumulatorTable):
 
     def _keep_only(self, entries: Ints) -> None:
         super()._keep_only(entries)
-        # The numbers are of other entries now, and nobody asks for them: all are of this interval
-        # or of earlier ones.
+        # The numbers now belong to other entries, and are not needed: all are of this interval or
+        # earlier.
         self._packed_in = self._interval

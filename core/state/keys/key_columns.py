@@ -4,8 +4,9 @@
 decimals. `BytesKeys` have a run of bytes a row: strings and binary. Word w of a run is its bytes 8w
 to 8w + 7, little-endian, and the last word is padded with zero bytes.
 
-Invariants: two keys of one column are equal <=> all their words (and, for bytes, their lengths) are
-equal len(BytesKeys.data) >= start + length + 8 for every row: a word may be read past a key's end
+Invariants:
+    two keys of one column are equal  <=>  all their words (and, for bytes, their lengths) are equal
+    len(BytesKeys.data) >= start + length + 8 for every row: a word may be read past a key's end
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ The table is an array of buckets for open addressing with linear probing. A buck
 or 0 if it is free. The search for a key starts at the bucket given by the top bits of its hash and
 continues bucket by bucket. Two keys with one hash are two entries of one probe sequence.
 
-Invariants: items before `count` in any array never change; growing copies them into a larger array
-BytesArena: starts[i + 1] == starts[i] + lengths[i], so the arena is a valid Arrow buffer entries
-have no gaps: 1 to `end` - 1 2 * `end` <= number of buckets, so every probe sequence reaches a free
-bucket
+Invariants:
+    items before `count` in any array never change; growing copies them into a larger array
+    BytesArena: starts[i + 1] == starts[i] + lengths[i], so the arena is a valid Arrow buffer
+    entries have no gaps: 1 to `end` - 1
+    2 * `end` <= number of buckets, so every probe sequence reaches a free bucket
 
 Encoded form of a key (checkpoint format). A single column of bytes: the bytes. Otherwise the
 columns in order: a fixed one as its words of 8 bytes big-endian, one of bytes as a 4-byte

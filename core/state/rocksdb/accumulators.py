@@ -2,9 +2,9 @@
 
 Invariants:
     totals of a dirty entry are newer than the database's
-    totals of any other entry are the database's, at the latest once the pending snapshot is written
+    totals of any other entry equal the database's, once the pending snapshot is written
     entries <= 2 * capacity + the keys of one batch
-    a removed key keeps its entry until the database does not have the key any more
+    a removed key keeps its entry until the database no longer has the key
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from onceflow.core.state.rocksdb.database import (
 from onceflow.core.state.snapshots.canonical import StateRows
 
 PRELOAD_BATCH = 65_536
-"""Rows read from the database at a time; bounds the memory that reading needs."""
+"""The number of rows read from the database at once; bounds the memory that reading needs."""
 ROWS_CLEANED_MAX = 256
-"""Rows of the database that are checked for expiry after a batch: each costs some microseconds."""
+"""The number of rows of the database that are checked for expiry after a batch. Each costs some
+microseconds."""
 
 
 class RocksAccumulators(AccumulatorTable):
@@ -65,15 +66,16 @@ class RocksAccumulators(AccumulatorTable):
         self._dirty = np.zeros(1024, np.bool_)
         self._used = np.zeros(1024, np.int64)
         self._stored = np.zeros(1024, np.bool_)
-        """Whether the database may have the key, now or once the pending snapshot is written."""
+        """True if the database may have the key, now or once the pending snapshot is written."""
         self._clock = 0
         self._complete = True
-        """Whether every key is in memory: then the database need not be asked."""
+        """True if all keys are in memory: then the database need not be read."""
         self._stored_clean_at: tuple[int, bytes] = (0, b"")
-        """Where `clean` goes on: an index into the key groups, and the row key in that group."""
+        """The position at which `clean` continues: an index into the key groups, and the row key
+        there."""
 
     def preload(self) -> None:
-        """Read the database's rows into memory, as many as fit."""
+        """Read the database's rows into memory, until the capacity is reached."""
         prefix = state_prefix(self.shape.name)
         for group in self._groups:
             start = group_prefix(group) + prefix
@@ -91,7 +93,7 @@ class RocksAccumulators(AccumulatorTable):
         self.load(StateRows(np.full(len(batch), group, np.uint16), keys, values))
 
     def namespaces(self, bits: int = 0) -> Ints:
-        """Return the sorted distinct namespaces, here and in the database, shifted by `bits`."""
+        """Return the sorted distinct namespaces in memory and database, shifted by `bits`."""
         namespaces = set(super().namespaces(bits).tolist())
         if not self._complete:
             prefix = state_prefix(self.shape.name)
@@ -100,21 +102,21 @@ class RocksAccumulators(AccumulatorTable):
         return np.array(sorted(namespaces), np.int64)
 
     def _scan_namespaces(self, prefix: bytes, bits: int) -> Iterator[int]:
-        """Yield the namespaces of the rows with `prefix`, reading one row of each."""
+        """Yield the namespaces of the rows with `prefix`. Reads one row of each namespace."""
         start, stop = prefix, next_prefix(prefix)
-        # A new scan for each namespace jumps over all its other rows.
+        # A new scan for each namespace skips all its other rows.
         while row := next(self._database.scan(start, stop), None):
             namespace = int.from_bytes(row[0][len(prefix) :][:8], "big", signed=True)
             yield namespace >> bits
-            # Skips to the first row of the next namespace. Rows are sorted by unsigned bytes, so
-            # negative namespaces come last, and the one that follows -1 would be 0 again.
+            # Skip to the first row of the next namespace. Rows are sorted by unsigned bytes, so
+            # negative namespaces come last, and the successor of -1 would be 0 again.
             following = ((namespace >> bits) + 1) << bits
             if following == 0:
                 return
             start = prefix + (following % (1 << 64)).to_bytes(8, "big")
 
     def split_groups(self, part_count: int) -> list[range | None]:
-        """Return parts of the key groups, for `select`; one, None, if every key is in memory."""
+        """Return parts of the key groups for `select`; [None] if all keys are in memory."""
         if self._complete:
             return [None]
         groups = self._groups
@@ -122,9 +124,10 @@ class RocksAccumulators(AccumulatorTable):
         return [groups[start : start + step] for start in range(0, len(groups), step)]
 
     def select(self, first: int, stop: int, groups: range | None = None) -> Ints:
-        """Return the entries of namespaces `first` to `stop` - 1, read into memory before."""
+        """Read the rows of namespaces `first` to `stop` - 1 into memory. Return the entries."""
         if not self._complete:
-            # Rows are sorted by unsigned bytes: those of each sign are one range of the database.
+            # Rows are sorted by unsigned bytes, so those of each sign are one range of the
+            # database.
             for part in (range(max(first, 0), stop), range(first, min(stop, 0))):
                 if len(part):
                     self._fetch_namespaces(part, self._groups if groups is None else groups)
@@ -142,14 +145,14 @@ class RocksAccumulators(AccumulatorTable):
             self._add_rows(batch)
 
     def _add_rows(self, batch: list[tuple[bytes, bytes]]) -> Ints:
-        """Add those rows of the database that are not in memory; return their entries."""
+        """Add the rows of the database that are not in memory. Return their entries."""
         kind = pa.large_binary()
         encoded = pa.array([split_row_key(key)[2] for key, _ in batch], kind)
         columns = decode_keys(encoded, self.shape.empty_keys())
         used = self._index.end
         entries, _ = self._index.resolve(columns, self.shape.hash_entries(columns, None))
         self._reserve(used, self._index.end)
-        # Only rows that are not in memory: what is there is as new or newer, and may be dirty.
+        # Only rows that are not in memory: an entry in memory is as new or newer, and may be dirty.
         new = np.flatnonzero(entries >= used)
         if len(new):
             values = pa.array([batch[row][1] for row in new.tolist()], kind)
@@ -157,7 +160,7 @@ class RocksAccumulators(AccumulatorTable):
         return entries[new]
 
     def clean(self, count: int) -> None:
-        """Check some keys in memory and some rows of the database; remove those that expired."""
+        """Check some keys in memory and some rows of the database, and remove expired ones."""
         super().clean(count)
         if self.expiry is None or self._complete:
             return
@@ -165,7 +168,7 @@ class RocksAccumulators(AccumulatorTable):
         for _ in self._groups:
             number, start = self._stored_clean_at
             prefix = group_prefix(self._groups[number]) + state_prefix(self.shape.name)
-            # One row more than are checked: the next call goes on there.
+            # Read one more row than is checked: the next call continues there.
             rows = list(
                 islice(self._database.scan(start or prefix, next_prefix(prefix)), remaining + 1)
             )
@@ -178,7 +181,7 @@ class RocksAccumulators(AccumulatorTable):
             self._remove_expired(rows, self.expiry)
 
     def _remove_expired(self, rows: list[tuple[bytes, bytes]], expiry: Expiry) -> None:
-        """Remove the keys of rows that have expired, except those in memory, which may be newer."""
+        """Remove the keys of expired rows, except those in memory, which may be newer."""
         if not rows:
             return
         values = pa.array([value for _, value in rows], pa.large_binary())
@@ -187,12 +190,16 @@ class RocksAccumulators(AccumulatorTable):
             self.remove(self._add_rows([rows[row] for row in np.flatnonzero(expired).tolist()]))
 
     def freeze(self) -> Callable[[], list[Pair]]:
-        """Copy the dirty totals; return what encodes them as sorted pairs, on any thread."""
+        """Copy the dirty totals.
+
+        Return a function that encodes them as sorted pairs, on any thread.
+        """
         end = self._index.end
-        # Without keys that were added and removed since the last snapshot: no database has them.
+        # Skip keys that were added and removed since the last snapshot: the database does not have
+        # them.
         entries = np.flatnonzero(self._dirty[:end] & (self._stored | ~self._removed)[:end])
-        # Cleared before the pairs are written: until then the view, which the write queue holds, is
-        # what keeps the totals.
+        # Cleared before the pairs are written: until then the view, which the write queue holds,
+        # preserves the totals.
         self._dirty[:end] = False
         removed = self._removed[entries]
         self._stored[entries] = True
@@ -209,12 +216,12 @@ class RocksAccumulators(AccumulatorTable):
         return entries
 
     def find(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
-        """Return each row's entry, 0 if neither memory nor database has its namespace and key."""
+        """Return each row's entry, or 0 if neither memory nor database has its key."""
         self.fetch(namespaces, keys, hashes)
         return super().find(namespaces, keys, hashes)
 
     def fetch(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
-        """Read the totals of these namespaces and keys into memory, where they are not yet."""
+        """Read the totals of these namespaces and keys into memory if they are not there yet."""
         if self._complete or not len(hashes):
             return
         missing = np.flatnonzero(super().find(namespaces, keys, hashes) == 0)
@@ -223,7 +230,7 @@ class RocksAccumulators(AccumulatorTable):
             self._fetch_keys(namespaces[missing], mine, hashes[missing])
 
     def _fetch_keys(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
-        """Read the rows of these keys that the database has into memory."""
+        """Read the rows of these keys into memory if the database has them."""
         encoded = encode_keys((FixedKeys((namespaces.view(np.uint64),)), *keys)).to_pylist()
         groups = self.group_of_hashes(hashes).tolist()
         prefix = state_prefix(self.shape.name)
@@ -248,14 +255,14 @@ class RocksAccumulators(AccumulatorTable):
         self._stored[entries] = True
 
     def _read_totals(self, first: int) -> None:
-        """Read the totals of the entries from `first` on that the database has."""
+        """Read the totals of the entries from `first` on, as far as the database has them."""
         entries = np.arange(first, self._index.end)
         rows = self.view_of(entries).rows_of(slice(None))
         keys = [
             group_prefix(group) + state_prefix(self.shape.name) + key
             for group, key in zip(rows.groups.tolist(), rows.keys.to_pylist(), strict=True)
         ]
-        # Sorted, neighbouring rows are read from one block of the database.
+        # Sorted, because neighbouring rows are read from one block of the database.
         order = sorted(range(len(keys)), key=keys.__getitem__)
         values = self._database.get_many([keys[index] for index in order])
         known = [(index, value) for index, value in zip(order, values, strict=True) if value]
@@ -271,31 +278,29 @@ class RocksAccumulators(AccumulatorTable):
         self._clock += 1
         self._used[entries] = self._clock
         excess = len(self) - self._capacity
-        # Eviction waits for a pending snapshot to be written, until twice the capacity is used.
+        # Until twice the capacity is used, eviction waits for a pending snapshot to be written.
         if excess > 0 and (self._writes.is_empty or excess > self._capacity):
             self._evict()
 
     def _evict(self) -> None:
-        """Write dirty totals to the database; keep the half of the capacity that was used last."""
+        """Write dirty totals to the database. Keep half of the capacity: the entries used last."""
         self._writes.write(self.freeze()())
         entries = 1 + np.flatnonzero(~self._removed[1 : self._index.end])
         excess = len(entries) - max(self._capacity // 2, 1)
         if excess > 0:
             self._complete = False
-            # argpartition finds the entries used last without sorting all; `sort` puts the numbers
-            # of those kept back into their order, so that none overwrites another when they move
-            # down.
+            # argpartition finds the entries used last without sorting all. `sort` restores the
+            # order of the kept ones, so that none overwrites another when they are renumbered.
             entries = entries[np.sort(np.argpartition(self._used[entries], excess)[excess:])]
         self._keep_only(entries)
 
     def _pack(self) -> None:
         end = self._index.end
-        # A removed key that the database may still have keeps its entry until that is deleted
-        # there. Without it, the key would be read again.
+        # A removed key that the database may still have keeps its entry until the database has
+        # deleted it. Otherwise, the key would be read again.
         known = self._stored[1:end]
         if self._writes.is_empty:
-            # With nothing pending, a removed key that is clean has been deleted in the database
-            # already.
+            # If nothing is pending, the database has already deleted a removed key that is clean.
             known = known & self._dirty[1:end]
         self._keep_only(1 + np.flatnonzero(known | ~self._removed[1:end]))
 
@@ -306,7 +311,7 @@ class RocksAccumulators(AccumulatorTable):
 
 
 def _without_values(rows: StateRows, removed: npt.NDArray[np.bool_]) -> StateRows:
-    """Return `rows` with null as the value of those that were removed."""
+    """Return `rows` with null as the value of the removed ones."""
     if not removed.any():
         return rows
     none = pa.scalar(None, rows.values.type)

@@ -1,21 +1,20 @@
-"""A database of bytes to bytes on local disk: rows, the order of writes, and rocksdict itself.
+"""A database of bytes to bytes on local disk: its rows, the order of writes, and rocksdict itself.
 
 Row key (checkpoint format): key group, 2 bytes big-endian; length of the state's name, 1 byte; the
 name; the row's key as in the canonical form. So a range of key groups is a range of row keys.
 
-Writes come sorted and in bulk, so each becomes one file that RocksDB takes in as it stands: no
-write-ahead log, no memtable, nothing to flush at a checkpoint. Universal compaction keeps what is
-rewritten, and so uploaded again, to a few times what changed; levels would rewrite the whole
-database every few checkpoints.
+Writes are sorted and in bulk, so each becomes one file that RocksDB ingests unchanged: no
+write-ahead log, no memtable, nothing to flush at a checkpoint. With universal compaction, the
+rewritten bytes, which are uploaded again, are a few times the changed ones. Leveled compaction
+would rewrite the whole database every few checkpoints.
 
-A snapshot takes the owner's dirty entries away and leaves them here; the thread that uploads writes
-them and makes the copy that it uploads. Whoever must write before that happens (the owner, when its
-cache is full or at the next snapshot) does this first, so the copy never holds anything newer than
-its barrier.
+A snapshot takes the owner's dirty entries and stores them here. The thread that uploads writes them
+and creates the copy that it uploads. If the owner must write earlier (its cache is full, or the
+next snapshot begins), it does both first. So the copy never holds data newer than its barrier.
 
 Invariants:
-    writes reach the database in the order of the snapshots, and the owner's own after those pending
-    a copy is made right after its snapshot's writes, under the same lock
+    writes reach the database in the order of the snapshots, and the owner's own after pending ones
+    a copy is created right after its snapshot's writes, under the same lock
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from onceflow.core.state.keys.key_index import to_fixed_binary
 from onceflow.core.state.snapshots.canonical import Groups, StateRows
 
 Pair: TypeAlias = tuple[bytes, "bytes | None"]
-"""A row key and its value, None to delete it."""
+"""A row key and its value, or None to delete the row."""
 
 T = TypeVar("T")
 
@@ -63,38 +62,38 @@ _pack_group = struct.Struct(">H").pack
 
 
 def group_prefix(group: int) -> bytes:
-    """Return what the row keys of key group `group` begin with."""
+    """Return the prefix of the row keys of key group `group`."""
     return _pack_group(group)
 
 
 def state_prefix(name: str) -> bytes:
-    """Return what follows the key group in the row keys of state `name`."""
+    """Return the part of row keys of state `name` that follows the key group."""
     encoded = name.encode()
     return bytes([len(encoded)]) + encoded
 
 
 def split_row_key(data: bytes) -> tuple[int, str, bytes]:
-    """Return key group, state name and the rest of a row key."""
-    # 2 bytes of key group and 1 byte of length stand before the name.
+    """Return the key group, the state's name and the remaining bytes of a row key."""
+    # The name follows 2 bytes of key group and 1 byte of length.
     end = 3 + data[2]
     return int.from_bytes(data[:2], "big"), data[3:end].decode(), data[end:]
 
 
 def next_prefix(prefix: bytes) -> bytes:
-    """Return the smallest key after every key that begins with `prefix` (not only FF bytes)."""
-    # The prefix plus 1, as a number: where its last byte is FF the carry goes on into the others.
+    """Return the smallest key above all keys with `prefix`, which must not be all FF bytes."""
+    # The prefix plus 1, as a number: if its last byte is FF, the carry changes the others.
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
 def to_pairs(rows: StateRows, name: str) -> list[Pair]:
-    """Return rows as sorted pairs; a null value deletes."""
+    """Return the rows as sorted pairs. A null value deletes the row."""
     return sort_pairs(rows.groups, name, rows.keys, rows.values.to_pylist())
 
 
 def sort_pairs(
     groups: Groups, name: str, keys: pa.Array, values: Sequence[T]
 ) -> list[tuple[bytes, T]]:
-    """Return row key and value of rows of state `name`, sorted by row key."""
+    """Return the row keys and values of rows of state `name`, sorted by row key."""
     if not len(groups):
         return []
     kind = pa.large_binary()
@@ -110,43 +109,45 @@ def sort_pairs(
 
 
 def merge_pairs(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
-    """Return the pairs of every source, sorted; no two sources have a key in common."""
+    """Return the sorted pairs of all sources, which must not have common keys."""
     lists = [pairs for source in sources if (pairs := source())]
     if len(lists) == 1:
         return lists[0]
     pairs = [pair for part in lists for pair in part]
-    # Python's sort finds the sorted runs that the lists are and merges them.
+    # Python's sort detects the sorted runs and merges them.
     pairs.sort()
     return pairs
 
 
 _BLOOM_BITS_A_KEY = 10
-"""As RocksDB recommends: one look-up in a hundred for an absent key is in vain."""
+"""RocksDB's recommendation: one in a hundred look-ups of a missing key reads a file in vain."""
 _SORTED_RUNS = 8
-"""Files that may lie on each other before they are merged. A snapshot adds one; a merge is uploaded
-with the snapshot after it. 4, RocksDB's default, merges in most snapshots; more slow down reads."""
+"""The number of sorted files above which RocksDB merges them. A snapshot adds one file, and a merge
+is uploaded with the next snapshot. RocksDB's default, 4, would merge in most snapshots; more files
+slow down reads."""
 _UNMERGED_FILES = "rocksdb.num-files-at-level0"
 _UNMERGED_FILES_MAX = 20
-"""Files at which RocksDB would begin to slow down writes, by its own default."""
+"""The number of files at which RocksDB would slow down writes by default."""
 _FAILED_MERGES = "rocksdb.background-errors"
 _MERGE_WAIT_S = 10.0
 _MERGE_POLL_S = 0.02
 _NEVER = 1 << 30
-"""More files than a database ever has."""
+"""A number of files that no database reaches."""
 MANIFEST_BYTES_MAX = 128 << 10
-"""RocksDB's manifest grows with every file and is uploaded whole; past this it is begun anew."""
+"""The size above which RocksDB starts a new manifest. It grows with each file and is uploaded
+whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseOptions:
-    """Sizes of RocksDB's own memory."""
+    """The sizes of RocksDB's own memory."""
 
     block_cache_bytes: int
     write_buffer_bytes: int
 
 
 class Database:
-    """A RocksDB of this process, deleted on close; any thread may read, one at a time writes."""
+    """A RocksDB of this process, deleted on close. Any thread may read, one at a time may write."""
 
     def __init__(self, path: Path, options: DatabaseOptions) -> None:
         self.path = path
@@ -158,24 +159,24 @@ class Database:
         self._no_log.disable_wal = True  # type: ignore[method-assign,assignment]
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value at `key`."""
+        """Return the value at `key`, or None if there is none."""
         return self._database.get(key)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the value at each of `keys`; fastest when they are sorted."""
+        """Return the value at each of `keys`; fastest if they are sorted."""
         row_keys: list[Any] = list(keys)
         values: list[bytes | None] = self._database.get(row_keys) or []
         return values
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows from `start` to before `stop`, as of the first one asked for."""
+        """Yield the rows from `start` to before `stop`, as of the first `next`."""
         return _scan(self._database, start, stop)
 
     def write(self, pairs: Iterable[Pair]) -> None:
-        """Take `pairs`, sorted by key without repetition, all or none.
+        """Write `pairs`, which are sorted by key without repetition, all or none.
 
         Raises:
-            StateError: RocksDB cannot; the local disk is full, most likely.
+            StateError: RocksDB cannot write; the local disk is full, most likely.
         """
         iterator = iter(pairs)
         first = next(iterator, None)
@@ -184,9 +185,9 @@ class Database:
         file = str(self.path / f"{uuid4().hex}.sst")
         writer = SstFileWriter(self._options)
         options = IngestExternalFileOptions()
-        # RocksDB takes a link to the file instead of copying it.
+        # RocksDB links the file instead of copying it.
         options.set_move_files(True)
-        # Ingesting a file is atomic: when the disk is full, none of its rows is in the database.
+        # Ingesting a file is atomic: if the disk is full, none of its rows is in the database.
         with self._errors_of("take rows"):
             writer.open(file)
             for key, value in chain([first], iterator):
@@ -200,16 +201,16 @@ class Database:
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete the rows from `start` to before `stop`."""
         if start < stop:
-            # Without the write-ahead log, as all writes: after a crash the database is made anew
-            # from a checkpoint, and never opened again.
+            # Without the write-ahead log, like all writes: after a crash, a new database is created
+            # from a checkpoint, and this one is never opened again.
             with self._errors_of("delete rows"):
                 self._database.delete_range(start, stop, self._no_log)
 
     def link_to(self, path: Path) -> None:
-        """Leave a consistent copy at `path`, of hard links and a few small files.
+        """Create a consistent copy at `path`, of hard links and a few small files.
 
         Raises:
-            StateError: RocksDB cannot.
+            StateError: RocksDB cannot create the copy.
         """
         self._wait_for_merges()
         with self._errors_of("be copied"):
@@ -218,7 +219,7 @@ class Database:
 
     @contextmanager
     def _errors_of(self, work: str) -> Generator[None, None, None]:
-        """Turn rocksdict's errors, plain `Exception`s, into ours."""
+        """Convert rocksdict's errors, which are plain `Exception`s, to StateError."""
         try:
             yield
         except Exception as error:
@@ -227,10 +228,10 @@ class Database:
             ) from error
 
     def _wait_for_merges(self) -> None:
-        """Wait while RocksDB merges more files than it should have, for `_MERGE_WAIT_S` at most.
+        """Wait while there are too many unmerged files, for `_MERGE_WAIT_S` at most.
 
-        RocksDB's own wait has no end on a full disk, and holds the interpreter, so that the slot
-        falls silent. There is no wait once a merge has failed.
+        RocksDB's own wait never ends on a full disk, and holds the interpreter, so that the slot
+        stops responding. Does not wait after a failed merge.
         """
         deadline = time.monotonic() + _MERGE_WAIT_S
         while (
@@ -247,7 +248,7 @@ class Database:
 
 
 def scan_copy(path: Path, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of each range (start, stop) of the copy at `path`, which stays as it is."""
+    """Yield the rows of each range (start, stop) of the copy at `path`, without changing it."""
     options = Options(raw_mode=True)
     database = Rdict(str(path), options, access_type=AccessType.read_only(False))
     try:
@@ -259,9 +260,9 @@ def scan_copy(path: Path, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tup
 
 def _scan(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
     options = ReadOptions()
-    # RocksDB itself ends the iteration: rows beyond `stop` are not read and not passed to Python.
+    # RocksDB itself ends the iteration: rows beyond `stop` are neither read nor passed to Python.
     options.set_iterate_upper_bound(stop)
-    # A generator, so that `options` outlives the iterator, which does not keep its bound alive.
+    # A generator, so that `options` outlives the iterator, which does not keep the bound alive.
     items: Any = database.items(from_key=start, read_opt=options)
     yield from items
 
@@ -270,8 +271,9 @@ def _options(sizes: DatabaseOptions) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(Cache(sizes.block_cache_bytes))
     table.set_bloom_filter(_BLOOM_BITS_A_KEY, False)
-    # Indexes and filters stay out of the block cache: a few MB a million keys, and a file's filter
-    # is larger than a shard of the cache, so each look-up would read it again (85 µs, not 3).
+    # Indexes and filters are not in the block cache: they need a few MB for a million keys. A
+    # file's filter is larger than a shard of the cache, so each look-up would read it again (85 µs,
+    # not 3).
     table.set_format_version(5)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -290,23 +292,24 @@ def _options(sizes: DatabaseOptions) -> Options:
 
 
 PAIRS_A_SLICE = 512
-"""Pairs written before the interpreter is offered to the thread that processes: about 0.2 ms."""
+"""The number of pairs to write before the processing thread may run: about 0.2 ms."""
 _YIELD_S = 50e-6
-"""Any sleep offers the interpreter: this one is just long enough for another thread to take it."""
+"""The length of a sleep, just long enough for another thread to take the interpreter."""
 
 
 class PendingWrites:
-    """What one snapshot has to write, and where its copy of the database goes."""
+    """The pairs that one snapshot has to write, and the path of its copy of the database."""
 
     def __init__(self, pairs: Callable[[], Sequence[Pair]], copy: Path) -> None:
         self.pairs = pairs
         self.copy = copy
         self.wanted = True
-        """False once the snapshot is discarded: then the writes are still due, the copy is not."""
+        """False once the snapshot is discarded: then the writes are still needed, the copy is not.
+        """
 
 
 class WriteQueue:
-    """Writes of one store; at most one snapshot's are outstanding."""
+    """The writes of one store. At most one snapshot's writes are outstanding."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -316,42 +319,42 @@ class WriteQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every snapshot's writes are in the database."""
+        """True if the writes of all snapshots are in the database."""
         return self._pending is None
 
     def flush(self) -> None:
-        """Write what snapshots have pending into the database, and finish their copies."""
-        # Looked at without the lock, which an upload holds while it writes: only the owner's thread
+        """Write the pending pairs of snapshots to the database, and create their copies."""
+        # Checked without the lock, which an upload holds while it writes. Only the owner's thread
         # submits, so None stays None here.
         if self._pending is not None or self._closed:
             with self._lock:
                 self._flush(lambda pairs: pairs)
 
     def flush_in_background(self) -> None:
-        """The same, letting the owner's thread run between: a little slower."""
+        """Write the pending pairs like `flush`, but let the owner's thread run in between."""
         with self._lock:
             self._flush(_pace)
 
     def submit(self, pending: PendingWrites) -> None:
-        """Leave a snapshot's writes to `settle`; the ones before are done first."""
+        """Store a snapshot's writes as pending. Earlier pending writes are done first."""
         with self._lock:
             self._flush(lambda pairs: pairs)
             self._pending = pending
 
     def write(self, pairs: Sequence[Pair]) -> None:
-        """Write the owner's `pairs`, sorted by key, after all that is pending."""
+        """Write the owner's `pairs`, sorted by key, after all pending pairs."""
         with self._lock:
             self._flush(lambda pairs: pairs)
             self._database.write(pairs)
 
     def discard(self, pending: PendingWrites) -> None:
-        """Delete the snapshot's copy, made or not."""
+        """Delete the snapshot's copy, whether it exists or not."""
         with self._lock:
             pending.wanted = False
             shutil.rmtree(pending.copy, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the database once nobody writes; what is pending is lost. Safe to call twice."""
+        """Close the database after the current write. Pending pairs are lost. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -364,7 +367,8 @@ class WriteQueue:
         pending = self._pending
         if pending is None:
             return
-        # Before the copy is linked, under one lock: nothing newer than the barrier comes between.
+        # Written before the copy is linked, under one lock, so the copy has no data newer than the
+        # barrier.
         self._database.write(paced(pending.pairs()))
         if pending.wanted:
             self._database.link_to(pending.copy)

@@ -1,16 +1,16 @@
 """Bounded tables in memory over a RocksDB: entries, and map states.
 
-Of every state there are *fresh* entries, which the database does not have yet, and *clean* ones,
-which it has or will have once the pending snapshot is written. A working set that fits the cache is
-read and written at the speed of dicts; the database sees each changed entry once a snapshot.
+Each state has *fresh* entries, which the database does not have yet, and *clean* ones, which it has
+or will have once the pending snapshot is written. A working set that fits into the cache is read
+and written at the speed of dicts; the database gets each changed entry once a snapshot.
 
-A barrier waits for a snapshot, so that takes the dict of fresh entries as it is. Those *taken* join
-the clean ones afterwards, some with every batch: to move ten thousand at once takes milliseconds,
-and several times as many where the dict of clean ones has to grow.
+A barrier waits for a snapshot, so the snapshot takes the dict of fresh entries as it is. These
+*taken* entries join the clean ones afterwards, some with each batch: moving ten thousand at once
+takes milliseconds, and several times as long if the dict of clean ones has to grow.
 
 Invariants:
     an entry of a pending snapshot stays in memory until it is in the database
-    fresh entries are newer than those taken, and these than clean ones of the same keys
+    for the same key, fresh entries are newer than taken ones, and these newer than clean ones
     fresh entries < capacity / 2;  clean entries <= 2 * capacity
 """
 
@@ -61,28 +61,30 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 TAKEN_MAX = 8
-"""Snapshots whose entries a look-up goes through; at one more, all join the clean ones at once."""
+"""The number of snapshots whose entries a look-up searches. Above it, all join the clean ones at
+once."""
 JOINING_MIN = 2_048
-"""Entries that join with each batch at least: about half a millisecond."""
+"""The minimum number of entries that join with each batch: about half a millisecond."""
 EVICTED_SHARE = 64
-"""The share of the capacity that is forgotten at once: one in so many."""
+"""The fraction of the capacity that is evicted at once: 1 / EVICTED_SHARE."""
 ASKED_OF_OFFERED_MAX = 64
 IN_VAIN_MAX = 3
-"""After so many batches with an entry asked for at less than one key in 64, none is prefetched."""
+"""The number of batches after which prefetching stops, if in each of them less than one entry was
+read for 64 keys."""
 
 
 class RowFormat:
-    """How a Python key and an entry become a row: for value states."""
+    """The conversion of a Python key and an entry to a row, for value states."""
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
 
     def group_key(self, key: Any) -> Any:
-        """Return the part of an entry's key that decides its key group."""
+        """Return the part of an entry's key that determines its key group."""
         return key
 
     def group_keys(self, keys: Sequence[Any]) -> Sequence[Any]:
-        """Return `group_key` of each."""
+        """Return `group_key` of each key."""
         return keys
 
     def row_key(self, key: Any) -> bytes:
@@ -90,11 +92,11 @@ class RowFormat:
         return encode_key(key)
 
     def row_keys(self, keys: Sequence[Any]) -> pa.Array:
-        """Return `row_key` of each."""
+        """Return `row_key` of each key."""
         return encode_python_keys(keys)
 
     def pack(self, entry: Any) -> bytes:
-        """Return the row's value."""
+        """Return the row's value for an entry."""
         return self.cells.to_bytes(entry)
 
     def unpack(self, data: bytes) -> Any:
@@ -102,19 +104,19 @@ class RowFormat:
         return self.cells.from_bytes(data)
 
     def key_of(self, data: bytes) -> Any:
-        """Return the entry's key that `row_key` made `data` of."""
+        """Return the entry's key that `row_key` encoded as `data`."""
         return decode_key(data)
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
-        """Return what of `entry` has not expired: itself, another entry, or ABSENT."""
+        """Return the part of `entry` that has not expired: itself, another entry, or ABSENT."""
         return ABSENT if expired(entry) else entry
 
 
 class ListFormat(RowFormat):
-    """Entries of list states: each is a list of stored elements."""
+    """The format of list states, whose entries are lists of stored elements."""
 
     def pack(self, entry: Any) -> bytes:
-        """Return the row's value."""
+        """Return the row's value for a list."""
         return pack_list(entry, self.cells)
 
     def unpack(self, data: bytes) -> Any:
@@ -127,7 +129,7 @@ class ListFormat(RowFormat):
 
 
 class MapFormat(RowFormat):
-    """For map states: an entry's key is a pair of key and map key, the latter as it is stored."""
+    """The format of map states: an entry's key is a pair of the key and the stored map key."""
 
     def group_key(self, key: Any) -> Any:
         """Return the key of the pair."""
@@ -142,17 +144,17 @@ class MapFormat(RowFormat):
         return map_row_key(*key)
 
     def key_of(self, data: bytes) -> Any:
-        """Return the pair."""
+        """Return the pair that `row_key` encoded as `data`."""
         key, map_key = split_map_row_key(data)
         return key, to_stored_map_key(map_key)
 
     def row_keys(self, keys: Sequence[Any]) -> pa.Array:
-        """Return the row's key of each pair."""
+        """Return the row's key for each pair."""
         return pa.array([map_row_key(*key) for key in keys], pa.large_binary())
 
 
 class RocksEntries(EntryTable):
-    """Entries of one state: fresh ones over clean ones over the database."""
+    """The entries of one state: fresh ones over clean ones over the database."""
 
     def __init__(
         self,
@@ -175,30 +177,33 @@ class RocksEntries(EntryTable):
         self.fresh_max = capacity >> 1
         self._max_parallelism = max_parallelism
         self._complete = complete
-        """Whether every entry is in memory, so that one that is not there is nowhere."""
+        """True if all entries are in memory: then an entry that is not in memory does not exist."""
         self._clean: dict[Any, Any] = {}
         self._taken: list[dict[Any, Any]] = []
-        """By snapshots, the last one first; uploading threads read them."""
+        """The entries taken by each snapshot, the last snapshot first. Uploading threads read them.
+        """
         self._joining: Iterator[tuple[Any, Any]] = iter(())
-        """What of the first of them has not joined the clean entries."""
+        """The entries of the oldest of these dicts that have not joined the clean entries yet."""
         self.forget: Callable[[Any], None] = self.delete
-        """Deletes an entry that has expired."""
+        """A function that deletes an expired entry."""
         self._clean_at: tuple[int, bytes] = 0, b""
-        """How many key groups have been cleaned, and the row key to go on at in the next one."""
+        """The number of key groups that have been cleaned, and the row key to continue at in the
+        next one."""
         self.spilled: Callable[[], None] = lambda: None
-        """Called when all fresh entries have gone to the database between two snapshots."""
+        """A callback for when all fresh entries were written to the database between two snapshots.
+        """
         self._asked = 0
-        """How many older entries were asked for since `prefetch`."""
+        """The number of older entries that were read since `prefetch`."""
         self._offered = 0
-        """How many keys that `prefetch` was called for."""
+        """The number of keys that were passed to `prefetch`."""
         self._in_vain = 0
-        """How many times in a row next to none was asked for."""
+        """The number of successive batches of which almost no entry was read."""
 
     def find_older(self, key: Any) -> Any:
-        """Return the entry taken or clean, or the database's, or ABSENT."""
+        """Return the taken or clean entry, or the database's, or ABSENT."""
         self._asked += 1
-        # Newest first, for an entry may have been taken by several snapshots; clean ones are older
-        # than all of these, and the database's are the oldest.
+        # Newest first: several snapshots may have taken an entry. Clean entries are older than
+        # taken ones, and the database's are the oldest.
         for taken in self._taken:
             entry = taken.get(key, ABSENT)
             if entry is not ABSENT:
@@ -209,20 +214,20 @@ class RocksEntries(EntryTable):
             row_key = group_prefix(group) + self._prefix + self._format.row_key(key)
             data = self._database.get(row_key)
             entry = DELETED if data is None else self._format.unpack(data)
-            # An absence is remembered, too: the next look-up of the key need not ask the database.
+            # A missing entry is cached, too, so that the next look-up need not read the database.
             self._clean[key] = entry
             if len(self._clean) > self._capacity:
                 self._evict(0)
         return ABSENT if entry is DELETED else entry
 
     def prefetch(self, keys: Sequence[Any]) -> None:
-        """Bring the database's entries at these distinct keys into memory, as many as fit.
+        """Read the database's entries at these distinct keys into memory, as many as fit.
 
-        Not those of a state that is seldom asked for, as timers of which few are changed.
+        Reads nothing for a state whose entries are seldom used, such as timers that seldom change.
         """
         if self._complete:
             return
-        # Judged by the batch before: how many of the keys offered then did anybody ask for?
+        # Decided by the previous batch: how many of its prefetched entries were used?
         in_vain = self._asked * ASKED_OF_OFFERED_MAX < self._offered
         self._in_vain = self._in_vain + 1 if in_vain else 0
         self._asked, self._offered = 0, len(keys)
@@ -232,7 +237,8 @@ class RocksEntries(EntryTable):
         clean = self._clean
         for there in (self.fresh, *self._taken, clean):
             absent = [key for key in absent if key not in there]
-        # Half of the capacity at most: what is fetched must not evict itself before it is used.
+        # At most half of the capacity, so that fetched entries are not evicted before they are
+        # used.
         absent = absent[: self._capacity // 2]
         if len(clean) + len(absent) > self._capacity:
             self._evict(len(absent))
@@ -243,15 +249,18 @@ class RocksEntries(EntryTable):
             clean[key] = DELETED if data is None else self._format.unpack(data)
 
     def delete(self, key: Any) -> None:
-        """Leave no entry at `key`."""
+        """Delete the entry at `key`."""
         self.put(key, DELETED)
 
     def freeze(self) -> Callable[[], list[Pair]]:
-        """Take the fresh entries away; return what turns them into sorted pairs, on any thread."""
+        """Take the fresh entries.
+
+        Return a function that encodes them as sorted pairs, on any thread.
+        """
         frozen, self.fresh = self.fresh, {}
         if frozen:
             if not self._taken:
-                # Only the oldest dict joins, so the iterator is begun only where this one is the
+                # Only the oldest dict joins, so the iterator starts only if this dict is the
                 # oldest.
                 self._joining = iter(frozen.items())
             self._taken.insert(0, frozen)
@@ -260,7 +269,7 @@ class RocksEntries(EntryTable):
         return lambda: self._pairs(frozen)
 
     def join(self, count: int) -> None:
-        """Let entries that snapshots have taken join the clean ones: `count` and some more."""
+        """Move about `count` taken entries to the clean ones, plus at least JOINING_MIN."""
         if self._taken:
             self._move(count + JOINING_MIN)
         if len(self._clean) > self._capacity:
@@ -288,9 +297,9 @@ class RocksEntries(EntryTable):
         return sort_pairs(groups, self._name, self._format.row_keys(keys), values)
 
     def all(self, key_groups_owned: range) -> Iterator[tuple[Any, Any]]:
-        """Yield every key and its value."""
+        """Yield each key and its value."""
         thaw = self.cells.thaw
-        # Oldest first: `update` lets the newer entry win.
+        # Oldest first, so that `update` lets the newer entry win.
         newer = dict(self._clean)
         for entries in (*reversed(self._taken), self.fresh):
             newer.update(entries)
@@ -305,15 +314,15 @@ class RocksEntries(EntryTable):
                 yield key, thaw(entry)
 
     def clean(self, count: int, key_groups_owned: range) -> None:
-        """Look at `count` further rows; delete what of them has expired.
+        """Check `count` further rows, and delete expired entries.
 
-        rocksdict offers no filter for compactions, which would do it on the way. Deleted rows go
-        with the next one.
+        rocksdict offers no compaction filters, which could do this during compaction. The next
+        compaction removes the deleted rows.
         """
         serializer = self.cells.serializer
         if not isinstance(serializer, ExpiringSerializer):
             return
-        # One round over all key groups at the most, also where `count` is greater than their rows.
+        # At most one round over all key groups, even if `count` is greater than the number of rows.
         for _ in key_groups_owned:
             number, start = self._clean_at
             prefix = group_prefix(key_groups_owned[number % len(key_groups_owned)]) + self._prefix
@@ -331,8 +340,8 @@ class RocksEntries(EntryTable):
         if self._format.filter_alive(entry, expired) is entry:
             return
         key = self._format.key_of(row_key)
-        # The database's row may be out of date: what counts is the newest entry in memory, which a
-        # snapshot has yet to write.
+        # The database's row may be outdated: the newest entry is the one in memory, if there is one
+        # that a snapshot has yet to write.
         entry = self.find(key)
         alive = entry if entry is ABSENT else self._format.filter_alive(entry, expired)
         if alive is ABSENT and entry is not ABSENT:
@@ -349,16 +358,17 @@ class RocksEntries(EntryTable):
         self._evict(0)
 
     def _evict(self, room: int) -> None:
-        """Forget the oldest clean entries, once the database has them all, so that `room` more fit.
+        """Evict the oldest clean entries so that `room` more fit, after writing pending pairs.
 
-        And some more; not half of them, for which everything would wait.
+        Also evicts a small share of the capacity. Evicting half of it at once would stop
+        processing.
         """
-        # Clean entries of a pending snapshot are not in the database yet. Waiting for its write is
-        # avoided until the table is twice as big as it should be.
+        # Clean entries of a pending snapshot are not in the database yet. Do not wait for its write
+        # until the table is twice as large as it should be.
         if self._writes.is_empty or len(self._clean) > 2 * self._capacity:
             self._writes.flush()
             self._complete = False
-            # A dict keeps the order of insertion, so its first keys are those that came first.
+            # A dict keeps the order of insertion, so its first keys are the oldest.
             kept = max(self._capacity - self._capacity // EVICTED_SHARE - room, 0)
             for key in list(islice(self._clean, max(len(self._clean) - kept, 0))):
                 del self._clean[key]
@@ -372,16 +382,17 @@ class RocksEntries(EntryTable):
 
 
 class RocksMapState(MapState[K, V]):
-    """A map state whose entries are rows: `get` and `put` of a large map touch one of them."""
+    """A map state whose entries are rows: `get` and `put` of a large map access one row."""
 
     def __init__(self, table: RocksEntries, keys: MapKeys) -> None:
         self._table = table
         self._keys = keys
         self._touched: dict[Any, dict[Any, None]] = {}
         self._touched_before: dict[Any, dict[Any, None]] = {}
-        """Map keys by key, changed since and in the last snapshot: the database may lack them.
+        """The map keys changed since the last snapshot, and in it, by key. The database may lack
+        them.
 
-        They are as `to_stored_map_key` returns them.
+        They are results of `to_stored_map_key`.
         """
         table.spilled = self._forget_touched
         table.forget = self._forget_pair
@@ -392,37 +403,37 @@ class RocksMapState(MapState[K, V]):
         return None if stored is ABSENT else self._table.cells.thaw(stored)
 
     def put(self, key: K, value: V) -> None:
-        """Put `value` under `key`."""
+        """Set the value under `key`."""
         self._change(self._keys.to_put(key), self._table.cells.freeze(value))
 
     def remove(self, key: K) -> None:
-        """Forget `key`."""
+        """Remove `key`."""
         if self.contains(key):
             self._change(to_stored_map_key(key), DELETED)
 
     def contains(self, key: K) -> bool:
-        """Tell whether `key` is there."""
+        """Return True if `key` exists."""
         stored_key = to_stored_map_key(key)
         return self._table.find((self._table.current.key, stored_key)) is not ABSENT
 
     def keys(self) -> Iterator[K]:
-        """Return the keys as of now."""
+        """Return the keys at the time of the call."""
         return iter(list(map(from_stored_map_key, self._read_all())))
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of now."""
+        """Return the entries at the time of the call."""
         thaw = self._table.cells.thaw
         return iter(
             [(from_stored_map_key(key), thaw(stored)) for key, stored in self._read_all().items()]
         )
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Remove all entries."""
         for key in list(self._read_all()):
             self._change(key, DELETED)
 
     def note_snapshot(self) -> None:
-        """Hear that the fresh entries have been taken away."""
+        """Record that a snapshot has taken the fresh entries."""
         self._touched_before, self._touched = self._touched, {}
 
     def _forget_pair(self, pair: tuple[Any, Any]) -> None:
@@ -434,13 +445,13 @@ class RocksMapState(MapState[K, V]):
         self._touched, self._touched_before = {}, {}
 
     def _change(self, key: Any, entry: Any) -> None:
-        """Make `entry` that of a map key as it is stored."""
+        """Set the entry of a map key, which is in its stored form."""
         table = self._table
         self._touched.setdefault(table.current.key, {})[key] = None
         table.put((table.current.key, key), entry)
 
     def _read_all(self) -> dict[Any, Any]:
-        """Return every entry by its map key as it is stored."""
+        """Return all entries, by their map keys in stored form."""
         table, outer = self._table, self._table.current.key
         entries = {
             to_stored_map_key(decode_key(data)): table.cells.from_bytes(value)

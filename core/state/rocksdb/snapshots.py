@@ -1,16 +1,17 @@
-"""Snapshots of a RocksDB store: their files in storage, their upload, and the way back.
+"""The snapshots of a RocksDB store: their files in storage, their upload, and their restore.
 
 A native snapshot is one *manifest* and a handle for each of the database's large files. The
-manifest (MessagePack) names the handle of each file, holds the small files themselves, and says for
-which key groups and states the database is.
+manifest (MessagePack) names the handle of each file, contains the small files themselves, and lists
+the key groups and states of the database.
 
-A large file never changes and its name is never used again by the same database, so a later
-snapshot of that database may name the handle again, once a completed checkpoint holds it.
+A large file never changes, and the same database never reuses its name. So a later snapshot of that
+database may reference its handle again, once a completed checkpoint holds it.
 
-The native snapshot that shares most key groups with the new store becomes its database as it
-stands; what lies outside is deleted by range. The rows of the others, and of canonical parts, are
-read and written into it. Only then are the files of the first one known to be in a completed
-checkpoint; they may be named again if their handles are for all of the new store's key groups.
+The native snapshot that shares most key groups with the new store becomes its database unchanged;
+rows of other key groups are deleted by range. The rows of the other snapshots, and of canonical
+parts, are read and written into it. Only the files of the first snapshot are then known to be in a
+completed checkpoint. They may be referenced again if their handles cover all key groups of the new
+store.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.stored_names import UnsafeName, resolve_file_name
 
 FORMAT = 2
-"""2: a map's decimal keys are without zeros behind their last digit, instants in their own unit."""
+"""Format 2: decimal map keys have no trailing zeros, and instants are in their own unit."""
 MANIFEST_PREFIX = "rocksdb-manifest"
 _LARGE = ".sst"
 FILES_AT_ONCE = 4
-"""Files of one snapshot that are on their way to storage or back at one time."""
+"""The number of files of one snapshot that are uploaded or downloaded at once."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a native snapshot says about itself."""
+    """The description of a native snapshot."""
 
     format: int
     max_parallelism: int
@@ -76,16 +77,16 @@ class Manifest(msgspec.Struct, frozen=True):
     key_group_stop: int
     states: tuple[tuple[str, str, str], ...]
     files: dict[str, str]
-    """The database's name of a large file, to the name of its handle."""
+    """The name of each large file in the database, to the name of its handle."""
     small_files: dict[str, bytes]
 
     @property
     def key_groups(self) -> range:
-        """The key groups that the database holds."""
+        """The key groups of the database."""
         return range(self.key_group_start, self.key_group_stop)
 
     def metas(self) -> list[StateMeta]:
-        """Return the states that the database holds."""
+        """Return the states of the database."""
         return [StateMeta(name, kind, signature) for name, kind, signature in self.states]  # type: ignore[arg-type]
 
 
@@ -99,18 +100,19 @@ def upload_copy(
     *,
     shared: bool,
 ) -> tuple[tuple[StateHandle, ...], FileHandles]:
-    """Write what is not `known`; return all handles of the snapshot, and those of its large files.
+    """Upload the files that are not `known`. Return all handles, and those of the large files.
 
-    `unique` makes the names of files unlike those of any other database and checkpoint.
+    `unique` makes file names differ from those of any other database and checkpoint.
     """
     paths = sorted(copy.iterdir())
-    # Only table files are immutable and named once, so only they are shared between snapshots. The
-    # others (MANIFEST, CURRENT, OPTIONS) are small, and travel inside our manifest.
+    # Only table files are immutable and have unique names, so only they are shared between
+    # snapshots. The others (MANIFEST, CURRENT, OPTIONS) are small, and are stored in our manifest.
     small = {path.name: path.read_bytes() for path in paths if path.suffix != _LARGE}
     large = [path for path in paths if path.suffix == _LARGE]
 
     def write_file(path: Path) -> StateHandle:
-        # The database never writes a table file twice under one name, so the name is the content.
+        # The database never writes two table files with one name, so the name identifies the
+        # content.
         if path.name in known:
             return known[path.name]
         name = f"{unique}-{path.name}"
@@ -133,12 +135,12 @@ def upload_copy(
 
 
 def file_prefix(database_id: str, checkpoint: CheckpointId) -> str:
-    """Return what makes the names of one snapshot's files unique."""
+    """Return the prefix that makes the names of one snapshot's files unique."""
     return f"{database_id}-{checkpoint}"
 
 
 def is_manifest(handle: StateHandle) -> bool:
-    """Tell whether `handle` is the manifest of a native snapshot."""
+    """Return True if `handle` is the manifest of a native snapshot."""
     return handle.name.startswith(MANIFEST_PREFIX)
 
 
@@ -150,7 +152,7 @@ def read_manifest(reader: StateReader, handle: StateHandle, context: StateContex
 
     Raises:
         StateIncompatible: Written with another max parallelism, or by a newer onceflow.
-        StateCorrupt: The bytes pass their checksum and still are no manifest.
+        StateCorrupt: The bytes pass their checksum, but are no manifest.
     """
     try:
         manifest = _MANIFESTS.decode(reader.read(handle))
@@ -167,7 +169,7 @@ def read_manifest(reader: StateReader, handle: StateHandle, context: StateContex
 def download_copy(
     reader: StateReader, manifest: Manifest, handles: Mapping[str, StateHandle], directory: Path
 ) -> FileHandles:
-    """Leave the manifest's database in `directory`; return the handles of its large files.
+    """Download the manifest's database to `directory`. Return the handles of its large files.
 
     Raises:
         CheckpointCorrupt: A file is damaged or missing.
@@ -195,7 +197,7 @@ def download_copy(
 
 
 def _call_in_parallel(call: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """Return what `call` returns for each of `items`, some at once: storage may be far away."""
+    """Return the result of `call` for each of `items`, several at once: storage may be slow."""
     if len(items) < 2:
         return [call(item) for item in items]
     with ThreadPoolExecutor(min(len(items), FILES_AT_ONCE), "state-file") as threads:
@@ -203,20 +205,20 @@ def _call_in_parallel(call: Callable[[_Item], _Result], items: Sequence[_Item]) 
 
 
 Upload: TypeAlias = Callable[[StateWriter, Path], tuple[StateHandle, ...]]
-"""Writes a copy of the database; returns the handles of the snapshot."""
+"""A function that uploads a copy of the database and returns the handles of the snapshot."""
 
 SCAN_ROWS = 32_768
 
 
 class Frozen:
-    """A snapshot's writes and the copy of the database that they lead to."""
+    """A snapshot's writes, and the copy of the database that includes them."""
 
     def __init__(self, writes: WriteQueue, pending: PendingWrites) -> None:
         self._writes = writes
         self._pending = pending
 
     def copy(self) -> Path:
-        """Return where the copy is, made if need be. Any thread."""
+        """Create the copy if needed, and return its path. Any thread."""
         self._writes.flush_in_background()
         return self._pending.copy
 
@@ -226,21 +228,21 @@ class Frozen:
 
 
 class RocksSnapshot(PendingKeyedSnapshot):
-    """A snapshot on its way to storage."""
+    """A snapshot that is being uploaded."""
 
     def __init__(self, frozen: Frozen, upload: Upload) -> None:
         self._frozen = frozen
         self._upload = upload
 
     def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
-        """Write the dirty entries, copy the database by hard links, upload what storage lacks."""
+        """Write the dirty entries, copy the database by hard links, and upload new files."""
         try:
             return self._upload(writer, self._frozen.copy())
         finally:
             self._frozen.discard()
 
     def discard(self) -> None:
-        """Delete the copy; the entries still go to the database when it is written next."""
+        """Delete the copy. The entries are still written to the database at its next write."""
         self._frozen.discard()
 
 
@@ -257,20 +259,20 @@ def read_rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[Stat
 
 
 WRITE_BATCH = 131_072
-"""Rows that one write puts into the database at a restore."""
+"""The number of rows that a restore writes to the database at once."""
 _END_OF_GROUPS = b"\xff\xff"
 
 
 @dataclass(slots=True)
 class RestoredDatabase:
-    """A database that holds the restored rows, their states, and the files that storage has."""
+    """A database with the restored rows, their states, and the files that storage has."""
 
     database: Database
     metas: dict[str, StateMeta] = field(default_factory=dict[str, StateMeta])
     files: FileHandles = field(default_factory=dict[str, StateHandle])
 
     def add(self, metas: Iterable[StateMeta], context: StateContext) -> None:
-        """Take note of the states of one more snapshot."""
+        """Add the states of one more snapshot."""
         for meta in metas:
             self.metas.setdefault(meta.name, meta).check_equal(meta, str(context))
 
@@ -286,7 +288,8 @@ def restore(
 
     Raises:
         StateIncompatible: Written with another max parallelism, or by another backend and not in
-            the canonical form.
+            the
+            canonical form.
         CheckpointCorrupt: A file is damaged or missing.
     """
     by_name = {handle.name: handle for handle in handles}
@@ -295,8 +298,8 @@ def restore(
     ]
     _check_kinds(by_name, manifests, context)
     sharing = [manifest for manifest in manifests if _common(manifest, context)]
-    # The snapshot with most of our key groups is taken as files; rows of the others are copied,
-    # which is slower.
+    # The snapshot with most of our key groups is downloaded as files. The rows of the others are
+    # copied, which is slower.
     sharing.sort(key=lambda manifest: -len(_common(manifest, context)))
     files: FileHandles = {}
     if sharing:
@@ -306,8 +309,8 @@ def restore(
         for manifest in manifests:
             restored.add(manifest.metas(), context)
         if sharing:
-            # Key groups that are another subtask's now: left here, the next snapshot would hold
-            # them, and a later restore would find them twice.
+            # These key groups belong to another subtask now. If they stayed, the next snapshot
+            # would contain them, and a later restore would find them twice.
             _clip(restored.database, sharing[0], context)
             if _covers(files.values(), context):
                 restored.files = files
@@ -342,7 +345,7 @@ def _common(manifest: Manifest, context: StateContext) -> range:
 
 
 def _clip(database: Database, manifest: Manifest, context: StateContext) -> None:
-    """Delete what lies outside of the context's key groups."""
+    """Delete the rows outside of the context's key groups."""
     if manifest.key_groups.start < context.key_groups.start:
         database.delete_range(group_prefix(0), group_prefix(context.key_groups.start))
     if manifest.key_groups.stop > context.key_groups.stop:
@@ -350,7 +353,7 @@ def _clip(database: Database, manifest: Manifest, context: StateContext) -> None
 
 
 def _covers(handles: Iterable[StateHandle], context: StateContext) -> bool:
-    """Tell whether all of `handles` are for all of the context's key groups, and shared."""
+    """Return True if all of `handles` are shared and cover all of the context's key groups."""
     groups = context.key_groups
     return all(
         handle.shared

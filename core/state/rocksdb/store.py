@@ -1,4 +1,4 @@
-"""Keyed state in a RocksDB of the slot, with incremental snapshots."""
+"""Keyed state in a RocksDB on the slot's disk, with incremental snapshots."""
 
 from __future__ import annotations
 
@@ -85,9 +85,10 @@ from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 
 CHECKED_ROWS = 64
-"""Rows of a restored state that are unpacked when it opens, to see that they can be."""
+"""The number of rows of a restored state that are decoded when it opens, to check its type."""
 CHECKED_GROUPS = 1_024
-"""A look into a key group without rows costs some microseconds."""
+"""The maximum number of key groups to search for these rows: an empty one costs some microseconds.
+"""
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -138,7 +139,7 @@ class RocksDBStore(KeyedStateStore):
         """Return a store that holds the restored rows of the context's key groups.
 
         Its database is a new directory in `home`. `cache_entries` of each state are held in memory.
-        With `incremental`, a snapshot shares files with completed checkpoints.
+        If `incremental`, a snapshot shares files with completed checkpoints.
 
         Raises:
             StateIncompatible, CheckpointCorrupt: See `StateBackend.open`.
@@ -160,7 +161,7 @@ class RocksDBStore(KeyedStateStore):
         )
 
     def set_current_key(self, key: Any) -> None:
-        """Make `key` the current key."""
+        """Select the current key."""
         self._current.key = key
 
     def current_key(self) -> Any:
@@ -168,14 +169,18 @@ class RocksDBStore(KeyedStateStore):
         return self._current.key
 
     def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
-        """Yield every key and its value."""
+        """Yield each key and its value."""
         return self._tables[descriptor.name].all(self._context.key_groups)
 
     def prefetch(self, keys: Sequence[Any]) -> None:
-        """Read what is not in memory, all at once; map states read entries when they are asked."""
+        """Read missing entries of these keys at once.
+
+        Map states read their entries only on access.
+        """
         distinct = list(dict.fromkeys(keys))
         for table in self._tables.values():
-            # More than a batch of these keys usually changes, so that taken entries become fewer.
+            # More entries than a batch usually changes, so that the number of taken entries
+            # decreases.
             table.join(2 * len(distinct))
         for table in self._by_key:
             table.prefetch(distinct)
@@ -270,10 +275,10 @@ class RocksDBStore(KeyedStateStore):
         return table
 
     def _check_readable(self, stored: StateMeta, asked: StateMeta, row_format: RowFormat) -> None:
-        """Refuse a state whose rows its type no longer takes.
+        """Raise StateIncompatible if the state's type can no longer read its rows.
 
-        All are read where the type takes some values of the old one alone; else a few of them, and
-        the others when their keys come.
+        If the new type can read only some values of the old one, all rows are read. Otherwise only
+        a few are read here, and the others when their keys occur.
 
         Raises:
             StateIncompatible: A row does not read as the type.
@@ -294,29 +299,32 @@ class RocksDBStore(KeyedStateStore):
             row_format.unpack(value)
 
     def _claim(self, meta: StateMeta) -> StateMeta | None:
-        """Return what is restored of a state; what is not taken of it is deleted."""
+        """Return the restored description of a state.
+
+        If the state may not be used, delete its rows.
+        """
         was_there = meta.name in self._metas
         stored = self._restored.claim(meta)
-        # The user allowed the loss of this state. Its rows must go before new ones are written, or
-        # a later snapshot would hold both under one name.
+        # The user allowed the loss of this state. Its rows must be deleted before new ones are
+        # written: otherwise a later snapshot would hold both under one name.
         if was_there and stored is None:
             self._delete(meta.name)
         self._metas[meta.name] = meta
         return stored
 
     def clean(self, count: int) -> None:
-        """Delete what has expired of the next rows."""
+        """Delete the expired ones of the next rows."""
         for table in self._tables.values():
             table.clean(count, self._context.key_groups)
         for aggregates in self._aggregates.values():
             aggregates.clean(count)
 
     def list_restored_names(self) -> frozenset[str]:
-        """Return the names of restored states that nobody has asked for yet."""
+        """Return the names of restored states that were not asked for yet."""
         return frozenset(meta.name for meta in self._restored.list_unclaimed())
 
     def finish_open(self) -> tuple[str, ...]:
-        """Refuse or delete what nobody has asked for."""
+        """Refuse or delete the states that were not asked for."""
         for meta in self._restored.drop_unclaimed():
             self._delete(meta.name)
             del self._metas[meta.name]
@@ -329,7 +337,7 @@ class RocksDBStore(KeyedStateStore):
             self._database.delete_range(start, next_prefix(start))
 
     def _convert_totals(self, stored: StateMeta, shape: AccumulatorShape) -> None:
-        """Write the totals anew, in the layout of `shape`."""
+        """Write the totals again, in the layout of `shape`."""
 
         def convert(values: list[bytes]) -> list[bytes]:
             packed = shape.convert_totals(stored, pa.array(values, pa.large_binary()))
@@ -338,7 +346,7 @@ class RocksDBStore(KeyedStateStore):
         self._rewrite(shape.name, convert)
 
     def _stamp(self, meta: StateMeta, serializer: Any) -> None:
-        """Write the rows anew, as used just now: the state has a time to live from here on."""
+        """Write the rows again with now as their last use: the state now has a time to live."""
         self._rewrite(
             meta.name,
             lambda values: [stamp_value(value, meta.kind, serializer) for value in values],
@@ -355,20 +363,20 @@ class RocksDBStore(KeyedStateStore):
                 )
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Take the dirty entries of every state; they are written by the thread that uploads."""
+        """Take the dirty entries of all states. The uploading thread writes them."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_native(checkpoint))
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Do what `snapshot` does; the upload reads every row."""
+        """Take the dirty entries like `snapshot`. The upload reads all rows."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Do what `snapshot` does, with every file written anew: checkpoints share none with it."""
+        """Take the dirty entries like `snapshot`. The upload shares no files with checkpoints."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_alone(checkpoint))
 
     def _freeze(self, checkpoint: CheckpointId) -> Frozen:
         taken = [freeze() for freeze in self._freezers]
-        # Below the database's own directory, and so on the same disk: hard links need that.
+        # Below the database's own directory, so that it is on the same disk, as hard links require.
         copy = self._database.path / f"copy-{checkpoint}-{uuid4().hex}"
         # Nothing is encoded yet: the barrier waits here, and encoding takes far longer than taking.
         pending = PendingWrites(lambda: merge_pairs(taken), copy)
@@ -421,11 +429,11 @@ class RocksDBStore(KeyedStateStore):
         return upload
 
     def notify_completed(self, checkpoint: CheckpointId) -> None:
-        """Let later snapshots name the files of `checkpoint` again."""
+        """Let later snapshots reference the files of `checkpoint`."""
         self._files.complete(checkpoint)
 
     def notify_aborted(self, checkpoint: CheckpointId) -> None:
-        """Keep later snapshots from naming the files of `checkpoint`."""
+        """Keep later snapshots from referencing the files of `checkpoint`."""
         self._files.abort(checkpoint)
 
     def close(self) -> None:

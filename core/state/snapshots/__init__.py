@@ -1,1 +1,1 @@
-"""Snapshots in the canonical form, read and written without a store, too."""
+"""Snapshots in the canonical form, and functions that read and write them without a store."""

@@ -1,7 +1,7 @@
-"""Rows of a table turned into state, as a job would hold it that had made these rows itself.
+"""The conversion of a table's rows to state that equals the state of a job with these rows.
 
 Keys are hashed and encoded like those of a stream with the same columns. Values are encoded by the
-serializer of the columns' types. So a job finds both.
+serializer of the columns' types. So a job can read both.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from onceflow.core.state.types.serializers import Serializer, serializer_of
 from onceflow.core.state.types.type_names import PYTHON_FORMAT, python_type_of
 
 BUCKETS = 16
-"""Ranges of key groups that have files of their own: a slot reads only files of its range."""
+"""The number of ranges of key groups with separate files: a slot reads only files of its range."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateOfTable:
-    """A keyed state, and the columns that it is made of."""
+    """A keyed state, and the columns from which it is created."""
 
     name: str
     kind: StateKind
@@ -57,7 +57,7 @@ class StateOfTable:
     value: str = "value"
     map_key: str = ""
     value_type: str | None = None
-    """The type's name in the job's descriptor; None: that of the column."""
+    """The type's name in the job's descriptor; None for the type of the column."""
     map_key_type: str | None = None
     aggregates: Mapping[str, AggregateOp] | None = None
     """The aggregate in each column, for `running`."""
@@ -65,9 +65,9 @@ class StateOfTable:
 
 @dataclass(frozen=True, slots=True)
 class UnkeyedStateOfTable:
-    """A state that is not kept by key, and the columns that it is made of.
+    """A state that is not kept by key, and the columns from which it is created.
 
-    Each row is one element or entry.
+    Each row becomes one element or entry.
     """
 
     name: str
@@ -81,19 +81,20 @@ class UnkeyedStateOfTable:
 
 @dataclass(frozen=True, slots=True)
 class UnkeyedEncoder:
-    """Turns batches of a table into elements."""
+    """An encoder of a table's batches as elements."""
 
     mode: Mode
     described: Saved
     """The state, without elements."""
     elements: Callable[[pa.RecordBatch], list[bytes]]
-    """Raises BadStateValue: a value is null or not of its type; names the column."""
+    """A function that raises BadStateValue if a value is null or not of its type; names the column.
+    """
 
     def of(self, elements: Iterable[bytes]) -> Saved:
         """Return the state with `elements`.
 
         Raises:
-            BadStateValue: A key is there twice; names it.
+            BadStateValue: A key occurs twice; names it.
         """
         held = list(elements)
         if self.mode == "broadcast":
@@ -111,7 +112,7 @@ def make_unkeyed_encoder(table: UnkeyedStateOfTable, schema: pa.Schema) -> Unkey
     """Return an encoder of elements for a table with columns `schema`.
 
     Raises:
-        ConfigError: A column is not there, or has no type that a state can have.
+        ConfigError: A column is missing, or a state cannot have its type.
     """
     check_state_name(table.name)
     _check_columns(table.name, [table.value, *filter(None, [table.map_key])], schema)
@@ -141,7 +142,7 @@ def _check_columns(state: str, names: Iterable[str], schema: pa.Schema) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StateEncoder:
-    """Turns batches of a table into a state's rows."""
+    """An encoder of a table's batches as rows of a state."""
 
     meta: StateMeta
     key: tuple[str, ...]
@@ -164,7 +165,7 @@ def make_encoder(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -
     """Return an encoder of a state's rows for a table with columns `schema`.
 
     Raises:
-        ConfigError: A column is not there, cannot be a key, or has no type that a state can have.
+        ConfigError: A column is missing, cannot be a key, or a state cannot have its type.
     """
     check_max_parallelism(max_parallelism)
     check_state_name(table.name)
@@ -225,8 +226,8 @@ class _ColumnEncoder:
     signature: str
     serializer: Serializer[Any]
     check: Callable[[bytes], object] | None
-    """Decodes as the job will, and raises for what the job could not read; None: the column's type
-    rules that out."""
+    """A decoder like the job's, which raises if the job could not read a value. None if the
+    column's type rules that out."""
     is_list: bool
     plain: Callable[[Any], Any]
 
@@ -259,7 +260,7 @@ def _make_column_encoder(
         kind = kind.value_type
     name = type_name or _name_of(kind, column.name)
     python = Any if name == "any" else python_type_of(name)
-    # A class of the user's is stored as a mapping of its fields: its name is enough.
+    # A user's class is stored as a mapping of its fields, so its name is enough.
     serializer = serializer_of(Any if python is None else python)
     check = serializer.decode if type_name and python is not None else None
     return _ColumnEncoder(
@@ -317,7 +318,7 @@ def _make_aggregates_encoder(
         records = np.zeros(batch.num_rows, shape.totals_type)
         for index, one in enumerate(columns):
             rows = batch.num_rows
-            # The column has final sums and counts: they are stored like last values.
+            # The column has final sums and counts, which are stored like last values.
             totals = totals_of(replace(one, op="last") if one.op in ("sum", "count") else one)
             totals.reserve(1, rows + 1)
             totals.put(np.arange(1, rows + 1), batch.column(one.name))
@@ -342,7 +343,7 @@ def _total_type(kind: pa.DataType, op: AggregateOp) -> pa.DataType:
 
 
 def buckets_of(max_parallelism: int) -> list[range]:
-    """Return the ranges of key groups that have files of their own."""
+    """Return the ranges of key groups that have separate files."""
     count = min(BUCKETS, max_parallelism)
     edges = [number * max_parallelism // count for number in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(edges)]
@@ -357,7 +358,7 @@ def split_by_bucket(rows: StateRows, buckets: Sequence[range]) -> Iterator[tuple
 
 
 def find_repeated_key(chunks: Iterable[pa.Array]) -> bytes | None:
-    """Return a row key that is there more than once, None if there is none."""
+    """Return a row key that occurs more than once, or None if there is none."""
     keys = pa.chunked_array(list(chunks), pa.large_binary())
     if pc.count_distinct(keys).as_py() == len(keys):
         return None

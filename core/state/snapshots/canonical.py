@@ -1,9 +1,9 @@
-"""The canonical form of keyed state: what every backend can write and restore.
+"""The canonical form of keyed state, which every backend can write and restore.
 
-One snapshot of one subtask is one or more *parts*, each an Arrow IPC stream that stands alone.
-Its schema metadata holds, under `onceflow.state`, JSON: format, max parallelism and every state's
-name, kind and signature. Its columns: `state` (index into that list), `key_group`, `key` and
-`value`. What `key` and `value` hold depends on the kind:
+One snapshot of one subtask is one or more *parts*, each a complete Arrow IPC stream. Its schema
+metadata holds, under `onceflow.state`, JSON: format, max parallelism and each state's name, kind
+and signature. Its columns: `state` (index into that list), `key_group`, `key` and `value`. The
+content of `key` and `value` depends on the kind:
 
     value, list     key = encoded key;  value = the value, or the MessagePack array of the elements
     map             key = 4-byte big-endian length and encoded key, then the encoded map key
@@ -11,15 +11,16 @@ name, kind and signature. Its columns: `state` (index into that list), `key_grou
 
 A state without rows is in the metadata, too, so that its type is checked.
 
-A checkpoint of the heap may be *layers* of changes on a *base*, which is parts as above. A layer's
-parts are named `changes-<number of its checkpoint>-…`. Their metadata has, besides, `whole`: the
+A checkpoint of the heap may be *layers* of changes on a *base*, which consists of parts as above. A
+layer's parts are named `changes-<number of its checkpoint>-…`. Their metadata also has `whole`: the
 indices of the states of which the layer holds all rows. Of the other states it holds the rows of
 the keys that have changed since the layer below. These replace all older rows of their keys. A row
-without a value only says so; of a map's row key it has the part before the map key. The parts of
-one subtask's snapshot say the same of their key groups, and no other subtask's do.
+without a value only deletes older rows; for a map, its key is the part of the row key before the
+map key. All parts of one subtask's snapshot have the same key groups in their handles, which no
+other subtask's parts have.
 
-A restore drops nothing in silence. It refuses, by name, a state that the operator does not ask for,
-or asks for as something else. If the user allows it, exactly this state is dropped and logged.
+A restore drops no state silently. It refuses, by name, a state that the operator does not ask for,
+or asks for with another type. If the user allows it, exactly this state is dropped and logged.
 """
 
 from __future__ import annotations
@@ -47,15 +48,17 @@ Groups: TypeAlias = npt.NDArray[np.uint16]
 FORMAT = 1
 PART_PREFIX = "canonical-"
 CHANGES_PREFIX = "changes-"
-"""Begins the names of a layer's parts, then comes its number: they sort as layers follow."""
+"""The prefix of the names of a layer's parts. The layer's number follows, so that names sort by
+layer."""
 BATCH_ROWS = 8192
-"""Chunks of fewer rows are joined: a batch costs some time and bytes of its own."""
+"""The number of rows below which chunks are joined, because each batch costs some time and bytes.
+"""
 PART_BYTES = 32 << 20
-"""A part is closed once it is larger; bounds what one look-up of a key reads."""
+"""The size above which a part is closed; bounds the bytes that one look-up of a key reads."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-"""Ends an Arrow IPC stream: the mark of a message, and 0 as its length."""
+"""The end of an Arrow IPC stream: the mark of a message, and 0 as its length."""
 _PARTNERS = "the notes on which kept records have had no partner"
-"""What the column `ALONE` of a join's rows is to its user."""
+"""The description of a join's column `ALONE` for the user."""
 _METADATA_KEY = b"onceflow.state"
 _FIELDS = [
     pa.field("state", pa.uint16()),
@@ -81,7 +84,7 @@ class StateRows:
         return self.filter((self.groups >= key_groups.start) & (self.groups < key_groups.stop))
 
     def filter(self, chosen: npt.NDArray[np.bool_]) -> StateRows:
-        """Return the rows for which `chosen` is true."""
+        """Return the rows for which `chosen` is True."""
         if bool(chosen.all()):
             return self
         mask = pa.array(chosen)
@@ -92,7 +95,7 @@ StateContent: TypeAlias = tuple[StateMeta, Iterable[StateRows]]
 
 
 class _Part:
-    """The batches of one part, as they come; it ends once it is large enough."""
+    """The batches of one part, generated lazily. The part ends once it is large enough."""
 
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         self._schema = schema
@@ -104,7 +107,7 @@ class _Part:
         """Yield the bytes of an Arrow IPC stream, a batch at a time."""
         yield self._schema.serialize()
         size_bytes = 0
-        # Parts of bounded size are restored by several slots at once, each reading only those of
+        # Parts of bounded size can be restored by several slots at once, each reading only those of
         # its key groups.
         while size_bytes < PART_BYTES:
             batch = next(self._batches, None)
@@ -120,9 +123,9 @@ class _Part:
 def write_canonical(
     writer: StateWriter, context: StateContext, states: Sequence[StateContent]
 ) -> tuple[StateHandle, ...]:
-    """Return the handles of parts that hold `states`; at least one, even without any row.
+    """Write `states` as parts and return their handles: at least one, even without any row.
 
-    In memory there is one batch at a time.
+    Only one batch is in memory at a time.
     """
     return _write_parts(writer, context, states, PART_PREFIX, {}, shared=False)
 
@@ -130,9 +133,9 @@ def write_canonical(
 def write_base(
     writer: StateWriter, context: StateContext, states: Sequence[StateContent], unique: str
 ) -> tuple[StateHandle, ...]:
-    """Do what `write_canonical` does, in files that later snapshots may name.
+    """Write `states` like `write_canonical`, in files that later snapshots may reference.
 
-    `unique` makes their names unlike those of any other snapshot.
+    `unique` makes their names differ from those of any other snapshot.
     """
     return _write_parts(writer, context, states, f"{PART_PREFIX}{unique}-", {}, shared=True)
 
@@ -145,12 +148,15 @@ def write_layer(
     layer: CheckpointId,
     unique: str,
 ) -> tuple[StateHandle, ...]:
-    """Return the handles of parts that hold changes of `states`, of those in `whole` all rows."""
+    """Write the changes of `states` as parts, and all rows of those in `whole`.
+
+    Return the handles.
+    """
     about = {
         "layer": layer,
         "whole": [index for index, (meta, _) in enumerate(states) if meta.name in whole],
     }
-    # Twelve digits, so that names sort as the checkpoints do, whatever their number.
+    # Twelve digits, so that names sort like the checkpoints.
     prefix = f"{CHANGES_PREFIX}{layer:012d}-{unique}-"
     return _write_parts(writer, context, states, prefix, about, shared=True)
 
@@ -176,7 +182,7 @@ def _write_parts(
     handles: list[StateHandle] = []
     is_last = False
     while not is_last:
-        # Numbered with leading zeros: parts are sorted by their names.
+        # Numbered with leading zeros, because parts are sorted by name.
         name = f"{prefix}{len(handles):05d}.arrow"
         part = _Part(schema, batches)
         groups = context.key_groups
@@ -199,7 +205,7 @@ def _batches_of(states: Sequence[StateContent], schema: pa.Schema) -> Iterator[p
 
 
 def _to_large(array: pa.Array) -> pa.Array:
-    # A cast takes its time even where there is nothing to do.
+    # A cast takes time even if the type is the same.
     return array if array.type == pa.large_binary() else array.cast(pa.large_binary())
 
 
@@ -210,8 +216,7 @@ def merge_chunks(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
     for rows in chunks:
         waiting.append(rows)
         count += len(rows)
-        # A batch costs some hundred bytes of its own, and chunks of a backend may have a few rows
-        # each.
+        # A batch costs some hundred bytes, and a backend's chunks may have only a few rows each.
         if count >= BATCH_ROWS:
             yield _concat(waiting)
             waiting, count = [], 0
@@ -230,25 +235,25 @@ def _concat(chunks: Sequence[StateRows]) -> StateRows:
 
 
 def is_canonical(handle: StateHandle) -> bool:
-    """Tell whether `handle` is a part of a canonical snapshot, or of changes on top of one."""
+    """Return True if `handle` is a part of a canonical snapshot, or of a layer of changes."""
     return handle.name.startswith((PART_PREFIX, CHANGES_PREFIX))
 
 
 def is_layer(handle: StateHandle) -> bool:
-    """Tell whether `handle` is a part of a layer of changes."""
+    """Return True if `handle` is a part of a layer of changes."""
     return handle.name.startswith(CHANGES_PREFIX)
 
 
 def read_canonical(
     reader: StateReader, handles: Iterable[StateHandle], context: StateContext
 ) -> Iterator[tuple[StateMeta, StateRows]]:
-    """Yield the rows of the context's key groups; for every state at least once, even without rows.
+    """Yield the rows of the context's key groups, for each state at least once, even without rows.
 
-    A row that a later layer has changed is left out, and so is one that is gone.
+    Rows that a later layer has changed or deleted are left out.
 
     Raises:
         StateIncompatible: Written with another max parallelism, or by a newer onceflow.
-        StateCorrupt: The bytes pass their checksum and still are no such part.
+        StateCorrupt: The bytes pass their checksum, but are no part of a canonical snapshot.
     """
     snapshots: dict[tuple[int, int], list[StateHandle]] = {}
     for handle in handles:
@@ -256,7 +261,7 @@ def read_canonical(
         snapshots.setdefault(groups, []).append(handle)
     for parts in snapshots.values():
         layers = _Layers()
-        # Without layers, all parts are those of the base, and every row counts.
+        # Without layers, all parts belong to the base, and each row counts.
         for name, of_layer in groupby(sort_parts(parts), _layer_of):
             layers.begin_layer(is_base=not name)
             for handle in of_layer:
@@ -272,7 +277,7 @@ def _read_part(
             layers.begin_part(metas, (_about_of(stream.schema) or {}).get("whole", ()))
             for meta in metas:
                 if layers.takes(meta):
-                    # A state without rows has to be seen, too: its type is checked by the caller.
+                    # Yield a state without rows, too: the caller checks its type.
                     yield meta, _no_rows()
             for batch in stream:
                 for meta, rows in _rows_of(batch, metas, context.key_groups):
@@ -283,24 +288,27 @@ def _read_part(
 
 
 class _Layers:
-    """What the later layers of one snapshot say of its states. The last layer is read first."""
+    """The states and keys that later layers of one snapshot replace.
+
+    The last layer is read first.
+    """
 
     def __init__(self) -> None:
         self._is_base = True
         self._states: frozenset[str] | None = None
-        """The states of the last layer: any other has been dropped since. None: there is no layer,
-        so all states count; parts made of tables have different ones."""
+        """The states of the last layer; other states were dropped since. None if there is no layer:
+        then all states count, because parts from tables may have different ones."""
         self._complete: set[str] = set()
-        """States of which all rows have been read."""
+        """The states of which all rows have been read."""
         self._changed: dict[str, set[bytes]] = {}
-        """The keys whose rows have been read, or are gone, by state."""
+        """The keys whose rows were read, or are deleted, by state."""
         self._whole_here: set[str] = set()
         self._changed_here: dict[str, set[bytes]] = {}
 
     def begin_layer(self, *, is_base: bool) -> None:
-        """Let what was read so far decide what counts of the next layer down."""
+        """Begin the next lower layer. Rows that were read so far replace its rows."""
         self._is_base = is_base
-        # Only now: the parts of one layer do not replace each other's rows.
+        # Only now, because the parts of one layer do not replace each other's rows.
         self._complete |= self._whole_here
         self._whole_here = set()
         for name, keys in self._changed_here.items():
@@ -308,23 +316,23 @@ class _Layers:
         self._changed_here = {}
 
     def begin_part(self, metas: Sequence[StateMeta], whole: Iterable[int]) -> None:
-        """Take in what a part says of its layer."""
+        """Record the states in the metadata of a part of the layer."""
         if self._states is None and not self._is_base:
             self._states = frozenset(meta.name for meta in metas)
         self._whole_here.update(metas[index].name for index in whole)
 
     def takes(self, meta: StateMeta) -> bool:
-        """Tell whether rows of this state count in the layer that is read."""
+        """Return True if rows of this state in the current layer are valid."""
         dropped = self._states is not None and meta.name not in self._states
         return not dropped and meta.name not in self._complete
 
     def pick(self, meta: StateMeta, rows: StateRows) -> StateRows:
-        """Return those of a batch's rows that no later layer has replaced, and that are rows."""
+        """Return the rows that no later layer has replaced, without rows that only delete."""
         changed = self._changed.get(meta.name, frozenset[bytes]())
         if self._is_base and not changed:
             return rows
-        # By entry and not by row: a layer has a map's entry as a whole, so any older item of it is
-        # gone.
+        # By entry and not by row: a layer holds a map's entry as a whole, so older items of it are
+        # deleted.
         owners = _owners(rows.keys.to_pylist(), meta.kind)
         if not self._is_base:
             self._changed_here.setdefault(meta.name, set()).update(owners)
@@ -335,32 +343,32 @@ class _Layers:
 
 
 def sort_parts(parts: Iterable[StateHandle]) -> list[StateHandle]:
-    """Return the parts of one snapshot with those of the last layer first, and the base's last."""
+    """Return the parts of one snapshot, those of the last layer first, and the base's last."""
     return sorted(parts, key=_layer_of, reverse=True)
 
 
 def _layer_of(handle: StateHandle) -> str:
-    """Return what sorts the layers of one snapshot; empty for its base."""
+    """Return a text by which the layers of one snapshot sort; empty for its base."""
     return handle.name[: len(CHANGES_PREFIX) + 12] if is_layer(handle) else ""
 
 
 def _owners(keys: Sequence[bytes], kind: StateKind) -> Sequence[bytes]:
-    """Return what of each row's key names the entry that a layer replaces as a whole."""
+    """Return the part of each row's key that names the entry, which a layer replaces whole."""
     if kind != "map":
         return keys
-    # What `add_length` writes: the length of the key, then the key; the item's own key follows.
+    # The format of `add_length`: the length of the key, then the key. The item's own key follows.
     return [key[: 4 + int.from_bytes(key[:4], "big")] for key in keys]
 
 
 def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) -> list[StateMeta]:
-    """Return the states that a part holds, as its metadata says.
+    """Return the states in the metadata of a part.
 
     Raises:
         StateIncompatible: Written with another max parallelism, or by a newer onceflow.
-        StateCorrupt: The bytes are no such part.
-        CheckpointCorrupt: The file is gone, or not what was written.
+        StateCorrupt: The bytes are no part of a canonical snapshot.
+        CheckpointCorrupt: The file is gone, or its bytes are not those that were written.
     """
-    # The head nearly always has the whole schema, and saves reading the part.
+    # The head nearly always has the whole schema, so the part need not be read.
     for read in (reader.head, reader.read):
         try:
             with pa.ipc.open_stream(read(handle)) as stream:
@@ -407,7 +415,7 @@ def check_format(stored: int, known: int, name: str, context: StateContext) -> N
 def check_same_max_parallelism(stored: int, context: StateContext) -> None:
     """Raise StateIncompatible unless state written with `stored` key groups can be restored.
 
-    With another number of key groups, keys would be looked for in other groups.
+    With another number of key groups, a key would belong to another group.
     """
     if stored != context.max_parallelism:
         raise StateIncompatible(
@@ -423,7 +431,7 @@ def _rows_of(
     states, groups, keys, values = batch.columns
     if not len(states):
         return
-    # A batch holds rows of one state alone: `_batches_of` makes one of each chunk.
+    # A batch holds rows of only one state: `_batches_of` creates one from each chunk.
     index = states[0].as_py()
     if index >= len(metas):
         raise StateError(f"a snapshot's row names state {index} of {len(metas)}")
@@ -438,7 +446,7 @@ def _no_rows() -> StateRows:
 
 
 def _describe_deletion(gone: Sequence[str]) -> str:
-    """Return how a user may drop state, and what that deletes."""
+    """Return a text that tells a user how to drop state, and what that deletes."""
     deleted = ", ".join(gone) if gone else "nothing"
     return (
         "start with Pipeline(…, allow_non_restored_state=True), which deletes"
@@ -461,7 +469,7 @@ class RestoredStates:
         """Add a state of one more part of the snapshot.
 
         Raises:
-            StateIncompatible: Another part holds it as something else.
+            StateIncompatible: Another part holds it with another kind or type.
         """
         self._unclaimed.setdefault(meta.name, meta).check_equal(meta, self._label)
 
@@ -470,13 +478,13 @@ class RestoredStates:
         return tuple(self._unclaimed.values())
 
     def claim(self, asked: StateMeta) -> StateMeta | None:
-        """Return how the snapshot holds the state that is `asked` for; None if it does not.
+        """Return the snapshot's description of the state `asked`, or None if it lacks the state.
 
-        What is returned may differ: it may have further aggregates, no time to live, or a narrower
-        type.
+        The description may differ from `asked`: it may have more aggregates, no time to live, or a
+        narrower type.
 
         Raises:
-            StateIncompatible: It does not read as `asked`, and may not be dropped.
+            StateIncompatible: The state cannot be read as `asked`, and may not be dropped.
         """
         stored = self._unclaimed.get(asked.name)
         if stored is not None and stored != asked and not _reads_as(stored, asked):
@@ -485,7 +493,7 @@ class RestoredStates:
         return stored
 
     def drop_unclaimed(self) -> tuple[StateMeta, ...]:
-        """Drop the states that the operator, which has opened, did not ask for; return them.
+        """Drop the states that the opened operator did not ask for. Return them.
 
         Raises:
             StateIncompatible: They may not be dropped.
@@ -501,7 +509,7 @@ class RestoredStates:
                 f" empty. Restore the old name or function; or {_describe_deletion(gone)}"
             )
         self._unclaimed.clear()
-        # Without the subtask: every subtask drops the same, and people read it once.
+        # Without the subtask: each subtask drops the same states, and people read it once.
         uid = self._label.partition("[")[0]
         self.dropped += [f"state {meta.name!r} of {uid}" for meta in unclaimed]
         return unclaimed
@@ -511,7 +519,7 @@ class RestoredStates:
         self._unclaimed.pop(asked.name, None)
 
     def _claim_part(self, stored: StateMeta, asked: StateMeta) -> StateMeta | None:
-        """Claim the aggregates that both have; drop all else if that is allowed."""
+        """Claim the aggregates that both have. Drop all others if that is allowed."""
         kept, gone, new = _compare(stored, asked)
         if gone == [_PARTNERS] and not new and not self._allowed:
             side = asked.name.removeprefix("onceflow.").partition("-")[0]
@@ -548,13 +556,13 @@ def _reads_as(stored: StateMeta, asked: StateMeta) -> bool:
 
 
 def begins_to_expire(stored: StateMeta, asked: StateMeta) -> bool:
-    """Tell whether `asked` is `stored` with a time to live."""
+    """Return True if `asked` is `stored` with an added time to live."""
     expires_only_now = TTL_PREFIX in asked.signature and TTL_PREFIX not in stored.signature
     return expires_only_now and _reads_as(stored, asked)
 
 
 def _ceases_to_expire(stored: StateMeta, asked: StateMeta) -> bool:
-    """Tell whether `stored` are aggregates with a time to live, and `asked` are some without."""
+    """Return True if `stored` are aggregates with a time to live, and `asked` are some without."""
     both = stored.kind == asked.kind == "accumulators"
     return both and USED.name in aggregates_of(stored)[1].keys() - aggregates_of(asked)[1].keys()
 
@@ -564,9 +572,9 @@ def _describe_aggregate(name: str) -> str:
 
 
 def _compare(stored: StateMeta, asked: StateMeta) -> tuple[list[str], list[str], list[str]]:
-    """Return which aggregates of `stored` are kept, what of it is gone, and what of `asked` is new.
+    """Return the aggregates of `stored` that are kept, those that are gone, and those that are new.
 
-    What is no table of aggregates is kept as a whole or not at all.
+    A state that is no table of aggregates is kept as a whole or not at all.
     """
     if stored.kind == asked.kind == "accumulators":
         old_keys, old = aggregates_of(stored)
@@ -574,7 +582,7 @@ def _compare(stored: StateMeta, asked: StateMeta) -> tuple[list[str], list[str],
         if old_keys == new_keys and not _ceases_to_expire(stored, asked):
             kept = [name for name, what in old.items() if new.get(name) == what]
             gone = [_describe_aggregate(name) for name in old if name not in kept]
-            # A new value state may begin empty. A new aggregate would miss the records so far.
+            # A new value state may begin empty. A new aggregate would miss the earlier records.
             started = [n for n, what in new.items() if n in old or not what.startswith("last(")]
             return kept, gone, [f"aggregate {name!r}" for name in started if name not in kept]
     return [], [f"state {stored.name!r}"], [f"state {asked.name!r}"]

@@ -1,4 +1,4 @@
-"""Rows of states that expire: which ones snapshots leave out, and how old rows get a time."""
+"""The filter of expired rows for snapshots, and the first time stamps of rows without one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _encode_list = msgspec.msgpack.Encoder().encode
 def filter_expired(
     chunks: Iterable[StateRows], kind: StateKind, serializer: Serializer[Any]
 ) -> Iterable[StateRows]:
-    """Return the rows that a full snapshot holds: all, or those that have not expired."""
+    """Return the rows for a full snapshot: all, or only those that have not expired."""
     if isinstance(serializer, ExpiringSerializer) and serializer.cleans_snapshots:
         return _AliveRows(chunks, kind, serializer)
     return chunks
 
 
 class _AliveRows:
-    """Rows without those that have expired by the time at which they are written."""
+    """The rows that have not expired at the time at which they are written."""
 
     def __init__(
         self, chunks: Iterable[StateRows], kind: StateKind, serializer: ExpiringSerializer
@@ -46,7 +46,7 @@ class _AliveRows:
             yield StateRows(rows.groups[alive], rows.keys.filter(mask), kept)
 
     def _alive(self, value: bytes) -> bytes | None:
-        """Return the part of a row's value that has not expired; None if all of it has."""
+        """Return the part of a row's value that has not expired, or None if all of it has."""
         expired = self._serializer.are_bytes_expired
         if self._kind != "list":
             return None if expired(value) else value

@@ -1,4 +1,4 @@
-"""Which shared files of older snapshots a new one may name: see `protocol/checkpoints`."""
+"""The shared files of older snapshots that a new one may reference: see `protocol/checkpoints`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ FileHandles: TypeAlias = dict[str, StateHandle]
 class KnownFiles:
     """The files that storage will still hold when a new snapshot is decided.
 
-    Those of the last completed checkpoint, since an aborted one's are deleted. When earlier
-    snapshots are undecided, only what they name as well: should one of them complete and the last
-    one be deleted, the files are still named. Used by the owner's thread, except for `note_upload`.
+    These are the files of the last completed checkpoint, because the files of an aborted one are
+    deleted. If earlier snapshots are undecided, only files that these reference, too, are included:
+    if one of them completes and the last completed checkpoint is deleted, the files are still
+    referenced. Used by the owner's thread, except for `note_upload`.
     """
 
     def __init__(self, restored: FileHandles) -> None:
         self._completed = restored
         self.base: CheckpointId | None = None
-        """The last completed checkpoint whose files are known; None: none since the restore."""
+        """The last completed checkpoint whose files are known, or None if there was none since the
+        restore."""
         self._undecided: dict[CheckpointId, FileHandles] = {}
         self._uploaded: dict[CheckpointId, FileHandles] = {}
 
     def begin(self, checkpoint: CheckpointId) -> FileHandles:
-        """Return the files that the snapshot of `checkpoint` may name without uploading them."""
+        """Return the files that the snapshot of `checkpoint` may reference without an upload."""
         files = {
             name: handle
             for name, handle in self._completed.items()
@@ -37,32 +39,32 @@ class KnownFiles:
         return files
 
     def begin_anew(self, checkpoint: CheckpointId) -> None:
-        """Note that the snapshot of `checkpoint` names no file of another one."""
+        """Record that the snapshot of `checkpoint` references no file of another one."""
         self._undecided[checkpoint] = {}
 
     def is_complete(self, files: FileHandles) -> bool:
-        """Tell whether `files` are all of those of the last completed checkpoint."""
+        """Return True if `files` are all files of the last completed checkpoint."""
         return len(files) == len(self._completed)
 
     def note_upload(self, checkpoint: CheckpointId, files: FileHandles) -> None:
-        """Take note of all files that the snapshot of `checkpoint` names. Any thread."""
+        """Record all files that the snapshot of `checkpoint` references. Any thread."""
         self._uploaded[checkpoint] = files
 
     def complete(self, checkpoint: CheckpointId) -> None:
-        """Build on `checkpoint` from now on; all before it are decided, too."""
+        """Build on `checkpoint` from now on. All earlier checkpoints are decided, too."""
         files = self._uploaded.get(checkpoint)
         if files is None:
             return
         self._completed = files
         self.base = checkpoint
-        # An upload may have ended after a newer checkpoint had completed.
-        # `list` first: an uploading thread may add to `_uploaded` meanwhile, and a set that is
-        # built from a dict that grows raises.
+        # An upload may have ended after a newer checkpoint had completed. `list` first: an
+        # uploading thread may add to `_uploaded` meanwhile, and building a set from a growing dict
+        # raises.
         for decided in {*self._undecided, *list(self._uploaded)}:
             if decided <= checkpoint:
                 self.abort(decided)
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """Never build on `checkpoint`."""
+        """Forget the aborted checkpoint, so that no later snapshot references its files."""
         self._undecided.pop(checkpoint, None)
         self._uploaded.pop(checkpoint, None)

@@ -1,7 +1,7 @@
-"""Rows of a snapshot's states that are not kept by key, as columns.
+"""The rows of a snapshot's states that are not kept by key, as columns.
 
     split, union   subtask, element, value; one row for each element
-    broadcast      map_key, value; one row for each entry, of one subtask: all have the same
+    broadcast      map_key, value; one row for each entry of one subtask: all subtasks are equal
     raw-keyed      key_group, value: the function's own bytes
 
 Values are typed like those of keyed state; see `state_columns`.
@@ -31,18 +31,18 @@ from onceflow.core.state.snapshots.state_columns import (
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
-    """One state of an operator that is not kept by key, as a snapshot describes it. Pickles."""
+    """A snapshot's description of one state that is not kept by key. Can be pickled."""
 
     mode: Mode
     name: str
     key_signature: str
     signature: str
     sample: bytes | None
-    """Any key of a broadcast state, for the type of all keys; None if there is none."""
+    """Any key of a broadcast state, which gives the type of all keys; None if there is none."""
 
     @property
     def type(self) -> str:
-        """Its types by name."""
+        """The names of its types."""
         return " -> ".join(filter(None, (self.key_signature, self.signature)))
 
     def schema(self, form: ValueForm) -> pa.Schema:
@@ -103,7 +103,7 @@ def operator_states(
     All subtasks have the same states, so only one handle of each mode is read.
 
     Raises:
-        StateIncompatible: A newer onceflow wrote them.
+        StateIncompatible: A newer onceflow wrote the states.
         StateCorrupt, CheckpointCorrupt: A file is damaged or missing; names it.
     """
     firsts: dict[Mode, tuple[str, StateHandle]] = {}

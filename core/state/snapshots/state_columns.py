@@ -1,19 +1,19 @@
-"""Rows of a snapshot's states as columns, typed wherever the snapshot names the type.
+"""The rows of a snapshot's states as columns, typed if the snapshot names the type.
 
     value          key_group, key, value
     list           key_group, key, value (an array)
-    map            key_group, key, map_key, value; a row an entry
+    map            key_group, key, map_key, value; one row for each entry
     accumulators   key_group, key, value (a struct of the aggregates)
-    any other      key_group, key, value as the bytes that the snapshot holds
+    any other      key_group, key, value as the bytes in the snapshot
 
 A key of several columns is a struct with fields _1, _2, …. The form of a value depends on its type:
 
-    a type of Python's own                    a typed column
+    a builtin type of Python                  a typed column
     any other type, such as a dataclass       the JSON of its MessagePack
-    written by a serializer of the user's     bytes
+    written by a user's serializer            bytes
 
-A value that expires is without the time of its last use. It is included until it is cleaned, even
-if it has expired.
+A value that expires is shown without the time of its last use. It is included until it is cleaned,
+even if it has expired.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class StateColumns:
-    """How the rows of one state become batches."""
+    """The conversion of the rows of one state to batches."""
 
     meta: StateMeta
     columns: tuple[Column, ...]
@@ -97,10 +97,10 @@ class StateColumns:
 
 
 def columns_of(meta: StateMeta, sample: bytes | None, form: ValueForm) -> StateColumns:
-    """Return how rows of `meta` become columns; `sample` is the row key of any of them.
+    """Return the conversion of rows of `meta` to columns; `sample` is the row key of any row.
 
-    The type of keys is that of the sample, and text without one. Those of accumulators are in
-    `meta`.
+    The sample gives the type of keys; without one, keys are text. `meta` has the types of
+    accumulators.
     """
     if meta.kind == "accumulators":
         return StateColumns(meta, _of_accumulators(meta))
@@ -146,7 +146,7 @@ _KEY_TYPES: tuple[tuple[type[Any], pa.DataType], ...] = (
     (date, pa.date32()),
     (Decimal, DECIMAL),
 )
-"""A subclass stands before its base."""
+"""The types of columns by class. A subclass is before its base."""
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def _array(values: Sequence[bytes], value_type: StateType) -> pa.Array:
 
 
 def value_type_of(signature: str, form: ValueForm) -> StateType:
-    """Return the column's type for values of `signature`, and how stored bytes become values."""
+    """Return the column's type for values of `signature`, with the decoder of stored bytes."""
     if signature.startswith(TTL_PREFIX):
         kept = value_type_of(signature.removeprefix(TTL_PREFIX), form)
         return StateType(kept.arrow, lambda data: kept.value(data[STAMP_BYTES:]))
@@ -212,7 +212,7 @@ def value_type_of(signature: str, form: ValueForm) -> StateType:
 
 
 def json_of(data: bytes) -> str:
-    """Return the JSON of a value's MessagePack; what JSON has no form for is text."""
+    """Return the JSON of a value's MessagePack. Values without a JSON form become text."""
     value = serializer_of(Any).decode(data)
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()
@@ -228,7 +228,7 @@ _ZONED = re.compile(r"timestamp\[(\w+), tz=(.*)\]")
 
 
 def shape_of_meta(meta: StateMeta) -> AccumulatorShape:
-    """Return the table that a snapshot describes as `meta`."""
+    """Return the shape of the table that a snapshot describes as `meta`."""
     keys, aggregates = aggregates_of(meta)
     kinds = keys.partition("[")[2].removesuffix("]").split(",")
     columns: list[AccumulatorColumn] = []
@@ -272,7 +272,7 @@ def _key_type(kind: str) -> pa.DataType:
 
 
 def _read_key_type(kept: pa.DataType) -> pa.DataType:
-    """Return the column's type for keys stored as `kept`: instants are in Spark's unit."""
+    """Return the column's type for keys stored as `kept`. Instants have Spark's unit."""
     return pa.timestamp("us", kept.tz) if pa.types.is_timestamp(kept) else kept
 
 

@@ -1,6 +1,6 @@
-"""What a snapshot says about one state: its name, its kind, and its signature.
+"""The description of a state in a snapshot: its name, its kind, and its signature.
 
-The kinds of state are listed here. The signature tells the types: of a value, list or map by the
+The kinds of state are listed here. The signature gives the types: of a value, list or map by its
 serializer, of a table of aggregates by its `AccumulatorShape`.
 """
 
@@ -22,7 +22,7 @@ StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
 
 @dataclass(frozen=True, slots=True)
 class StateMeta:
-    """What a snapshot says about one state."""
+    """The description of one state in a snapshot."""
 
     name: str
     kind: StateKind
@@ -39,24 +39,24 @@ class StateMeta:
 
 
 def describe_value_state(descriptor: ValueStateDescriptor[Any]) -> StateMeta:
-    """Return how a snapshot describes a value state."""
+    """Return a snapshot's description of a value state."""
     return StateMeta(descriptor.name, "value", serializer_of(descriptor.type).signature)
 
 
 def describe_list_state(descriptor: ListStateDescriptor[Any]) -> StateMeta:
-    """Return how a snapshot describes a list state."""
+    """Return a snapshot's description of a list state."""
     return StateMeta(descriptor.name, "list", serializer_of(descriptor.type).signature)
 
 
 def describe_map_state(descriptor: MapStateDescriptor[Any, Any]) -> StateMeta:
-    """Return how a snapshot describes a map state."""
+    """Return a snapshot's description of a map state."""
     key, value = serializer_of(descriptor.key_type), serializer_of(descriptor.type)
     return StateMeta(descriptor.name, "map", f"{key.signature} -> {value.signature}")
 
 
 def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
-    """Return the key part of a table's signature, and what each aggregate is, in order."""
+    """Return the key part of a table's signature, and the operation and type of each aggregate."""
     keys, bracket, listed = meta.signature.partition("]")
-    # By "),": the arguments of an aggregate have commas of their own.
+    # Split by "),", because the arguments of an aggregate may have commas.
     pieces = listed.removesuffix(")").split("),") if listed else []
     return keys + bracket, dict(piece.split("=", 1) for piece in pieces)

@@ -1,7 +1,7 @@
-"""Keyed state of a snapshot, read without a store and without the program that wrote it.
+"""The keyed state of a snapshot, read without a store and without the program that wrote it.
 
-A piece is what one reader reads: one part of a canonical snapshot, all of a snapshot with layers of
-changes, or one RocksDB. A RocksDB is copied to local disk first, into a directory that is deleted
+A piece is the unit of one reader: one part of a canonical snapshot, a whole snapshot with layers of
+changes, or one RocksDB. A RocksDB is first copied to local disk, into a directory that is deleted
 after the last row.
 """
 
@@ -28,22 +28,22 @@ from onceflow.core.state.snapshots.state_meta import StateMeta
 
 @dataclass(frozen=True, slots=True)
 class StatePiece:
-    """Some of the keyed state of one operator's subtask. Pickles."""
+    """A part of the keyed state of one operator's subtask. Can be pickled."""
 
     uid: str
     subtask: int
     max_parallelism: int
     handles: tuple[StateHandle, ...]
-    """One canonical part; the layers of a snapshot, the last one first, and its base; or a manifest
-    with all files of its database."""
+    """One canonical part; or the layers of a snapshot, the last one first, and its base; or a
+    manifest with all files of its database."""
 
     def within(self, group: int) -> bool:
-        """Tell whether rows of key group `group` may be in it."""
+        """Return True if rows of key group `group` may be in the piece."""
         one = self.handles[0]
         return one.key_group_first <= group <= one.key_group_last
 
     def metas(self, reader: StateReader) -> list[StateMeta]:
-        """Return the states that the piece holds; reads metadata alone if possible.
+        """Return the states of the piece. Reads only metadata if possible.
 
         Raises:
             StateIncompatible: A newer onceflow or another backend wrote it.
@@ -60,7 +60,7 @@ class StatePiece:
     def rows(
         self, name: str, reader: StateReader, key_groups: range | None = None
     ) -> Iterator[StateRows]:
-        """Yield the rows of state `name`, of all key groups or some of them.
+        """Yield the rows of state `name`, of all key groups or only those in `key_groups`.
 
         Raises:
             StateIncompatible: A newer onceflow or another backend wrote it.
@@ -103,14 +103,14 @@ def list_pieces(
     """Return the pieces of an operator's keyed state; `snapshots` are by subtask.
 
     Raises:
-        StateIncompatible: Another backend than ours wrote it, natively.
+        StateIncompatible: Another backend wrote the state in its native form.
     """
     pieces: list[StatePiece] = []
     for subtask, snapshot in snapshots:
         native = tuple(handle for handle in snapshot.keyed if not is_canonical(handle))
         parts: list[tuple[StateHandle, ...]] = [(h,) for h in snapshot.keyed if is_canonical(h)]
         if any(map(is_layer, snapshot.keyed)):
-            # Which of the base's rows count is known from the layers alone.
+            # The layers determine the valid rows of the base, so one reader must read all of them.
             parts = [tuple(sort_parts(filter(is_canonical, snapshot.keyed)))]
         if native:
             _check_native(snapshot.uid, native)
@@ -133,11 +133,11 @@ def read_metas_by_name(pieces: Iterable[StatePiece], reader: StateReader) -> dic
     """Return the states of an operator, by name.
 
     Raises:
-        StateIncompatible: Two subtasks hold a name as different things.
+        StateIncompatible: Two subtasks hold a name with different kinds or types.
         CheckpointCorrupt: A file is damaged or missing; names it.
     """
     states: dict[str, StateMeta] = {}
-    # Every piece of a subtask names all its states: one of each subtask will do.
+    # Each piece of a subtask names all its states, so one piece of each subtask is enough.
     for piece in {piece.subtask: piece for piece in reversed(list(pieces))}.values():
         for meta in piece.metas(reader):
             states.setdefault(meta.name, meta).check_equal(meta, f"{piece.uid}[{piece.subtask}]")

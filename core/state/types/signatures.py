@@ -81,7 +81,7 @@ class _Names:
                 return f"{_word(kind)}[{inside}]" if inside else _word(kind)
 
     def _arguments(self, kind: inspect.Type) -> list[str]:
-        """Return what goes in brackets; nothing for a type without parts, or with parts of any."""
+        """Return the names in brackets; none for a type without parts, or with parts of Any."""
         match kind:
             case inspect.LiteralType(values=values):
                 return sorted(_escape(repr(value)) for value in values)

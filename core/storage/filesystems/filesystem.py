@@ -1,17 +1,19 @@
 """The interface of the file systems under checkpoints, staged rows and the file sink.
 
-Each implementation guarantees, in every process that sees the files: read-after-write each later
-call sees the effect of a returned write, create or delete list-after-write a listing holds every
-name that existed throughout the call whole or nothing a path has all the bytes that were written to
-it, or does not exist durable content and name survive the crash of any machine once `write` or
-`create_if_absent` has returned. Files that are filled piece by piece have a separate call for each
-of the two.
+Each implementation guarantees, in every process that sees the files:
+    read-after-write     each later call sees the effect of a returned write, create or delete
+    list-after-write     a listing holds every name that existed throughout the call
+    whole or nothing     a path has all the bytes that were written to it, or does not exist
+    durable              content and name survive the crash of any machine once `write` or
+                         `create_if_absent` has returned. Files that are filled piece by piece have
+                         a separate call for each of the two.
 
 Additional abilities are classes of their own, checked by type and never by a flag:
-`CreatesAtomically` if several callers create one path at the same time, one succeeds `AdoptsFiles`
-adopts a local file without copying it `StreamedFiles` fills a file piece by piece, under a name
-that no reader looks at, and then `Renames` renames it atomically, or `Copies` can only copy it,
-whole or not at all
+    `CreatesAtomically`  if several callers create one path at the same time, one succeeds
+    `AdoptsFiles`        adopts a local file without copying it
+    `StreamedFiles`      fills a file piece by piece, under a name that no reader looks at, and then
+        `Renames`        renames it atomically, or
+        `Copies`         can only copy it, whole or not at all
 
 Paths are relative to the root, separated by "/", and never contain "..". Callers need not create
 directories: they are created for the files in them. A path below a file counts as missing.
