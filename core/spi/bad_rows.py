@@ -1,4 +1,4 @@
-"""What becomes of rows that a target can never take: the end of the job, or a list of rejects."""
+"""The handling of rows that a target can never take: the end of the job, or a list of rejects."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _ADVICE = (
 
 
 class BadRows:
-    """The bad rows of one writer since they were last asked for.
+    """The bad rows of one writer since the last call of `take`.
 
-    A writer returns `take()` from `SinkWriter.take_rejected`. With `OnBadRow.FAIL` the first bad
-    row is raised and nothing is kept. The engine decides what becomes of rejected rows.
+    A writer returns `take()` from `SinkWriter.take_rejected`. With `OnBadRow.FAIL`, the first bad
+    row is raised and none is kept. The engine decides what to do with rejected rows.
     """
 
     def __init__(self, on_bad_row: OnBadRow, schema: pa.Schema, *, where: str = "") -> None:
-        """Keep or raise as `on_bad_row` says.
+        """Keep bad rows or raise an error, as `on_bad_row` says.
 
         Args:
             on_bad_row: The policy.
-            schema: The sink's, in which rejected rows are returned.
-            where: Begins what is raised.
+            schema: The sink's schema, in which rejected rows are returned.
+            where: The beginning of the error text.
         """
         self._on_bad_row = on_bad_row
         self._schema = schema
@@ -45,17 +45,17 @@ class BadRows:
 
     @property
     def fail(self) -> bool:
-        """Whether a bad row ends the job, so that nobody need look for further ones."""
+        """True if a bad row ends the job, so that looking for further ones is not needed."""
         return self._on_bad_row is OnBadRow.FAIL
 
     def sift(
         self, batch: pa.RecordBatch, bad: pa.BooleanArray, why: str, *, shows: str = ""
     ) -> pa.RecordBatch:
-        """Return the rows of `batch` that are not `bad`; the others are rejected for `why`.
+        """Return the rows of `batch` that are not `bad`; reject the others for `why`.
 
         Args:
             batch: Rows in the sink's schema; columns may be decoded.
-            bad: One value a row; null counts as false.
+            bad: One value per row; null counts as false.
             why: The reason, the same for all.
             shows: A column whose value goes into the reason of each row.
 
@@ -63,7 +63,7 @@ class BadRows:
             BadRow: There is a bad row, and bad rows fail the job; names the first one.
         """
         bad = pc.fill_null(bad, False)
-        # Nearly every batch is good: one look without a copy decides that.
+        # Nearly every batch is good: one check without a copy finds that out.
         first = pc.index(bad, True).as_py()
         if first < 0:
             return batch
@@ -83,7 +83,7 @@ class BadRows:
         """Record `rows` as rejected, with one reason each.
 
         Raises:
-            BadRow: Bad rows fail the job; has the first reason.
+            BadRow: Bad rows fail the job; contains the first reason.
         """
         if not rows.num_rows:
             return
@@ -92,10 +92,10 @@ class BadRows:
         self._rejected.append(RejectedRows(_encode(rows, self._schema), list(reasons)))
 
     def without(self, batch: pa.RecordBatch, refusals: Mapping[int, str]) -> pa.RecordBatch:
-        """Return the rows of `batch` that have no reason in `refusals`; the others are rejected.
+        """Return the rows of `batch` that have no reason in `refusals`; reject the others.
 
         Raises:
-            BadRow: There are others, and bad rows fail the job; names the first one.
+            BadRow: A row has a reason, and bad rows fail the job; names the first one.
         """
         if not refusals:
             return batch
@@ -110,7 +110,7 @@ class BadRows:
         return BadRow(f"{self._where}{reason}. {_ADVICE}")
 
     def forget(self) -> None:
-        """Drop the recorded rows; they are written anew or not at all."""
+        """Drop the recorded rows: they are written again or not at all."""
         self._rejected.clear()
 
     def take(self) -> Sequence[RejectedRows]:
@@ -124,7 +124,7 @@ def quote_value(column: pa.Array, row: int) -> str:
     try:
         text = repr(column[row].as_py())
     except (ValueError, OverflowError):
-        # Arrow holds dates and nanoseconds that Python cannot; its array prints what it holds.
+        # Python cannot hold these dates and nanoseconds, so use the text that Arrow's array prints.
         text = " ".join(str(column.slice(row, 1)).split()).strip("[] ")
     return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"
 
@@ -140,7 +140,8 @@ def _encode(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _encode_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
-    # First, for the storage of an extension may itself be a dictionary or run-end encoded.
+    # Check this first, because the storage of an extension may itself be a dictionary or run-end
+    # encoded.
     if isinstance(kind, pa.BaseExtensionType):
         storage = _encode_column(column, kind.storage_type)
         extended: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
@@ -157,10 +158,10 @@ def _encode_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def bad_row_policy(on_bad_row: OnBadRow | str, dead_letters: bool) -> OnBadRow:
-    """Return the policy of a `write`, which names a sink for dead letters or not.
+    """Return the policy of a `write`, which may name a sink for dead letters.
 
     Raises:
-        ConfigError: There is no such policy, or it does not go with that.
+        ConfigError: There is no such policy, or it contradicts `dead_letters`.
     """
     policy = choice_of(OnBadRow, on_bad_row, setting="on_bad_row")
     if not dead_letters and policy is OnBadRow.DEAD_LETTER:

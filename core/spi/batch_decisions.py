@@ -1,7 +1,7 @@
-"""Where the decisions of batches are kept: the contract; `protocol.batches` has the rules.
+"""The contract of the keepers of batch decisions; `protocol.batches` has the rules.
 
-Two keepers: a table beside the ledger, for databases (`sinks.sql.batch_table`), and a decision
-log in storage, for targets without tables (`core.storage.log.batch_log`).
+There are two keepers: a table next to the ledger, for databases (`sinks.sql.batch_table`), and a
+decision log in storage, for targets without tables (`core.storage.log.batch_log`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from onceflow.core.spi import Sink
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who has made the newest claim of a sink id."""
+    """The owner of the newest claim of a sink id."""
 
     attempt: AttemptId
     name: str = ""
-    """The application, its process and host; empty where the target does not tell."""
+    """The application, its process and host; empty if the target does not record it."""
     since: str = ""
 
     def __str__(self) -> str:
@@ -30,41 +30,42 @@ class Claimant:
 
 
 class BatchDecisions(ABC):
-    """The decisions of one sink id, for one owner. Used by one thread; any number of processes.
+    """The decisions of one sink id, for one owner.
 
-    Claims and decisions of one sink id are in one order, the same for everybody: a decision that a
-    claim does not see is refused later.
+    Used by one thread; any number of processes may have one. Claims and decisions of one sink id
+    are in one order, the same for all processes: a decision that a claim does not see is refused
+    later.
     """
 
     @abstractmethod
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
     ) -> BatchClaim:
-        """Return a new attempt, which fences all older ones, with all that was decided before.
+        """Return a new attempt, which fences all older ones, with all decisions made before.
 
-        `open_sink` opens the sink for the attempt that it is given, and is called at least once.
-        With `after`, nothing is claimed unless that attempt is the newest. A crash leaves at most
-        an attempt that nobody uses.
+        `open_sink` opens the sink for the attempt that it gets, and is called at least once. With
+        `after`, nothing is claimed unless that attempt is the newest. A crash leaves at most an
+        unused attempt.
 
         Raises:
-            ConfigError: The sink id belongs to somebody else, or the sink cannot be opened.
-            Fenced: Others keep claiming it, or one has claimed it since `after`.
+            ConfigError: The sink id belongs to another owner, or the sink cannot be opened.
+            Fenced: Other processes keep claiming it, or one has claimed it since `after`.
             SinkError: The target cannot be asked now.
             StorageError: The log cannot be read or written.
         """
 
     @abstractmethod
     def read_claim(self) -> BatchClaim:
-        """Return the newest attempt, 0 before the first, and what is decided; changes nothing.
+        """Return the newest attempt, 0 before the first, and the decisions; changes nothing.
 
         Raises:
-            ConfigError: The sink id belongs to somebody else.
+            ConfigError: The sink id belongs to another owner.
             SinkError, StorageError: The target or the log cannot be read now.
         """
 
     @abstractmethod
     def claimant(self) -> Claimant:
-        """Return who has made the newest claim; attempt 0 before the first. Changes nothing.
+        """Return the owner of the newest claim; attempt 0 before the first. Changes nothing.
 
         Raises:
             SinkError, StorageError: The target or the log cannot be read now.
@@ -83,69 +84,70 @@ class BatchDecisions(ABC):
 
     @abstractmethod
     def fence(self) -> None:
-        """Claim an attempt that writes nothing: no one before decides anything from then on.
+        """Claim an attempt that writes nothing, so that no earlier attempt decides any more.
 
         Raises:
-            Fenced: Another run claims it at this moment, or nobody ever did.
+            Fenced: Another run claims it at this moment, or no run ever did.
             ConfigError, SinkError, StorageError: As `claim`.
         """
 
     def claim_next(self, after: AttemptId) -> BatchClaim | None:
-        """Return what `claim` does, without opening the sink again, while `after` is the newest.
+        """Return the result of `claim` without opening the sink again, if `after` is the newest.
 
-        None when it is not, or the sink must be opened for each attempt.
+        None if it is not, or if the sink must be opened for each attempt.
         """
         del after
         return None
 
     def with_committables(self, claim: BatchClaim) -> BatchClaim:
-        """Return `claim` with what its decisions list, which may be left out of settled ones."""
+        """Return `claim` with all committables, which may be left out of settled decisions."""
         return claim
 
     @abstractmethod
     def decide(self, decision: BatchDecision) -> BatchDecision:
-        """Return what is decided for the batch: durably, and the same for everybody from then on.
+        """Return the decision for the batch: durable, and the same for all processes from then on.
 
-        Usually `decision` itself. Called again with it, it returns the same: an answer that was
-        lost does no harm.
+        Usually this is `decision` itself. Repeating the call returns the same, so a lost answer
+        does no harm.
 
         Raises:
             Fenced: A newer attempt has claimed the sink id.
-            CommitOutcomeUnknown: Nobody can tell now whether it is decided.
-            SinkError: It is not decided.
-            StorageError: It is not decided.
+            CommitOutcomeUnknown: It is not known now whether the batch is decided.
+            SinkError: The batch is not decided.
+            StorageError: The batch is not decided.
         """
 
     def decide_with_rows(self, decision: BatchDecision) -> BatchDecision:
-        """Return what `decide` does, with staged rows visible at once where the keeper can do that.
+        """Return the result of `decide`, and make staged rows visible at once if the keeper can.
 
-        Only while no try of a task that is staged is prepared: its locks would be waited for in
-        vain.
-        Whatever is visible already, all that the decision lists is to be committed as ever.
+        Call it only while no try of a task with staged rows is prepared: waiting for its locks
+        would be in vain. All transactions in the decision must still be committed as usual, even if
+        their rows are visible already.
 
         Raises:
-            BadRow: The target refuses a row; it is not decided.
+            BadRow: The target refuses a row; the batch is not decided.
             Fenced, CommitOutcomeUnknown, SinkError, StorageError: As `decide`.
         """
         return self.decide(decision)
 
     @abstractmethod
     def mark_committed(self, decision: BatchDecision) -> None:
-        """Remember that all of `decision` is committed, and forget what nobody asks for any more.
+        """Record that all of `decision` is committed, and delete records that are no longer needed.
 
-        Only hastens things: what fails is logged, and a loss does no harm.
+        This only saves time later: a failure is logged, and a lost record does no harm.
         """
 
     @property
     def can_give_up(self) -> bool:
-        """Whether `give_up` takes something out of a decision."""
+        """True if `give_up` removes a transaction from a decision."""
         return False
 
     def give_up(self, transaction: TransactionId) -> None:
-        """Take `transaction`, which was rolled back by hand, out of the decision that lists it.
+        """Remove `transaction`, which was rolled back by hand, from the decision that lists it.
 
-        A decision that lists nothing more is forgotten, so its batch may be written again. A log of
-        decisions cannot be changed: there nothing happens, and the next batch calls the rows lost.
+        A decision without transactions is deleted, so its batch may be written again. A log of
+        decisions cannot be changed: then nothing happens, and the next batch reports the rows as
+        lost.
 
         Raises:
             SinkError: The target cannot be asked now.
@@ -158,4 +160,4 @@ class BatchDecisions(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. Safe to call twice."""
+        """Release all resources. May be called twice."""

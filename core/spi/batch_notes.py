@@ -1,6 +1,7 @@
-"""What a target notes of its numbered batches, where decisions stand in files beside it.
+"""The note about numbered batches in a target, for decisions that are kept in files outside it.
 
-The files may be cleaned, or another directory given: then the note alone tells what is written.
+The files may be deleted, or another directory given. Then only the note shows which batches are
+written.
 
     begun     before the decision, under the newest claim of the sink id
     written   after the last of its transactions is committed
@@ -14,27 +15,27 @@ from dataclasses import dataclass
 from onceflow.core.protocol.ids import AttemptId
 
 NOTED_MAX = 16
-"""Batches; as many as a log of decisions retains."""
+"""The number of noted batches: as many as a log of decisions retains."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotedBatches:
-    """What a target says of one sink id."""
+    """The content of a target's note for one sink id."""
 
     attempt: AttemptId
-    """The newest that has claimed it; 0: none has."""
+    """The newest attempt that has claimed the sink id; 0 if none has."""
     begun: int | None
     """The batch whose decision was begun last, unless it is known to be written."""
     written: tuple[int, ...]
-    """The last ones that are, oldest first."""
+    """The last batches that are written, oldest first."""
 
 
 class BatchNotes(ABC):
-    """The note of one sink id in its target. Any process, any number of times."""
+    """The note of one sink id in its target. Used by any process, any number of times."""
 
     @abstractmethod
     def read(self) -> NotedBatches:
-        """Return what is noted.
+        """Return the content of the note.
 
         Raises:
             SinkError: The target cannot be asked now.
@@ -45,6 +46,6 @@ class BatchNotes(ABC):
         """Replace the note, if `attempt` is the newest that has claimed the sink id.
 
         Raises:
-            Fenced: It is not. Nothing is changed.
+            Fenced: `attempt` is not the newest. Nothing is changed.
             SinkError: The target cannot be written to now.
         """

@@ -1,6 +1,7 @@
-"""Options that a user gives and a client library gets: which may be given, and which are secret.
+"""The rules for options that a user passes to a client library: allowed ones and secret ones.
 
-A connector says so once, as `OptionRules`; what its client's options are called stays with it.
+A connector declares them once, as `OptionRules`. The names of its client's options stay with the
+connector.
 """
 
 from __future__ import annotations
@@ -20,44 +21,46 @@ class OptionRules:
     """The options of one client that a user may set, and their names."""
 
     what: str
-    """What errors call such an option: "Kafka option"."""
+    """The term for such an option in errors: "Kafka option"."""
     prefix: str
-    """May stand before any name, and is removed."""
+    """The optional prefix of a name, which is removed."""
     owned: Mapping[str, str]
-    """Set by `owner` itself: what to give instead, or why nothing can be given."""
+    """The options that `owner` sets itself, each with what to give instead, or why nothing can be
+    given."""
     owner: str
     foreign: Mapping[str, str]
-    """Known only to `foreign_client`: what to give instead."""
+    """The options known only to `foreign_client`, each with what to give instead."""
     foreign_client: str
     foreign_files: Mapping[str, str]
-    """Endings of files that the client cannot read: what such a file is, and what to give."""
+    """The endings of files that the client cannot read, each with the type of such a file, and what
+    to give instead."""
     secret_parts: tuple[str, ...]
-    """An option with one of them in its name is never printed."""
+    """The parts of names whose options are never printed."""
 
     def accept(self, options: Mapping[str, OptionValue]) -> dict[str, str]:
         """Check `options` and return them under the client's names, as text.
 
         Raises:
-            ConfigError: One is another client's, or belongs to the owner; says what to give
-                instead. Or one is given twice.
+            ConfigError: An option belongs to another client or to the owner; the error says what to
+                give instead. Or an option is given twice.
         """
         accepted: dict[str, str] = {}
         for given, value in options.items():
             name = given.removeprefix(self.prefix)
             shown = f"{self.what} {given!r}"
-            # Foreign names before owned ones: advice for another client's option says more than
-            # that it cannot be set.
+            # Check foreign names before owned ones: the advice for another client's option is more
+            # useful than the statement that the option cannot be set.
             if name in self.foreign:
                 raise ConfigError(f"{shown} is {self.foreign_client}'s: {self.foreign[name]}")
             if name in self.owned:
                 raise ConfigError(f"{shown} is set by {self.owner}: {self.owned[name]}")
-            # Client libraries read `true`, and not Python's `True`.
+            # Client libraries read `true`, not Python's `True`.
             text = str(value).lower() if isinstance(value, bool) else str(value)
             for ending, advice in self.foreign_files.items():
                 if text.endswith(ending):
                     raise ConfigError(f"{shown} names {advice}")
-            # With and without the prefix it is one option, and which of two values would win is
-            # nobody's guess.
+            # With and without the prefix it is the same option, and it is not clear which of two
+            # values would win.
             if accepted.setdefault(name, text) != text:
                 raise ConfigError(f"{self.what} {name!r} is given twice, with different values")
         return accepted
@@ -66,7 +69,7 @@ class OptionRules:
         """Return `options` with the secrets that they refer to. Called when a client is opened.
 
         Raises:
-            ConfigError: One cannot be followed here.
+            ConfigError: A reference cannot be resolved here.
         """
         return {
             name: follow_references(value, setting=f"{self.what} {name!r}")
@@ -81,8 +84,8 @@ class OptionRules:
         """Return `text` with every secret value of `options` hidden in it."""
         for name, value in self.resolve_secrets(options).items():
             if self._is_secret(name) and value:
-                # An error of a client may quote its configuration, so values are hidden wherever
-                # they stand.
+                # An error of a client may quote its configuration, so hide values anywhere in the
+                # text.
                 text = text.replace(value, "***")
         return text
 

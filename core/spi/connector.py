@@ -1,9 +1,10 @@
-"""What a package says of a connector of its own: the source or sink, and the tools for its server.
+"""The description that a package gives of its connector: the source or sink, and its tools.
 
-An entry point names such a description, or `connectors.catalog` is given one; the command line then
-finds it by its name or by the scheme of a URL. It is loaded only when it is asked for.
+The tools are those for the connector's server. An entry point names such a description, or it is
+passed to `connectors.catalog`. The command line then finds it by its name or by the scheme of a
+URL. It is loaded only when it is needed.
 
-A `Diagnosis` answers with `Finding`s: what was found, and what fixes it.
+A `Diagnosis` answers with `Finding`s: the state of the server, and the fix.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class Level(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and will not always, or not as well as it could."""
+    """The checked thing works, but not always, or not as well as it could."""
     PROBLEM = "problem"
     """A job cannot run, or not safely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     area: str
     level: Level
@@ -47,7 +48,7 @@ class Finding:
         return f"{self.found}{needed}" + (f". Mend: {self.remedy}" if self.remedy else "")
 
     def as_json(self) -> dict[str, str]:
-        """Return what `--json` prints of it."""
+        """Return the fields that `--json` prints."""
         return {
             "area": self.area,
             "level": self.level.value,
@@ -59,44 +60,44 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Builds the findings of one area."""
+    """A builder of the findings of one area."""
 
     name: str
 
     def ok(self, found: str) -> Finding:
-        """Say that something is as it should be."""
+        """Return a finding that the checked thing is right."""
         return Finding(self.name, Level.OK, found)
 
     def warning(self, found: str, needed: str, remedy: str) -> Finding:
-        """Say that something will do for now."""
+        """Return a finding that the checked thing is sufficient for now."""
         return Finding(self.name, Level.WARNING, found, needed, remedy)
 
     def problem(self, found: str, needed: str, remedy: str) -> Finding:
-        """Say that something must be fixed."""
+        """Return a finding that the checked thing must be fixed."""
         return Finding(self.name, Level.PROBLEM, found, needed, remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """The server that a tool works on, and how long the tool waits for it."""
+    """The server that a tool uses, and the time that the tool waits for it."""
 
     url: str = field(repr=False)
-    """May hold a password. Brokers: kafka://host:port,host:port."""
+    """The URL, which may contain a password. Brokers: kafka://host:port,host:port."""
     password: str | None = field(default=None, repr=False)
     options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """The connector's own options, under the names that it gives them."""
+    """The connector's own options, under the names that the connector defines."""
     timeout_s: float = 30.0
 
 
 Questions: TypeAlias = Callable[[], Sequence[Finding]]
-"""Asks a server all of them and returns what it found, within the timeout. Changes nothing.
+"""A function that asks a server all questions and returns the findings, within the timeout.
 
-A server that cannot be reached is a finding, and no error.
+It changes nothing. A server that cannot be reached is a finding, not an error.
 """
 
 
 class Diagnosis(Protocol):
-    """What a server is asked to see whether a job can read or write there exactly once."""
+    """The checks that show whether a job can read or write at a server exactly once."""
 
     def __call__(
         self, access: ServerAccess, names: Sequence[str], parallelism: int, /
@@ -106,51 +107,54 @@ class Diagnosis(Protocol):
         `names` are the tables or topics that a job of `parallelism` will use.
 
         Raises:
-            ConfigError: The URL or an option cannot be understood.
+            ConfigError: The URL or an option is not valid.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkConnector:
-    """One kind of sink."""
+    """The description of a kind of sink."""
 
     sink: Callable[..., Sink]
-    """Its class."""
+    """The class of the sink."""
     resource_manager: Callable[[ServerAccess], ResourceManager] | None = None
-    """Returns what lists and settles the transactions of every sink id of a server; connects later.
+    """A function that returns the resource manager of a server, which connects later.
 
-    None: the target cannot list them by itself, so its sink has to be named.
+    It lists and settles the transactions of every sink id. None: the target cannot list its
+    transactions without the sink, so the user has to name the sink.
     """
     diagnosis: Diagnosis | None = None
     examine: Callable[[Any, int], Questions] | None = None
-    """Returns the questions to the server of a sink of this class, for a job of a parallelism."""
+    """A function that returns the questions to the server of a sink of this class, for a job of a
+    parallelism."""
     read_url: Callable[[str], Mapping[str, object]] | None = None
-    """Returns the options that a URL stands for, where the class has no option `url`."""
+    """A function that returns the options in a URL, if the class has no option `url`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConnector:
-    """One kind of source."""
+    """The description of a kind of source."""
 
     source: Callable[..., Source]
-    """Its class."""
+    """The class of the source."""
     diagnosis: Diagnosis | None = None
     examine: Callable[[Any, int], Questions] | None = None
-    """Returns the questions to the server of a source of this class, for a job of a parallelism."""
+    """A function that returns the questions to the server of a source of this class, for a job of a
+    parallelism."""
     read_url: Callable[[str], Mapping[str, object]] | None = None
-    """Returns the options that a URL stands for, where the class has no option `url`."""
+    """A function that returns the options in a URL, if the class has no option `url`."""
 
 
 def require(findings: Iterable[Finding], about: str, log: logging.Logger) -> None:
     """Raise ConfigError if a problem is among `findings`; log the warnings.
 
-    The error has `about`, and the first problem with its remedy.
+    The error contains `about`, and the first problem with its remedy.
     """
     for finding in findings:
         match finding.level:
             case Level.PROBLEM:
-                # The first problem alone: later ones are often consequences of it.
+                # Report only the first problem: later ones are often consequences of it.
                 raise ConfigError(f"{about}: {finding}")
             case Level.WARNING:
                 log.warning("%s: %s", about, finding)

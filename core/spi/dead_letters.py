@@ -1,7 +1,7 @@
-"""Dead letters: records that could not be read or written, with the reason and the origin.
+"""The dead letters: records that could not be read or written, with the reason and the origin.
 
-They are rows like any others: a sink of their own writes them, in the same checkpoints and by the
-same two phases as the rest, so after any crash each is there exactly once too.
+They are ordinary rows: a sink of their own writes them, in the same checkpoints and by the same two
+phases as all other rows. So after any crash, each is there exactly once, too.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ DEAD_LETTERS = pa.schema(
         pa.field("seen_at", pa.timestamp("us", "UTC"), nullable=False),
     ]
 )
-"""What a sink of dead letters takes.
+"""The schema of the rows that a sink of dead letters takes.
 
 `operator` is the uid of the source or sink that refused the record. `topic`, `partition` and
-`offset` are null when the origin is not known: a sink knows it when its rows have columns of these
-names, or of the names that `KafkaSource(include_metadata=True)` gives (`_topic` and so on). `value`
-is what the source read, byte for byte; of a row that a sink refused, the row as a JSON object.
+`offset` are null if the origin is not known. A sink knows it if its rows have columns of these
+names, or of the names that `KafkaSource(include_metadata=True)` uses (`_topic` and so on). `value`
+is the record that the source read, byte for byte. For a row that a sink refused, it is the row as a
+JSON object.
 """
 
 DEAD_LETTERS_TAG = "dead letters"
-"""The side output of them; no name that a user may give one."""
+"""The name of their side output, which a user cannot give to another one."""
 
 _ORIGINS = (("_topic", "_partition", "_offset"), ("topic", "partition", "offset"))
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One record that was refused."""
+    """A record that was refused."""
 
     reason: str
     topic: str | None = None
@@ -54,16 +55,16 @@ class DeadLetter:
 
 
 def letters_of_rows(rows: pa.RecordBatch, reasons: Sequence[str]) -> list[DeadLetter]:
-    """Return a letter for each of `rows`, refused for the reason of the same place.
+    """Return a letter for each of `rows`, with the reason at the same index of `reasons`.
 
     Raises:
-        ValueError: There is not one reason a row.
+        ValueError: The number of reasons differs from the number of rows.
     """
     origin = origin_columns(rows.schema)
     letters: list[DeadLetter] = []
     for row, reason in zip(printable_rows(rows), reasons, strict=True):
         topic, partition, offset = (row[name] for name in origin) if origin else (None, None, None)
-        # `enc_hook`: a value that JSON has no form for must not keep its own dead letter from being
+        # `enc_hook`: a value without a JSON form must not prevent the dead letter from being
         # written.
         value = msgspec.json.encode(row, enc_hook=str)
         letters.append(DeadLetter(reason, topic, partition, offset, value=value))
@@ -72,7 +73,7 @@ def letters_of_rows(rows: pa.RecordBatch, reasons: Sequence[str]) -> list[DeadLe
 
 def batch_of_letters(operator: str, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
     """Return `letters` of `operator` as rows of `DEAD_LETTERS`."""
-    # One time for all: they were refused in one call.
+    # All letters get one time, because they were refused in one call.
     now_us = time.time_ns() // 1000
     columns: list[list[Any]] = [
         [operator] * len(letters),
@@ -92,7 +93,7 @@ def batch_of_letters(operator: str, letters: Sequence[DeadLetter]) -> pa.RecordB
 
 
 def origin_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that hold topic, partition and offset; empty without them."""
+    """Return the columns that hold topic, partition and offset; empty if there are none."""
     for topic, partition, offset in _ORIGINS:
         if all(schema.get_field_index(name) >= 0 for name in (topic, partition, offset)) and (
             arrow.is_string(schema.field(topic).type)
@@ -104,7 +105,7 @@ def origin_columns(schema: pa.Schema) -> tuple[str, ...]:
 
 
 def printable_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows as Python values; what Python cannot hold becomes Arrow's own text."""
+    """Return the rows as Python values; a value that Python cannot hold becomes Arrow's text."""
     try:
         return rows.to_pylist()
     except (ValueError, OverflowError, ArithmeticError):
@@ -121,5 +122,5 @@ def _value(column: pa.Array, row: int) -> Any:
     try:
         return column[row].as_py()
     except (ValueError, OverflowError, ArithmeticError):
-        # Dates and nanoseconds beyond Python's range; the array prints what it holds.
+        # Python cannot hold these dates and nanoseconds, so use the text that the array prints.
         return " ".join(str(column.slice(row, 1)).split()).strip("[] ")

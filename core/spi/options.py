@@ -1,8 +1,8 @@
-"""Options of connectors: each is said once, as a field of the frozen dataclass that a user makes.
+"""The options of connectors, each declared once as a field of the user's frozen dataclass.
 
-The field has the option's name in Python, its type and its default. Its metadata hold an
-`OptionMeaning`: the help, what text may stand for a value, and the name that Spark's formats give
-it. Everything else that shows or reads options is derived: Spark's formats, the tables in the
+The field has the option's name in Python, its type and its default. Its metadata contain an
+`OptionMeaning`: the help, the text that may stand for a value, and the name in Spark's formats.
+Everything else that shows or reads options is derived: Spark's formats, the tables in the
 documents, the arguments in a class's docstring.
 """
 
@@ -25,14 +25,14 @@ _DOCSTRING_WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """What the text of an option may be."""
+    """The kind of text that an option accepts."""
 
     words: str
-    """What it must be, for errors and documents."""
+    """The description of a valid value, for errors and documents."""
     parse: Callable[[str], object]
-    """Returns the value, or raises ValueError or ConfigError."""
+    """A function that returns the value, or raises ValueError or ConfigError."""
     choices: tuple[str, ...] = ()
-    """All values that there are; empty where they cannot be listed."""
+    """All valid values; empty if they cannot be listed."""
 
 
 def _parse_boolean(text: str) -> bool:
@@ -58,7 +58,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 def _parse_duration(text: str) -> float:
     try:
-        # Spark passes every value as text, also a bare number, which means seconds in Python.
+        # Spark passes every value as text, also a plain number, which means seconds in Python.
         duration: float | str = float(text)
     except ValueError:
         duration = text
@@ -66,8 +66,9 @@ def _parse_duration(text: str) -> float:
 
 
 def _parse_json(text: str) -> object:
-    """Return the value of `text` where it is a JSON object, and else the text."""
-    # A file's path or an expression begins with no brace, so nobody has to say which of both it is.
+    """Return the value of `text` if it is a JSON object, otherwise the text."""
+    # A file's path or an expression never begins with a brace, so the user need not say which it
+    # is.
     return json.loads(text) if text.lstrip().startswith("{") else text
 
 
@@ -100,18 +101,18 @@ def choice(*words: str | type[Enum]) -> ValueKind:
 
 @dataclass(frozen=True, slots=True)
 class OptionMeaning:
-    """What an option is, besides the name, type and default of its field."""
+    """The description of an option, besides the name, type and default of its field."""
 
     help: str
-    """Help for documents and errors, in Python's words; formats say it in their own."""
+    """The help for documents and errors, in Python's terms; formats have their own wording."""
     kind: ValueKind
     spark: str
-    """What Spark's formats call it; empty: they have no such option. `kafka.*` stands for all
-    options that begin so, which become a mapping without what they begin with."""
+    """The name in Spark's formats; empty if they have no such option. `kafka.*` stands for all
+    options that begin with `kafka.`. They become a mapping, without this prefix."""
     aliases: tuple[str, ...]
-    """Other names for it in Spark's formats."""
+    """The other names in Spark's formats."""
     secret: bool
-    """Whether its value is never repeated."""
+    """True if the value must never be shown."""
 
 
 def option(
@@ -135,7 +136,7 @@ def list_options(description: type[Any]) -> Iterator[tuple[str, OptionMeaning]]:
 
 
 def find_meaning(description: object, name: str) -> OptionMeaning | None:
-    """Return the meaning of the option `name` of a dataclass; None where it has no such option."""
+    """Return the meaning of the option `name` of a dataclass, or None if it has no such option."""
     if not isinstance(description, type) or not is_dataclass(description):
         return None
     return next((meaning for known, meaning in list_options(description) if known == name), None)
@@ -143,13 +144,14 @@ def find_meaning(description: object, name: str) -> OptionMeaning | None:
 
 def option_of(description: type[Any], name: str) -> Mapping[Any, Any]:
     """Return the metadata of a field, for a subclass that declares it with another default."""
-    # The metadata are shared, not copied: help and Spark's name cannot come apart in the subclass.
+    # Share the metadata instead of copying it, so that help and Spark's name stay the same in the
+    # subclass.
     (declared,) = (one for one in fields(description) if one.name == name)
     return declared.metadata
 
 
 def copy_values(description: Any, shared: type[Any]) -> dict[str, Any]:
-    """Return what `description` has in the fields of `shared`, one of its base classes."""
+    """Return the values of `description` in the fields of `shared`, one of its base classes."""
     return {one.name: getattr(description, one.name) for one in fields(shared)}
 
 
@@ -163,6 +165,6 @@ def document_options(description: type[_T]) -> type[_T]:
             initial_indent="    ",
             subsequent_indent="        ",
         )
-    # Before anything reads it: the site, `help()` and the signature checks see one text.
+    # Set it before any reader: the site, `help()` and the signature checks see the same text.
     description.__doc__ = "\n".join(lines)
     return description

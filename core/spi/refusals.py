@@ -1,4 +1,4 @@
-"""Tells failures that a value has caused from those that the network or a disk may have caused."""
+"""The distinction between failures caused by a value and those caused by a network or a disk."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from onceflow.core.errors import BadRow, TargetRefused
 
 _ABOUT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
-"""Errors of the operating system that are about a name that it was given, and not about a disk."""
+"""The operating system errors about a name that was passed to it, and not about a disk."""
 
 _CAUSES_MAX = 20
-"""Errors in a chain that are looked at: chains of causes may be circles."""
+"""The maximum number of errors examined in a chain: chains of causes may be circles."""
 
 _NETWORK_WORDS = ("connect", "timeout", "timedout", "unavailable")
-"""Parts of names of error classes. Drivers have classes of their own for a server that is away."""
+"""The words in names of error classes that drivers use for a server that is away."""
 
 _DATA_AT_FAULT = (
     ValueError,
@@ -25,13 +25,14 @@ _DATA_AT_FAULT = (
     NotImplementedError,
     AssertionError,
 )
-"""What code raises for a value that it cannot handle. Arrow's errors are subclasses of these."""
+"""The errors that code raises for a value that it cannot handle. Arrow's errors are subclasses of
+these."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether the network, a disk or a lack of memory may have caused `error`.
+    """Return True if the network, a disk or a lack of memory may have caused `error`.
 
-    Such a failure may heal by itself.
+    Such a failure may end without a change by a person.
     """
     return any(
         cause.errno not in _ABOUT_A_NAME
@@ -42,10 +43,10 @@ def may_pass(error: BaseException) -> bool:
 
 
 def is_data_at_fault(error: BaseException) -> bool:
-    """Return whether `error` goes back to a value that code, or a file system, cannot take."""
+    """Return True if the cause of `error` is a value that code, or a file system, cannot take."""
     if may_pass(error):
         return False
-    # Only causes that somebody has named: what was being handled meanwhile need not be the cause.
+    # Follow only explicit causes: an error that was being handled meanwhile need not be the cause.
     named: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if named is None or isinstance(named, (*_DATA_AT_FAULT, OSError)):
@@ -55,9 +56,10 @@ def is_data_at_fault(error: BaseException) -> bool:
 
 
 def waits_for_person(error: BaseException) -> bool:
-    """Return whether a commit that fails by `error` fails until a person changes something.
+    """Return True if a commit that fails by `error` fails until a person changes something.
 
-    A committer then returns `RetryLater(…, until_mended=True)`, and the status calls it stuck.
+    A committer then returns `RetryLater(…, until_mended=True)`, and the status calls the commit
+    stuck.
     """
     return isinstance(error, (BadRow, TargetRefused)) or is_data_at_fault(error)
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # a slot does not pay for it
 
 @dataclass(frozen=True, slots=True)
 class EndOfInput:
-    """What a bounded reader returns once, after its last batch, and from then on for ever."""
+    """The result that a bounded reader returns after its last batch, and from then on for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderContext:
-    """Where a reader runs."""
+    """The environment of a reader."""
 
     job: str
     uid: str
@@ -32,7 +32,7 @@ class ReaderContext:
     parallelism: int
     attempt: AttemptId
     by_split: bool = False
-    """Whether `SourceReader.rows_by_split` is asked for: the stream has watermarks."""
+    """True if `SourceReader.rows_by_split` will be called, because the stream has watermarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,22 @@ class Outage:
     """A server that a reader waits for."""
 
     what: str
-    """Which server, where it is, and what is wrong; without secrets."""
+    """The server, its address, and what is wrong; without secrets."""
     lasted_s: float
 
 
 class SourceReader(ABC):
-    """Reads the splits of one subtask; owned by the chain's thread, except for `close`."""
+    """A reader of one subtask's splits; owned by the chain's thread, except for `close`."""
 
     @abstractmethod
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
-        """Return the next rows in the source's schema, or None when none came in `timeout_s`.
+        """Return the next rows in the source's schema, or None if none came in `timeout_s`.
 
-        Advances the positions past every row returned: a snapshot taken next excludes nothing that
-        has been returned and includes nothing that has not.
+        Advances the positions past every returned row: the next snapshot includes exactly the rows
+        that were returned.
 
         Raises:
-            BadRecord: A record cannot be decoded and the source is told to fail on such.
+            BadRecord: A record cannot be decoded and the source is set to fail on such records.
             OffsetOutOfRange: Records were deleted before they were read.
             SourceUnavailable: The source did not answer within its own deadline.
         """
@@ -65,14 +65,14 @@ class SourceReader(ABC):
         """Return every split of this reader with its position as of the last `poll`."""
 
     def wake(self) -> None:  # noqa: B027 - optional hook
-        """Have a `poll` that waits return None at once: its caller has something else to do.
+        """Make a waiting `poll` return None at once, so that its caller can do other work.
 
-        Called on another thread than `poll`, when a checkpoint is triggered. May come while no
-        `poll` is under way, or after `close`. Without it a checkpoint waits for the `poll` to end.
+        Called on another thread than `poll`, when a checkpoint is triggered. May be called while no
+        `poll` is running, or after `close`. Without it, a checkpoint waits for the `poll` to end.
         """
 
     def find_outage(self) -> Outage | None:
-        """Return which server has not answered, and for how long; None: none is missed.
+        """Return the server that has not answered, and for how long; None if every server answers.
 
         For people: the status of the job names it while `poll` returns nothing. Called on another
         thread than `poll`, with each heartbeat. It must not wait.
@@ -80,17 +80,18 @@ class SourceReader(ABC):
         return None
 
     def rows_by_split(self) -> Sequence[tuple[str, int]] | None:
-        """Return whose rows the last `poll` returned: (split id, how many), in the order of rows.
+        """Return (split id, number of rows) for the last `poll`, in the order of its rows.
 
-        For watermarks, which are kept for each split: asked for where `ReaderContext.by_split` says
-        so. None: all are of the reader's one split; a reader with several has to tell.
+        For watermarks, which are kept for each split. Called if `ReaderContext.by_split` is true.
+        None means that all rows are of the reader's one split. A reader with several splits must
+        return them.
         """
         return None
 
     def list_ended_splits(self) -> Sequence[str]:
         """Return the ids of splits that have ended, and whose rows have all been returned.
 
-        For watermarks: such a split holds up none of the others.
+        For watermarks: such a split does not delay the others.
         """
         return ()
 
@@ -103,62 +104,64 @@ class SourceReader(ABC):
         return ()
 
     def take_record_times(self) -> Sequence[tuple[int, int]]:
-        """Return times of records: (milliseconds since 1970, how many records), in any order.
+        """Return times of records: (milliseconds since 1970, number of records), in any order.
 
-        For metrics alone: of the rows that polls have returned since the last call. Called after a
-        `poll` that returned rows. A time may stand for the records around it; see
-        `onceflow_commit_latency_seconds`. Empty: the source does not know.
+        Only for metrics: the times of the rows that polls have returned since the last call. Called
+        after a `poll` that returned rows. A time may stand for the records around it; see
+        `onceflow_commit_latency_seconds`. Empty if the source does not know the times.
         """
         return ()
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Read `splits`, too, from where they stand; `snapshot` holds them from now on.
+        """Read `splits`, too, from their positions; `snapshot` includes them from now on.
 
-        Called between two `poll`s, once the decision log holds `splits`. Only a reader whose source
-        has a `discovery_interval_s` is asked.
+        Called between two `poll`s, once the decision log holds `splits`. Called only if the source
+        has a `discovery_interval_s`.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no splits while it reads")
 
     def commit(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
-        """Tell the source that everything before `splits` is done for ever.
+        """Tell the source that everything before `splits` is done for good.
 
         Called after the checkpoint that holds `splits` is in the decision log, on another thread
-        than `poll`. May be skipped, repeated or late; correctness never depends on it.
+        than `poll`. The call may be skipped, repeated or late; correctness never depends on it.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; nothing is called after it. Safe to call twice."""
+        """Release all resources; no call follows, except another `close`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitOffsets:
-    """How far a split is read, and how far it goes now, both counted in its records."""
+    """The position and the current end of a split, both counted in its records."""
 
     split_id: str
     next: int
     """The record that is read next."""
     end: int
-    """The one after the last that is there, or that is to be read."""
+    """The number after the last existing record, or after the last one to read."""
     held_by: str = ""
-    """What keeps the reader from records that are there, where that is, and what to do; for people.
+    """The cause that keeps the reader from existing records, if there is one, and the advice; for
+    people.
 
     Empty if the reader may read on. Without secrets.
     """
     held_since_s: float = 0.0
-    """Since when the engine has seen that, in seconds since the epoch; 0 if `held_by` is empty.
+    """The time since which the engine has seen this cause, in seconds since the epoch; 0 if
+    `held_by` is empty.
 
-    A source leaves it out: the engine counts.
+    A source leaves it out: the engine sets it.
     """
 
     @property
     def lag(self) -> int:
-        """How many records are there and not read yet."""
+        """The number of existing records that are not read yet."""
         return max(0, self.end - self.next)
 
 
 class Source(ABC):
-    """Describes a replayable source: pickled by value, holds no open resource."""
+    """A description of a replayable source: pickled by value, without open resources."""
 
     @property
     @abstractmethod
@@ -168,11 +171,11 @@ class Source(ABC):
     @property
     @abstractmethod
     def bounded(self) -> bool:
-        """Whether readers ever return `EndOfInput`."""
+        """True if readers ever return `EndOfInput`."""
 
     @property
     def has_dead_letters(self) -> bool:
-        """Whether readers return bad records from `take_rejected`, which a sink must then take."""
+        """True if readers return bad records from `take_rejected`, which a sink must then take."""
         return False
 
     def validate(self) -> None:  # noqa: B027 - optional hook
@@ -181,7 +184,7 @@ class Source(ABC):
         Runs on the driver before each attempt.
 
         Raises:
-            ConfigError: It cannot; the message says what to do.
+            ConfigError: The source cannot be read; the message says what to do.
         """
 
     @abstractmethod
@@ -189,37 +192,41 @@ class Source(ABC):
         """Return every split with its resolved start position.
 
         Runs on the driver, once in the source's life in a job. The result goes into the decision
-        log before the first record is read, so that a crash before the first checkpoint starts from
-        the same place.
+        log before the first record is read, so that a start after a crash before the first
+        checkpoint begins at the same position.
         """
 
     @property
     def discovery_interval_s(self) -> float | None:
-        """How often a running job calls `discover`; None: only when an attempt starts."""
+        """The interval at which a running job calls `discover`.
+
+        None: it is called only when an attempt starts.
+        """
         return None
 
     def discover(self, known: Sequence[Split]) -> Sequence[Split]:
-        """Return every split that is to be read: `known`, and what has appeared since.
+        """Return every split to read: `known`, and those that have appeared since.
 
-        Runs on the driver before each attempt, with the splits of the checkpoint that is restored,
-        and while the job runs every `discovery_interval_s`, on a thread of its own, with those of
-        the last checkpoint. A new split stands at its first record: nobody has read any of it. None
-        is read before the decision log holds it.
+        Runs on the driver before each attempt, with the splits of the restored checkpoint. While
+        the job runs, it runs every `discovery_interval_s`, on a thread of its own, with the splits
+        of the last checkpoint. The position of a new split is its first record, because no reader
+        has read it. No new split is read before the decision log holds it.
 
-        The result may hold new `Split` objects for known splits: ids and positions are compared. A
-        known split may stand elsewhere or be left out where it must, with a warning: a running job
-        then starts anew, and goes on from there.
+        The result may hold new `Split` objects for known splits: ids and positions are compared. If
+        necessary, a known split may have another position or be left out, with a warning: a running
+        job then restarts, and goes on from there.
 
         Raises:
-            SourceError: What is known cannot be read on. One that is never to be retried ends a
-                running job, too; any other error there is logged, and asked about again.
+            SourceError: A known split cannot be read on. An error that must never be retried ends a
+                running job, too. In a running job, any other error is logged, and `discover` is
+                called again.
         """
         return known
 
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
-        """Return how far each of `splits` goes now; empty where the source does not count records.
+        """Return the current end of each of `splits`; empty if the source does not count records.
 
-        For people and metrics: nothing is decided by it. Runs anywhere, beside a job that reads.
+        For people and metrics: no decision depends on it. Runs in any process, while a job reads.
 
         Raises:
             SourceError: The source cannot be asked now.
@@ -236,4 +243,4 @@ class Source(ABC):
 
     @abstractmethod
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
-        """Return a reader of `splits` (maybe none). Runs in the slot."""
+        """Return a reader of `splits`, which may be empty. Runs in the slot."""

@@ -1,8 +1,9 @@
-"""Rows parked in checkpoint storage between pre-commit and commit, for sinks that prepare nothing.
+"""The staging of rows in checkpoint storage between pre-commit and commit.
 
-A target that cannot hold a transaction open for others to finish (a managed database, a pooler,
-Kafka) still gets two phases: the writer stages rows here at the barrier, and the committer applies
-them after the decision in one ordinary transaction that also leaves a proof.
+It is for sinks that prepare nothing. Some targets cannot hold a transaction open for another
+process to finish: a managed database, a pooler, Kafka. They still get two phases: the writer stages
+rows here at the barrier. After the decision, the committer applies them in one ordinary transaction
+that also leaves a proof.
 
 A staged transaction moves one way: absent → sealed → discarded. Sealing is whole or nothing.
 """
@@ -20,26 +21,28 @@ from onceflow.core.errors import StagingMissing
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 
-# In the decision log of every job with staged rows: another text would make them unreadable.
+# This text is in the decision log of every job with staged rows: another text would make them
+# unreadable.
 _MARK = b"staged"
 
 
 class StagedRows(ABC):
     """The rows of one transaction on their way into storage; used by one thread.
 
-    A crash before `seal` returns leaves nothing that anybody lists.
+    After a crash before `seal` returns, no process lists the transaction.
     """
 
     @property
     @abstractmethod
     def rows(self) -> int:
-        """How many rows were written."""
+        """The number of rows that were written."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch, *, part: str = "") -> None:
-        """Add `batch`, labelled `part` (a table, an operation: the sink's own words) for `read`.
+        """Add `batch`, labelled `part` for `read`.
 
-        Batches of one transaction may differ in schema. Large ones wait in a local file.
+        `part` is the sink's own text, such as a table or an operation. Batches of one transaction
+        may differ in schema. Large ones wait in a local file.
         """
 
     @abstractmethod
@@ -47,18 +50,18 @@ class StagedRows(ABC):
         """Make the rows durable under `transaction`; any process can read them from then on.
 
         Raises:
-            StorageError: They are not durable, or the name is taken.
+            StorageError: The rows are not durable, or the name is taken.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Drop what is not sealed. Safe to call twice."""
+        """Drop unsealed rows. May be called twice."""
 
 
 class StagingArea(ABC):
-    """The staged transactions of one sink id in one job's storage. Any thread, any process.
+    """The staged transactions of one sink id in one job's storage. Used by any thread and process.
 
-    Pickles, and holds no open resource.
+    It can be pickled and holds no open resource.
     """
 
     @abstractmethod
@@ -67,29 +70,29 @@ class StagingArea(ABC):
 
     @abstractmethod
     def read(self, transaction: TransactionId) -> Iterator[tuple[str, pa.RecordBatch]] | None:
-        """Return (part, batch) in the order written, or None when nothing is staged by this name.
+        """Return (part, batch) in the order written, or None if `transaction` is not staged.
 
         Every byte is verified before the first batch is returned.
 
         Raises:
-            StateCorrupt: The file is not what was sealed.
-            StorageError: It cannot be read.
+            StateCorrupt: The file differs from the sealed one.
+            StorageError: The file cannot be read.
         """
 
     @abstractmethod
     def contains(self, transaction: TransactionId) -> bool:
-        """Return whether `transaction` is staged."""
+        """Return True if `transaction` is staged."""
 
     @abstractmethod
     def transactions(self) -> Sequence[TransactionId]:
         """Return every staged transaction of this sink id, of all attempts, oldest first."""
 
     def find_seal_time(self, transaction: TransactionId) -> datetime | None:
-        """Return the time at which `transaction` was sealed; None: not staged, or unknown."""
+        """Return the time at which `transaction` was sealed; None if not staged, or unknown."""
         return None
 
     def is_imported(self, transaction: TransactionId) -> bool:
-        """Return whether `transaction` came with a savepoint out of another storage.
+        """Return True if `transaction` was imported with a savepoint from another storage.
 
         The job that took the savepoint may have committed it since, from that other storage.
 
@@ -101,20 +104,20 @@ class StagingArea(ABC):
 
     @abstractmethod
     def discard(self, transaction: TransactionId) -> None:
-        """Delete what is staged under `transaction`. Idempotent.
+        """Delete the rows staged under `transaction`. Idempotent.
 
         Raises:
-            StorageError: It is still there.
+            StorageError: The rows are still there.
         """
 
 
 class RowStager:
-    """Stages the rows of one subtask, one transaction a checkpoint; used by one thread."""
+    """A stager of one subtask's rows, one transaction per checkpoint; used by one thread."""
 
     def __init__(
         self, area: StagingArea, *, sink_id: str, attempt: AttemptId, subtask: int
     ) -> None:
-        """Begin with no rows."""
+        """Begin without rows."""
         self._area = area
         self._sink_id = sink_id
         self._attempt = attempt
@@ -126,17 +129,17 @@ class RowStager:
         self._rows.write(batch, part=part)
 
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        """Make the rows since the last call durable; return nothing when there are none.
+        """Make the rows since the last call durable; return no committable if there are none.
 
         Raises:
-            StorageError: They are not durable.
+            StorageError: The rows are not durable.
         """
-        # No file for no rows: a quiet sink would otherwise write one a checkpoint, and each start
-        # would list them all.
+        # Write no file without rows. A quiet sink would otherwise write one per checkpoint, and
+        # each start would list them all.
         if not self._rows.rows:
             return ()
-        # Before the file has its name: tests kill the process here, and nothing may be listed
-        # afterwards.
+        # The file has no name yet. Tests kill the process here, and afterwards no transaction may
+        # be listed.
         reach("flushed")
         committable = self._rows.seal(
             TransactionId(self._sink_id, self._attempt, checkpoint, self._subtask)
@@ -145,7 +148,7 @@ class RowStager:
         return (committable,)
 
     def close(self) -> None:
-        """Drop what is not pre-committed. Safe to call twice."""
+        """Drop rows that are not pre-committed. May be called twice."""
         self._rows.close()
 
 
@@ -155,14 +158,15 @@ def make_staged_committable(transaction: TransactionId, rows: int = 0) -> Commit
 
 
 def is_staged(committable: Committable) -> bool:
-    """Return whether `committable` names staged rows, and not something prepared in the target."""
+    """Return True if `committable` names staged rows, and not rows prepared in the target."""
     return committable.payload == _MARK
 
 
 def require_staging(staging: StagingArea | None, sink_id: str, what_waits: str) -> StagingArea:
     """Raise StagingMissing if `staging` is None; return it otherwise.
 
-    `what_waits` begins the error: what is to wait there, and why.
+    `what_waits` is the beginning of the error text: the rows that are to wait there, and the
+    reason.
     """
     if staging is None:
         raise StagingMissing(
