@@ -164,6 +164,54 @@ def test_slots_are_where_their_driver_is_without_spark_and_end_when_it_is_killed
     assert eventually(lambda: not any(map(is_alive, [*pids, *hosts])), 90)
 
 
+_TALKATIVE = """
+import sys
+from pathlib import Path
+from onceflow import Checkpointing, LocalProcesses, Pipeline
+from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.directory_sink import DirectorySink
+
+directory = Path(sys.argv[1])
+
+def talk(record):
+    print(record, flush=True)
+    print(record, file=sys.stderr)
+    return record
+
+checkpointing = Checkpointing(storage=str(directory / "checkpoints"))
+pipeline = Pipeline(LocalProcesses(), name="talkative", checkpointing=checkpointing)
+records = pipeline.read(CountingSource(500), uid="records")
+records.map(talk, schema=SCHEMA).write(DirectorySink(str(directory / "out")), uid="out")
+status = pipeline.run(60)
+(directory / "attempts").write_text(str(status.attempt))
+"""
+
+
+@pytest.mark.servers
+def test_a_function_may_print_where_nobody_reads_the_output_any_more(tmp_path: Path) -> None:
+    """As after a restart of the system's journal: every later write is a broken pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _TALKATIVE, str(tmp_path)]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=os.environ | environment,
+            stdout=writer,
+            stderr=writer,
+            timeout=90,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert ended.returncode == 0
+    assert (tmp_path / "attempts").read_text() == "1"
+    rows = DirectorySink(str(tmp_path / "out")).rows()
+    assert sorted(row["id"] for row in rows) == list(range(500))
+
+
 def test_a_program_that_ends_leaves_nothing_unclosed() -> None:
     """Not the process that would have forked its slots, which is importing everything yet."""
     program = "from onceflow import LocalProcesses; LocalProcesses().check(1)"

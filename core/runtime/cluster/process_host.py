@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -26,7 +28,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TextIO, TypeAlias
+
+from typing_extensions import Buffer, override
 
 Link: TypeAlias = "Connection[Any, Any]"
 """A two-way pipe of pickled values; the other end sees its end when the process is gone."""
@@ -49,6 +53,8 @@ _FORK, _STATUS = 0, 1
 _REQUEST = struct.Struct("!BQ")
 """What is asked, and the size of the call or the process id."""
 _ANSWER = struct.Struct("!i")
+_OUTPUT_IS_GONE = frozenset({errno.EPIPE, errno.EIO})
+"""A pipe without a reader, and a terminal that was closed."""
 _STATUSES_MAX = 1000
 """How many ends of processes are remembered: nobody may ever ask for some of them."""
 
@@ -296,6 +302,7 @@ def _run(call: _Call, link_descriptor: int, log: int) -> NoReturn:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
+            sys.stdout, sys.stderr = _open_output(1), _open_output(2)
             os.environ.clear()
             os.environ.update(call.environment)
             os.chdir(call.directory)
@@ -305,6 +312,37 @@ def _run(call: _Call, link_descriptor: int, log: int) -> NoReturn:
             link.send(Raised(type(error).__name__, str(error), traceback.format_exc()))
     # Not an orderly end: what is open must not be rolled back by a destructor's courtesy.
     os._exit(0)
+
+
+class _Output(io.FileIO):
+    """Standard output or error; drops what is written once nothing takes it any more.
+
+    A service's output ends when the journal is restarted, or with its terminal. An error there
+    would fail each function that prints, in every attempt, and only another driver would have
+    another output.
+    """
+
+    @override
+    def write(self, data: Buffer, /) -> int:
+        """Write `data`, or drop it."""
+        try:
+            # None only from a descriptor that does not block.
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in _OUTPUT_IS_GONE:
+                raise
+            return memoryview(data).nbytes
+
+
+def _open_output(descriptor: int) -> TextIO:
+    """Return a text stream to `descriptor`, which passes each line on as it ends."""
+    given = sys.__stderr__ if descriptor == 2 else sys.__stdout__  # None if it was closed
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
+        encoding=given.encoding if given is not None else "utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
 
 
 def _receive(control: socket.socket, size_bytes: int) -> bytes:
