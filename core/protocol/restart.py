@@ -93,10 +93,13 @@ class ExponentialDelay:
 
     The delay starts again after an attempt has run for `reset_after_s` without a failure.
     `attempts` is the maximum number of restarts since the last such reset; None: no limit.
-    `same_mistakes` limits how often the same record may fail in the same way, or the same sink may
-    refuse rows in the same way without progress, before the job is given up. Other failures in
-    between do not matter. None: no limit. `jitter` is the share of the delay that is random, in
-    both directions, so that many jobs do not restart at the same time.
+
+    `same_mistakes` is the number of equal mistakes after which the job is given up; None: no limit.
+    A mistake is a record that fails in the same way, or a sink that refuses rows in the same way
+    without progress. Other failures in between do not matter.
+
+    `jitter` is the share of the delay that is random, in both directions, so that many jobs do not
+    restart at the same time.
     """
 
     initial_delay_s: Seconds = declare_seconds(1.0)

@@ -310,10 +310,11 @@ class Sink(ABC):
         return None
 
     def routing_key(self) -> tuple[str, ...]:
-        """Return the columns by which rows must meet in one subtask; empty if there are none.
+        """Return the columns by which rows must meet in one subtask.
 
-        For sinks that change rows in place: each key has one writer, so subtasks never wait for
-        each other's locks, and the changes of a key stay in order.
+        Empty if any subtask may write any row. For sinks that change rows in place: each key has
+        one writer, so subtasks never wait for each other's locks, and the changes of a key stay in
+        order.
         """
         return ()
 
@@ -361,9 +362,9 @@ class Sink(ABC):
         return ""
 
     def list_blockers(self, context: CommitterContext) -> Sequence[str]:
-        """Describe the sessions for which the attempt's writers wait in the target now.
+        """Describe the blockers for which the attempt's writers wait in the target now.
 
-        Return one text per session. For people: the error of a checkpoint that times out names
+        Return one text per blocker. For people: the error of a checkpoint that times out names
         them, and no decision depends on them. Runs on the driver, on a thread of its own,
         repeatedly while a subtask of the sink owes an ack for half of the checkpoint timeout. Limit
         its waiting time: the next call follows only after it returns. Return no texts if no writer

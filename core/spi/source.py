@@ -192,8 +192,8 @@ class Source(ABC):
         """Return every split with its resolved start position.
 
         Runs on the driver, once in the source's life in a job. The result goes into the decision
-        log before the first record is read, so that a start after a crash before the first
-        checkpoint begins at the same position.
+        log before the first record is read. So if the job crashes before the first checkpoint, the
+        next start begins at the same positions.
         """
 
     @property

@@ -200,8 +200,8 @@ class CheckpointCoordinator:
 
         The checkpoint is triggered at once, or as soon as fewer than `max_concurrent` are pending.
         One checkpoint fulfills all requests that wait at the same time. A FINAL or STOP checkpoint
-        fulfills all kinds. If the triggered checkpoint fails, another one follows after a pause.
-        `requested` returns the requests that this attempt has not fulfilled.
+        fulfills requests of all kinds. If the triggered checkpoint fails, another one follows after
+        a pause. `requested` returns the requests that this attempt has not fulfilled.
         """
         match kind:
             case CheckpointKind.MANUAL:

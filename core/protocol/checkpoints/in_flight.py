@@ -140,7 +140,10 @@ class _Recording(Generic[B]):
 
 
 class InputQueues(Generic[B]):
-    """The receiving ends of one subtask's channels. It returns announcements before elements."""
+    """The receiving ends of one subtask's channels.
+
+    Announcements come before elements, and channels take turns.
+    """
 
     def __init__(self, ends: Sequence[ChannelEnd]) -> None:
         self._ends = ends

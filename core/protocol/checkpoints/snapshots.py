@@ -3,16 +3,16 @@
 These are the records of the decision log: plain values, written as JSON, never pickled.
 
 Rules for deleting state files: a *private* file belongs to one checkpoint and is deleted with it. A
-pending checkpoint may name a *shared* file again, because a subtask re-uses files of checkpoints
-that it believes completed and retained, and it learns late that one is dropped. So a shared file
-that no checkpoint names any more is deleted only after two conditions hold:
+pending checkpoint may name a *shared* file again. The reason: a subtask re-uses files of
+checkpoints that it believes completed and retained, and it learns late that one is dropped. So a
+shared file that no checkpoint names any more is deleted only after two conditions hold:
 
     1. every subtask has confirmed the newest decision of that time (or a later one);
     2. every checkpoint triggered before condition 1 held is over.
 
 After 1, no subtask names the file in a new snapshot. After 2, no older snapshot can bring it. This
-is safe if state backends keep two rules: the path of a shared file is written once (so it is not
-derived from content alone), and only files of checkpoints known to be completed and retained are
+is safe if state backends keep two rules. The path of a shared file is written once (so it is not
+derived from content alone). Only files of checkpoints known to be completed and retained are
 re-used.
 """
 

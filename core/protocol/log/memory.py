@@ -87,8 +87,8 @@ class LogMemory:
     def knows(self, mark: Decided, sink_id: str = "") -> bool:
         """Return True if this log accounts for a target's commits up to `mark`.
 
-        That is so if they are decided, for all sinks or for `sink_id`, if they are too old to be
-        remembered, or if they were accepted at a rewind.
+        It does if they are decided, for all sinks or for `sink_id`. It also does if they are too
+        old to be remembered, or were accepted at a rewind.
         """
         known = (*self.marks_of(sink_id), *self.rewound)
         through = max((one.checkpoint for one in known if one.attempt == mark.attempt), default=-1)

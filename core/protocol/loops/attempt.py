@@ -164,8 +164,8 @@ class AttemptLoop:
     def unanswered(self) -> tuple[Request, ...]:
         """The requests that this attempt has neither fulfilled nor refused, for the next attempt.
 
-        Excludes begun savepoints: they end with the attempt, and the process that began them
-        reports it.
+        Excludes begun savepoints: they end with the attempt, and the code that began them reports
+        it.
         """
         # A request is in exactly one of three sets: not yet passed to the coordinator, passed to
         # it, or received after the end.

@@ -7,7 +7,8 @@ A shutdown during the restore waits for the end of the restore, up to the deadli
 slot leaves in one of two ways:
 
     EndSlot    everything was closed within the deadline, and the driver knows it
-    ExitHard   the driver is gone, or a part hangs: the process ends without a report
+    ExitHard   the driver is gone, or a part hangs: the process ends, because a message to the
+               driver would not help any more
 
 The caller passes facts to `on` and the time to `tick`. Both return decisions, which the caller
 carries out in order. If it cannot carry one out, it reports `PartFailed`. The loop never blocks

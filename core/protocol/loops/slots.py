@@ -66,8 +66,8 @@ class SlotRoster:
     def find_refusal(self, hello: Hello) -> SettingsRefused | None:
         """Return the error for a slot that cannot take part, or None if it can.
 
-        A slot is refused if its versions, or what it reads in checkpoint storage, differ from the
-        driver's, or if other slots do not reach it at its address.
+        A slot is refused if its versions, or the text that it reads in checkpoint storage, differ
+        from the driver's. It is also refused if other slots do not reach it at its address.
         """
         settings = self._settings
         if hello.versions != settings.versions:

@@ -343,8 +343,8 @@ def build_first_decision(
     """Return the decision with which `attempt` starts from `savepoint`, which was checked.
 
     Its state handles still name the savepoint's files. It lists the transactions that are decided
-    and may not be committed: those of the last decision, or those of the savepoint that no decision
-    contains. `records` are those of targets that report them. For `lacks_own`, see
+    but perhaps not committed yet: those of the last decision, or those of the savepoint that no
+    decision contains. `records` are those of targets that report them. For `lacks_own`, see
     `lacks_own_commits`.
     """
     taken, records = savepoint.completed, tuple(records)
