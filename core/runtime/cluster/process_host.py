@@ -336,10 +336,10 @@ class _Output(io.FileIO):
 
 def _open_output(descriptor: int) -> TextIO:
     """Return a text stream to `descriptor`, which passes each line on as it ends."""
-    given = sys.__stderr__ if descriptor == 2 else sys.__stdout__  # None if it was closed
+    inherited = sys.__stderr__ if descriptor == 2 else sys.__stdout__  # None if it was closed
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
-        encoding=given.encoding if given is not None else "utf-8",
+        encoding=inherited.encoding if inherited is not None else "utf-8",
         errors="backslashreplace",
         line_buffering=True,
     )
