@@ -1,1 +1,1 @@
-"""Arrow schemas and columns, made from what users write and from Python's values."""
+"""Conversions of users' schemas and Python's values to Arrow schemas and columns."""

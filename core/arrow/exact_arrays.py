@@ -1,9 +1,10 @@
-"""Python values and Arrow columns turned into columns of a type, exactly or not at all.
+"""Conversions of Python values and Arrow columns to columns of a type, exactly or not at all.
 
-pyarrow cuts off what does not fit: 99.99 becomes 99 in a column of integers, microseconds are
-dropped from one of milliseconds, and a time zone is. Here a value is taken only if the type holds
-it exactly. The exceptions are documented (docs/operators.md, "What a function may return"): numbers
-are rounded to the nearest one that a floating type has, and text and bytes are each other's UTF-8.
+pyarrow silently truncates values that do not fit: 99.99 becomes 99 in a column of integers, and a
+column of milliseconds loses microseconds, or a time zone. Here a value is accepted only if the type
+holds it exactly. The exceptions are documented (docs/operators.md, "What a function may return"):
+numbers are rounded to the nearest value of a floating type, and text and bytes are converted to
+each other as UTF-8.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.core.arrow.kinds import cast_rows, holds
 
 REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, pa.ArrowException)
-"""What pyarrow raises for a value that is of no use for a type."""
+"""The exceptions that pyarrow raises for a value that does not fit a type."""
 
 _NONE = type(None)
 _FLOAT16_MAX = 65_504
@@ -42,10 +43,10 @@ _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_00
 
 
 class InexactValue(ValueError):
-    """A value that a type does not hold exactly."""
+    """Raised for a value that a type does not hold exactly."""
 
     def __init__(self, reason: str, row: int = -1) -> None:
-        """`row` is its place in the column, or -1 where it is not known."""
+        """Store the reason and the value's row in the column, or -1 if the row is not known."""
         super().__init__(reason, row)
         self.reason = reason
         self.row = row
@@ -55,14 +56,14 @@ class InexactValue(ValueError):
 
 
 Check: TypeAlias = Callable[[Sequence[Any]], None]
-"""Raises InexactValue unless pyarrow turns all of the values into a type exactly."""
+"""A function that raises InexactValue unless pyarrow converts all values to a type exactly."""
 
 
 def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return `values` as an array of type `kind`; None is null.
+    """Return `values` as an array of type `kind`; None becomes null.
 
     Raises:
-        InexactValue: `kind` does not hold one of them exactly; says which, and why.
+        InexactValue: `kind` does not hold a value exactly; gives the row and the reason.
     """
     try:
         return _exact_array(values, kind)
@@ -71,10 +72,12 @@ def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return `values` as pyarrow takes them, but decimals exactly; for values that are checked.
+    """Return checked `values` as pyarrow converts them, but decimals exactly.
 
     Raises:
-        ArrowInvalid, InexactValue: `kind` does not hold one of them, and what pyarrow raises.
+        ArrowInvalid, InexactValue: `kind` does not hold a value. Other exceptions of pyarrow are
+            raised,
+            too.
     """
     if pa.types.is_decimal(kind):
         return decimals_from_python(values, kind)
@@ -87,14 +90,14 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return `column` cast to `kind`.
 
     Raises:
-        InexactValue: `kind` does not hold one of its values exactly; says which, and why.
+        InexactValue: `kind` does not hold a value exactly; gives the row and the reason.
     """
     if column.type == kind:
         return column
     try:
         return _cast_exactly(column, kind)
     except REFUSALS as error:
-        # Found only now: a value that is cast exactly costs nothing more.
+        # The row is searched only after a failure, so an exact cast costs nothing more.
         for row in range(len(column)):
             try:
                 _cast_exactly(column.slice(row, 1), kind)
@@ -104,10 +107,10 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def exact_array_of_pandas(series: Any, kind: pa.DataType) -> pa.Array:
-    """Return a Series of pandas as an array of type `kind`; what pandas calls missing is null.
+    """Return a Series of pandas as an array of type `kind`; values missing in pandas become null.
 
     Raises:
-        InexactValue: `kind` does not hold one of its values exactly; says why.
+        InexactValue: `kind` does not hold a value exactly; gives the reason.
     """
     if series.dtype == object:
         missing = series.isna()
@@ -139,7 +142,7 @@ def _exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if check is not None:
         check(values)
     made = pa.array(values, kind)
-    # A number too big for a narrow float becomes infinity without a word.
+    # A number too large for a narrow float silently becomes infinity.
     if _is_narrow(kind) and _has_infinities(made):
         for value, inside in zip(values, made.to_pylist(), strict=True):
             if inside is not None and inside != float(value) and abs(inside) == float("inf"):
@@ -159,7 +162,7 @@ def _first_refusal(values: Sequence[Any], kind: pa.DataType, error: BaseExceptio
 
 @lru_cache(maxsize=1024)
 def _check_of(kind: pa.DataType) -> Check | None:
-    """Return what to check before pyarrow converts values to `kind`; None: nothing."""
+    """Return the check to run before pyarrow converts values to `kind`, or None."""
     return _compound_check(kind) if pa.types.is_nested(kind) else _flat_check(kind)
 
 
@@ -194,7 +197,7 @@ def _compound_check(kind: pa.DataType) -> Check | None:
 
 
 def _unless_all(expected: type, check: Callable[[Any], None]) -> Check:
-    """Return a check of each value, skipped where all are of one class that is always exact."""
+    """Return a check of each value, skipped if all values have a class that is always exact."""
     exact = {expected, _NONE}
 
     def check_values(values: Sequence[Any]) -> None:
@@ -219,20 +222,20 @@ def _check_integer(value: Any, kind: pa.DataType) -> None:
             f"{value!r} is a {cast('object', value).__class__.__name__}, not a number; convert it"
             " with int(…) if it counts"
         )
-    # What Python itself takes for an integer: its own, numpy's, and classes that say so. An array
-    # of numpy without dimensions has the method, too, whatever it holds: the call tells.
+    # Python treats a value with this method as an integer: its own, numpy's and other classes. A
+    # numpy array without dimensions has the method, too, so the call must decide.
     if hasattr(value, "__index__"):
         _require_index(value, kind)
         return
     if not isinstance(value, (Real, Decimal)):
         raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
-    # Not a number, and infinity, are refused by int() itself.
+    # int() itself refuses NaN and infinity.
     if int(cast("Any", value)) != value:
         raise InexactValue(f"{value!r} has a fraction, which {kind} does not hold; round it first")
 
 
 def _require_index(value: Any, kind: pa.DataType) -> None:
-    """Raise InexactValue unless Python takes `value` for an integer."""
+    """Raise InexactValue unless Python accepts `value` as an integer."""
     try:
         to_index(value)
     except TypeError as error:
@@ -242,7 +245,7 @@ def _require_index(value: Any, kind: pa.DataType) -> None:
 
 
 def _check_float16(value: Any, kind: pa.DataType) -> None:
-    # pyarrow refuses such integers for the wider floating types, and rounds them for this one.
+    # pyarrow refuses such integers for the wider floating types, but rounds them for float16.
     if not isinstance(value, (int, np.integer)):
         return
     number = int(cast("Any", value))
@@ -251,7 +254,7 @@ def _check_float16(value: Any, kind: pa.DataType) -> None:
 
 
 def _check_date(value: Any, kind: pa.DataType) -> None:
-    # By exact class: a datetime is a date, and True an integer, to isinstance.
+    # By exact class: for isinstance, a datetime is a date, and True is an integer.
     if type(value) in (date, int):
         return
     if isinstance(value, datetime):
@@ -270,7 +273,7 @@ def _check_date(value: Any, kind: pa.DataType) -> None:
 
 def _require_midnight(value: datetime, kind: pa.DataType) -> None:
     """Raise InexactValue unless `value` has no time of day."""
-    # NaT of pandas is a datetime, too, and does not even equal itself.
+    # pandas' NaT is a datetime, too, and is not equal to itself.
     is_midnight = not ne(value, value) and value.time() == time()
     nanosecond: int = getattr(cast("Any", value), "nanosecond", 0)
     if not is_midnight or nanosecond:
@@ -296,7 +299,7 @@ def _timestamp_check(kind: pa.DataType) -> Check:
 
 def _check_timestamp(value: Any, kind: pa.DataType) -> None:
     if isinstance(value, datetime):
-        # Only NaT, which pandas has for a missing instant, does not equal itself.
+        # Only NaT, pandas' missing instant, is not equal to itself.
         if ne(value, value):
             raise InexactValue(f"{value!r} is not a point in time; use None for a missing one")
         if value.tzinfo is not None and kind.tz is None:
@@ -348,7 +351,7 @@ def _is_boolean(value: Any) -> bool:
 
 
 def _require_steps(microseconds: int, nanoseconds: int, value: Any, kind: pa.DataType) -> None:
-    """Raise InexactValue unless a fraction of a second is a whole number of the type's units."""
+    """Raise InexactValue unless a fraction of a second is a multiple of the type's unit."""
     if microseconds % _UNIT_MICROSECONDS[kind.unit] or (nanoseconds and kind.unit != "ns"):
         raise InexactValue(f"{value!r} is finer than {kind}; round it first")
 
@@ -387,7 +390,7 @@ def _struct_check(kind: pa.DataType) -> Check:
     checks = [(index, field, _values_check(field.type)) for index, field in enumerate(fields)]
 
     def check_values(values: Sequence[Any]) -> None:
-        # pyarrow leaves out keys that are no field, without a word.
+        # pyarrow silently drops keys that are no field.
         dicts: list[dict[str, Any]] = [value for value in values if isinstance(value, dict)]
         for value in dicts:
             if not names.issuperset(value):
@@ -405,16 +408,19 @@ def _struct_check(kind: pa.DataType) -> Check:
 
 
 def _values_check(kind: pa.DataType) -> Check | None:
-    """Return the check of values inside others, which are told from the whole only here."""
+    """Return the check of values inside other values.
+
+    If a type must be checked on the finished array, a separate array is built for these values.
+    """
     check = _check_of(kind)
     if not (_is_narrow(kind) or pa.types.is_temporal(kind)):
         return check
-    # What the finished array tells of a column is asked of one made for these values alone.
+    # For inner values, build a separate array to run the checks of a finished array.
     return lambda values: _discard(_exact_array(values, kind))
 
 
 def _discard(_: pa.Array) -> None:
-    """Take an array that was made to see whether it can be."""
+    """Discard an array that was built only as a check."""
 
 
 # --- arrays ---------------------------------------------------------------------------------------
@@ -441,12 +447,12 @@ def _has_infinities(array: pa.Array) -> bool:
 
 
 def _check_range(array: pa.Array) -> None:
-    """Raise InexactValue unless times are within a day, and dates and instants are of Python."""
+    """Raise InexactValue unless times are within a day, and Python has the dates and instants."""
     kind = array.type
     if pa.types.is_temporal(kind) and not pa.types.is_time(kind) and rows_beyond_python(array):
         raise InexactValue(BEYOND_PYTHON)
     if pa.types.is_time(kind):
-        # The stored integers, without a copy: pyarrow checks no range of times.
+        # View the stored integers without a copy: pyarrow does not check the range of times.
         words = array.view(pa.int32() if pa.types.is_time32(kind) else pa.int64())
         ends = pc.min_max(words).as_py()
         if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < _DAY[kind.unit]:
@@ -461,11 +467,11 @@ def _check_range(array: pa.Array) -> None:
 
 
 def _cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    # A dictionary's values are checked as plain ones: most casts know no dictionaries.
+    # Check a dictionary's values as plain values: most casts do not support dictionaries.
     column = _decode(column)
     if pa.types.is_nested(column.type):
-        # Of a slice pyarrow casts the values of all rows, and refuses those of others.
-        # Joined with nothing: `take` knows no views inside of others.
+        # For a slice, pyarrow casts the values of all rows, and refuses values of other rows.
+        # Concatenating copies only the slice's rows; `take` does not support nested views.
         column = pa.concat_arrays([column, column.slice(0, 0)])
     _check_zones(column.type, kind)
     made = cast_rows(column, kind)
@@ -480,7 +486,7 @@ def _decode(column: pa.Array) -> pa.Array:
 
 
 def _check_zones(given: pa.DataType, kind: pa.DataType) -> None:
-    """Raise InexactValue if a cast drops or makes up a part of what instants are."""
+    """Raise InexactValue if a cast of instants drops or invents a zone, a date or a time of day."""
     types = pa.types
     if not types.is_timestamp(given):
         return
@@ -515,7 +521,7 @@ def _check_lost(column: pa.Array, made: pa.Array) -> None:
 
 
 def _is_decimal_of_floats(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether floats became decimals; all other decimals are cast exactly."""
+    """Return True if floats were cast to decimals. All other decimals are cast exactly."""
     return bool(pa.types.is_decimal(kind) and pa.types.is_floating(given))
 
 
@@ -537,8 +543,7 @@ def _entries(array: pa.Array, part: str) -> pa.Array:
     """Return all keys or all items of maps."""
     offsets: pa.Array = cast("Any", array).offsets
     first, last = offsets[0].as_py(), offsets[len(offsets) - 1].as_py()
-    # Of a slice these are still the keys or items of the whole array; the offsets say which are its
-    # own.
+    # For a slice, `keys` and `items` are those of the whole array; the offsets select its own.
     whole: pa.Array = getattr(array, part)
     return whole.slice(first, last - first)
 
@@ -556,7 +561,8 @@ def _check_number(column: pa.Array, made: pa.Array) -> None:
         numbers = made.cast(pa.float64())
         if pc.any(pc.and_(pc.is_inf(numbers), was_finite)).as_py():
             raise InexactValue(f"a number is beyond what {kind} holds")
-    # pyarrow refuses integers that the wider floating types would round, and rounds them for this.
+    # pyarrow refuses integers that the wider floating types would round, but rounds them for
+    # float16.
     if types.is_integer(column.type) and types.is_float16(kind):
         same = pc.equal(made.cast(pa.float64()), column.cast(pa.float64()))
         if pc.all(same).as_py() is False:

@@ -1,12 +1,12 @@
-"""Decimals converted exactly or not at all.
+"""Conversions of decimals that are exact or fail.
 
-Arrow multiplies and divides by powers of ten without a check for overflow when it brings a decimal
-to another scale: 35 digits read as decimal128(38, 10) become another number, and 9.99…9 with 76
-digits becomes 0. The same holds for its CSV reader, which checks no precision either. The functions
-here compute in 256 bits where no product can overflow, and in Python where one could.
+When Arrow changes a decimal's scale, it multiplies and divides by powers of ten without a check for
+overflow: 35 digits read as decimal128(38, 10) become another number, and 9.99…9 with 76 digits
+becomes 0. The same is true for its CSV reader, which does not check the precision either. The
+functions here compute in 256 bits if no product can overflow, and otherwise in Python.
 
 Invariant:
-    every decimal of the product that changes its scale, its precision or its width goes this way
+    each conversion in onceflow that changes a decimal's scale, precision or width uses this module
     (tests/unit/test_exact_conversions.py)
 """
 
@@ -26,37 +26,37 @@ from pyarrow import types as arrow
 from onceflow.core.arrow.instants import values_inside
 
 _WIDEST_DIGITS = 76
-"""The digits of decimal256, the widest type."""
+"""The maximum digits of decimal256, the widest type."""
 _CAPACITY = {32: 9, 64: 18, 128: 38, 256: _WIDEST_DIGITS}
-"""The digits of the widest decimal of each number of bits."""
+"""The maximum digits of a decimal, by its number of bits."""
 _ANY_INTEGER = pa.decimal128(20)
-"""A decimal that holds every 64-bit integer."""
+"""A decimal type that holds every 64-bit integer."""
 _ANY_WHOLE = pa.decimal256(_WIDEST_DIGITS, 0)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def decimals_from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return Python's decimals and integers as an array of the decimal type `kind`; None is null.
+    """Return Python decimals and integers as an array of decimal type `kind`; None becomes null.
 
     Raises:
-        ArrowInvalid: `kind` does not hold one of them exactly; names the value.
-        ArrowTypeError: One is neither a Decimal nor an integer.
+        ArrowInvalid: `kind` does not hold a value exactly; names the value.
+        ArrowTypeError: A value is neither a Decimal nor an integer.
     """
     bring_to_scale = _bring_to_scale(kind)
     scaled = [value if value is None else bring_to_scale(value) for value in values]
     if 0 <= kind.scale <= kind.precision:
         return pa.array(scaled, kind)
-    # Arrow misreads other scales: the unscaled integers are read, and called decimals.
+    # Arrow misreads other scales: read the unscaled integers, and relabel them as decimals.
     context = _context(_WIDEST_DIGITS)
     whole = [value if value is None else context.scaleb(value, kind.scale) for value in scaled]
     return _relabel(pa.array(whole, _same_width(kind, kind.precision, 0)), kind)
 
 
 def check_python_decimal(value: Any, kind: pa.DataType) -> None:
-    """Raise ArrowInvalid unless pyarrow itself turns `value` into the decimal type `kind` exactly.
+    """Raise ArrowInvalid unless pyarrow itself converts `value` to the decimal type `kind` exactly.
 
-    For values inside of lists, structs and maps. A value that `kind` holds, written with more
-    digits than its width has, is refused: pyarrow would read another number.
+    For values inside of lists, structs and maps. A value that `kind` holds is refused if it is
+    written with more digits than fit into its width: pyarrow would read another number.
     """
     digits = _bring_to_scale(kind)(value).as_tuple().digits
     given = value if isinstance(value, Decimal) else Decimal(value)
@@ -69,7 +69,7 @@ def check_python_decimal(value: Any, kind: pa.DataType) -> None:
 
 
 def is_cast_here(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether `cast_decimals` converts values of `have`, which are plain, to `want`."""
+    """Return True if `cast_decimals` converts plain values of type `have` to `want`."""
     if arrow.is_decimal(want):
         return bool(
             arrow.is_decimal(have)
@@ -81,9 +81,10 @@ def is_cast_here(have: pa.DataType, want: pa.DataType) -> bool:
 
 
 def cast_decimals(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return decimals, or what becomes decimals, as an array of `kind`; see `is_cast_here`.
+    """Return a column as an array of `kind`, from or to decimals; see `is_cast_here`.
 
-    Text is a number in decimal digits, with or without an exponent. A float is the nearest one.
+    Text must be a number in decimal digits, with or without an exponent. Floats are rounded to the
+    nearest value.
 
     Raises:
         ArrowInvalid: `kind` does not hold a value exactly, or a text is no number; names the value.
@@ -92,7 +93,8 @@ def cast_decimals(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if have == kind:
         return column
     if arrow.is_floating(kind):
-        # Convert through text. Arrow's own cast multiplies, and every third result is one step off.
+        # Convert through text: Arrow's own cast multiplies, and every third result is off by one
+        # step.
         return _write(column).cast(kind)
     if arrow.is_integer(kind):
         return (_rescale(column, _ANY_WHOLE) if have.scale < 0 else column).cast(kind)
@@ -106,7 +108,7 @@ def cast_decimals(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def check_decimals(before: pa.Array, after: pa.Array) -> None:
     """Raise ArrowInvalid unless `after`, cast from `before` by Arrow, holds the same decimals.
 
-    Both may be nested. Names the value that is another one.
+    Both may be nested. Names the value that differs.
     """
     before, after = _decode(before), _decode(after)
     have, want = before.type, after.type
@@ -128,7 +130,7 @@ def _decode(column: pa.Array) -> pa.Array:
 
 
 def _write(column: pa.Array) -> pa.Array:
-    """Return decimals as text; Arrow does not write those of a negative scale."""
+    """Return decimals as text. Arrow does not support this for negative scales."""
     if column.type.scale >= 0:
         return column.cast(pa.string())
     return pa.array([None if one is None else str(one) for one in column.to_pylist()], pa.string())
@@ -138,7 +140,7 @@ def _rescale(column: pa.Array, kind: pa.DataType) -> pa.Array:
     have = column.type
     whole_digits = have.precision - have.scale
     if whole_digits <= kind.precision - kind.scale and have.scale <= kind.scale:
-        # Every value fits, and so does every product on the way.
+        # All values fit, and so do all intermediate products.
         return column.cast(kind)
     if max(whole_digits, 1) + max(have.scale, kind.scale) > _WIDEST_DIGITS or have.scale < 0:
         return decimals_from_python(column.to_pylist(), kind)
@@ -174,7 +176,7 @@ def _read_number(text: str | None) -> Decimal | None:
         raise pa.ArrowInvalid(f"{text!r} is not a number in decimal digits")
     try:
         return Decimal(text)
-    except decimal.InvalidOperation:  # an exponent beyond what Python counts
+    except decimal.InvalidOperation:  # an exponent beyond Python's limits
         raise pa.ArrowInvalid(f"{text!r} is beyond what any decimal holds") from None
 
 
@@ -189,9 +191,9 @@ def _context(digits: int) -> decimal.Context:
 
 @lru_cache(maxsize=1024)
 def _bring_to_scale(kind: pa.DataType) -> Callable[[Any], Decimal]:
-    """Return a function from a number to the same number with the digits of `kind`.
+    """Return a function that returns a number with the scale of `kind`.
 
-    It raises ArrowInvalid for a number that `kind` does not hold.
+    The function raises ArrowInvalid for a number that `kind` does not hold.
     """
     quantize, unit = _context(kind.precision).quantize, Decimal((0, (1,), -kind.scale))
 

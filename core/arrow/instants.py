@@ -1,8 +1,8 @@
-"""Dates and times that Python has no values for.
+"""Checks for dates and times that Python has no values for.
 
-A column of Arrow holds instants far beyond the years 1 to 9999 of Python's `datetime`, and times of
-day of more than a day. Functions, keys and several sinks see values of Python, so a source gives no
-others: a record that holds one is a bad record.
+A column of Arrow can hold instants far outside of the years 1 to 9999 of Python's `datetime`, and
+times of day beyond a day. Functions, keys and several sinks use Python values. So a source must not
+emit others: a record with such a value is a bad record.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_00
 BEYOND_PYTHON = "a date or time outside of the years 1 to 9999, which Python does not have"
 _NOT_A_TIME = -(2**63)
 ERRORS = (OverflowError, ValueError, ArithmeticError)
-"""What pyarrow raises for a value that Python does not have."""
+"""The exceptions that pyarrow raises for a value that Python does not have."""
 
 
 def rows_beyond_python(column: pa.Array) -> list[int]:
-    """Return the rows of `column` that hold a date or time that Python has no value for."""
+    """Return the rows of `column` with a date or time that Python has no value for."""
     if _all_within(column):
         return []
     return [row for row in range(len(column)) if not _all_within(column.slice(row, 1))]
 
 
 def check_times_of_day(column: pa.Array) -> None:
-    """Raise ValueError if a time of day has nanoseconds, which Arrow cuts off for Python."""
+    """Raise ValueError if a time of day has nanoseconds, which Arrow drops for Python."""
     if types.is_time64(column.type) and column.type.unit == "ns":
         ticks = column.view(pa.int64()).drop_null().to_numpy()
         finer = ticks % 1_000 != 0
@@ -51,7 +51,7 @@ def _all_within(column: pa.Array) -> bool:
 
 
 def values_inside(column: pa.Array) -> list[pa.Array]:
-    """Return what is inside of nested values."""
+    """Return the parts of nested values: fields, elements, keys and items, or plain values."""
     kind = column.type
     if types.is_struct(kind):
         structs: list[pa.Array] = column.flatten()
@@ -64,9 +64,9 @@ def values_inside(column: pa.Array) -> list[pa.Array]:
 
 
 def map_entries(maps: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the keys and the values of all `maps`, without those that a null map may hide."""
-    # Neither a cast to lists nor a filter: Arrow refuses the one for a null struct whose members
-    # are required, and has no other for views.
+    """Return the keys and the values of all `maps`, without entries that a null map may hide."""
+    # Neither a cast to lists nor a filter: Arrow refuses the cast for a null struct with required
+    # members, and does not support filters for views.
     whole = cast("pa.MapArray", maps)
     ends = whole.offsets.to_numpy()
     present = maps.is_valid().to_numpy(zero_copy_only=False)
@@ -75,7 +75,7 @@ def map_entries(maps: pa.Array) -> tuple[pa.Array, pa.Array]:
         first, count = int(ends[0]), int(ends[-1] - ends[0])
         return whole.keys.slice(first, count), whole.items.slice(first, count)
     rows = np.flatnonzero(present).tolist()
-    # With an empty part first, so that there is one.
+    # With an empty part first, because concatenating needs at least one part.
     spans = [(0, 0), *((int(ends[row]), int(ends[row + 1] - ends[row])) for row in rows)]
     keys, values = (
         pa.concat_arrays([part.slice(first, count) for first, count in spans])
@@ -91,14 +91,15 @@ def _within_a_day(column: pa.Array) -> bool:
 
 
 def _ends_within(column: pa.Array) -> bool:
-    """Whether the first and the last instant have a value, and so all between them."""
+    """Return True if Python has the first and the last instant, and so all in between."""
     kind = column.type
     words = column.view(pa.int32() if types.is_date32(kind) else pa.int64())
     ends = pc.min_max(words).as_py()
     if ends["min"] is None:
         return True
     if types.is_timestamp(kind) and kind.unit == "ns":
-        # 1677 to 2262, but for the first of them, which pandas takes for a missing value.
+        # These are the years 1677 to 2262. Python has all but the first instant, which pandas reads
+        # as missing.
         return bool(ends["min"] > _NOT_A_TIME)
     try:
         pa.array([ends["min"], ends["max"]], words.type).view(kind).to_pylist()

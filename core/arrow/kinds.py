@@ -1,4 +1,4 @@
-"""What kind of values an Arrow type has, and columns of plain values."""
+"""Predicates for the kinds of Arrow types, and casts that are exact for decimals and slices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ IsKind: TypeAlias = Callable[[pa.DataType], bool]
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of `kind` are UTF-8 text."""
+    """Return True if values of `kind` are UTF-8 text."""
     return bool(arrow.is_string(kind) or arrow.is_large_string(kind) or arrow.is_string_view(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether values of `kind` are bytes, of one size or of any."""
+    """Return True if values of `kind` are bytes, of fixed or variable size."""
     return bool(
         arrow.is_binary(kind)
         or arrow.is_large_binary(kind)
@@ -34,17 +34,17 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether values of `kind` are lists; maps are none."""
+    """Return True if values of `kind` are lists, but not maps."""
     return bool(arrow.is_list(kind) or arrow.is_large_list(kind) or arrow.is_fixed_size_list(kind))
 
 
 def find_kind(kind: pa.DataType, table: Iterable[tuple[IsKind, _T]]) -> _T | None:
-    """Return what stands in `table` beside the first kind that `kind` is; None: it is none."""
+    """Return the value in `table` of the first predicate that accepts `kind`, or None."""
     return next((value for is_kind, value in table if is_kind(kind)), None)
 
 
 def holds(kind: pa.DataType, is_kind: IsKind) -> bool:
-    """Return whether a value of `kind`, or one inside of it, is of `is_kind`."""
+    """Return True if `is_kind` is true for `kind`, or for the type of a value inside of it."""
     if is_kind(kind):
         return True
     if arrow.is_dictionary(kind):
@@ -54,7 +54,7 @@ def holds(kind: pa.DataType, is_kind: IsKind) -> bool:
 
 
 def is_finite(value: object) -> bool:
-    """Return whether no NaN and no infinity stands anywhere in a Python value of a column."""
+    """Return True if a Python value of a column contains no NaN and no infinity, at any depth."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, Mapping):
@@ -65,7 +65,7 @@ def is_finite(value: object) -> bool:
 
 
 def to_plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values themselves, without dictionary, run ends or extension."""
+    """Return the type of the plain values, without dictionary, run ends or extension."""
     if isinstance(kind, pa.BaseExtensionType):
         return to_plain_type(kind.storage_type)
     if arrow.is_dictionary(kind) or arrow.is_run_end_encoded(kind):
@@ -74,7 +74,7 @@ def to_plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def to_plain_column(column: pa.Array) -> pa.Array:
-    """Return the values themselves, without dictionary, run ends or extension."""
+    """Return the plain values, without dictionary, run ends or extension."""
     while True:
         kind = column.type
         if isinstance(kind, pa.BaseExtensionType):
@@ -88,11 +88,11 @@ def to_plain_column(column: pa.Array) -> pa.Array:
 
 
 def cast_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `column` as `kind`: the one way from a type to another one that is no constant.
+    """Return `column` as `kind`. All casts between variable types must use this function.
 
-    pyarrow itself casts the values of all rows where `column` is a slice of nested ones, so that a
-    row would be refused for what another one holds. It makes other numbers of decimals whose scale
-    changes; see `exact_decimals`.
+    If `column` is a slice of nested values, pyarrow itself casts the values of all rows, so that a
+    row would be refused because of a value in another row. For decimals whose scale changes, it
+    returns wrong numbers; see `exact_decimals`.
 
     Raises:
         ArrowInvalid: `kind` does not hold a value.
@@ -109,7 +109,7 @@ def cast_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def cast_batch(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return `rows` with the types of `schema`, which names the same columns in the same order.
+    """Return `rows` with the types of `schema`, which has the same columns in the same order.
 
     Raises:
         ValueError: A value does not fit, a column that is NOT NULL holds a null, or the names
@@ -117,12 +117,12 @@ def cast_batch(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     types = [field.type for field in schema]
     columns = [cast_rows(*one) for one in zip(rows.columns, types, strict=True)]
-    # The types are right by now: Arrow's own cast checks the names and looks for nulls.
+    # The types are right now, so Arrow's own cast only checks the names and looks for nulls.
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names).cast(schema)
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return `table` with the types of `schema`. Raises as `cast_batch`."""
+    """Return `table` with the types of `schema`. Raises the errors of `cast_batch`."""
     batches = [cast_batch(batch, schema) for batch in table.to_batches()]
     if not batches:
         return table.cast(schema)
@@ -130,7 +130,7 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def cast_chunks(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return `column` as `kind`. Raises as `cast_rows`."""
+    """Return `column` as `kind`. Raises the errors of `cast_rows`."""
     return pa.chunked_array([cast_rows(one, kind) for one in column.chunks], kind)
 
 
@@ -145,9 +145,9 @@ def _cast_own_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def to_plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return `batch` with every column of plain values, which any kernel takes.
+    """Return `batch` with columns of plain values, which each kernel supports.
 
-    Besides `to_plain_column`, views become large text or bytes.
+    In addition to `to_plain_column`, views become large text or bytes.
     """
     if not any(_is_encoded(field.type) for field in batch.schema):
         return batch

@@ -1,4 +1,4 @@
-"""Which rows of a column hold a value with some trait, at any depth."""
+"""Functions that find and take rows of nested columns, by traits of values at any depth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyarrow import types as arrow
 from onceflow.core.arrow.kinds import IsKind, holds, is_list, to_plain_column, to_plain_type
 
 Rows: TypeAlias = NDArray[np.bool_]
-"""One value a row: whether it has the trait."""
+"""A mask with one value a row: True if the row has the trait."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,23 @@ class ValueTrait:
     """A property that some values of certain types have, such as a null inside a list."""
 
     is_kind: IsKind
-    """Returns whether values of a type can have the trait."""
+    """A function that returns True if values of a type can have the trait."""
     find: Callable[[pa.Array], Rows]
-    """Returns the rows of an array of such a type that have it. Null rows do not matter."""
+    """A function that returns the rows of an array of such a type that have the trait. Its result
+    for null rows is ignored."""
 
 
 _DAYS_OF_PYTHON = (-719_162, 2_932_896)
-"""0001-01-01 and 9999-12-31, as days since 1970-01-01."""
+"""The dates 0001-01-01 and 9999-12-31, as days since 1970-01-01."""
 _DAY_S = 86_400
 _TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _UTC = frozenset({None, "UTC", "Z", "+00:00", "Etc/UTC"})
 
 
 def list_parts(column: pa.Array) -> list[pa.Array]:
-    """Return the fields of structs, the elements of lists, the keys and values of maps.
+    """Return the fields of structs, the elements of lists, or the keys and values of maps.
 
-    Of a struct they are as long as `column`; of others, as all of its elements together.
+    The fields of a struct are as long as `column`. Other parts have the length of all elements.
     """
     kind, nested = column.type, cast("Any", column)
     if arrow.is_struct(kind):
@@ -48,7 +49,7 @@ def list_parts(column: pa.Array) -> list[pa.Array]:
 
 
 def find_rows(column: pa.Array, trait: ValueTrait) -> Rows:
-    """Return for each row whether its value, or a part of it that a reader sees, has `trait`."""
+    """Return for each row True if its value, or a visible part of it, has `trait`."""
     count = len(column)
     rows: Rows = np.zeros(count, np.bool_)
     if not count or not holds(to_plain_type(column.type), trait.is_kind):
@@ -61,7 +62,7 @@ def find_rows(column: pa.Array, trait: ValueTrait) -> Rows:
         for part in list_parts(column):
             rows = rows | find_rows(part, trait)
     elif is_list(kind) or arrow.is_map(kind):
-        # Null lists have no elements then, and offsets begin at 0.
+        # Taken rows have no elements below null lists, and their offsets begin at 0.
         own = take_rows(column, np.arange(count))
         row_of_element = np.repeat(np.arange(count), read_lengths(own))
         for part in list_parts(own):
@@ -79,7 +80,7 @@ def _find_times_beyond_python(column: pa.Array) -> Rows:
     kind = column.type
     if arrow.is_date32(kind):
         return _find_words_beyond(column, first, last)
-    # A timestamp of a zone is shown by its clock, which is at most a day ahead or behind.
+    # A timestamp with a zone is shown in local time, which differs from UTC by at most a day.
     margin = 0 if arrow.is_date(kind) or kind.tz in _UTC else 1
     ticks = _DAY_S * _TICKS_PER_S["ms" if arrow.is_date(kind) else kind.unit]
     return _find_words_beyond(column, (first + margin) * ticks, (last + 1 - margin) * ticks - 1)
@@ -96,21 +97,21 @@ def _find_words_beyond(column: pa.Array, lowest: int, highest: int) -> Rows:
 
 
 def read_lengths(column: pa.Array) -> NDArray[np.int64]:
-    """Return how many elements each list or map of `column` has."""
+    """Return the number of elements of each list or map of `column`."""
     if arrow.is_fixed_size_list(column.type):
         return np.full(len(column), column.type.list_size, np.int64)
     return np.diff(to_numpy(cast("Any", column).offsets)).astype(np.int64)
 
 
 def take_rows(column: pa.Array, positions: NDArray[np.int64]) -> pa.Array:
-    """Return the rows at `positions`, of any type."""
+    """Return the rows at `positions`; supports all types."""
     try:
         return column.take(pa.array(positions))
     except pa.ArrowNotImplementedError:
         pass
     kind, plain = column.type, _without_views(column.type)
     try:
-        # Joined slices of views would have the buffers of all views once for each slice, and the
+        # Concatenated slices of views have the buffers of all views once for each slice, and the
         # next call would multiply them again.
         if plain != kind:
             return column.cast(plain).take(pa.array(positions)).cast(kind)
@@ -120,7 +121,7 @@ def take_rows(column: pa.Array, positions: NDArray[np.int64]) -> pa.Array:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """Return `kind` with text and bytes in place of views, at any depth."""
+    """Return `kind` with large text and bytes in place of views, at any depth."""
     if arrow.is_string_view(kind):
         return pa.large_string()
     if arrow.is_binary_view(kind):
@@ -138,13 +139,13 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def _join_slices(column: pa.Array, positions: NDArray[np.int64]) -> pa.Array:
-    # Run ends, also inside of others.
+    # For run-end encoded values, also inside of others.
     none = [column.slice(0, 0)]
     return pa.concat_arrays(none + [column.slice(position, 1) for position in positions.tolist()])
 
 
 def take_batch(batch: pa.RecordBatch, positions: NDArray[np.int64]) -> pa.RecordBatch:
-    """Return the rows at `positions`, of any types."""
+    """Return the rows at `positions`; supports all types."""
     try:
         return batch.take(pa.array(positions))
     except pa.ArrowNotImplementedError:
@@ -153,7 +154,7 @@ def take_batch(batch: pa.RecordBatch, positions: NDArray[np.int64]) -> pa.Record
 
 
 def filter_batch(batch: pa.RecordBatch, chosen: pa.BooleanArray) -> pa.RecordBatch:
-    """Return the rows where `chosen` is true, of any types."""
+    """Return the rows for which `chosen` is True; supports all types."""
     try:
         return batch.filter(chosen)
     except pa.ArrowNotImplementedError:
@@ -161,7 +162,7 @@ def filter_batch(batch: pa.RecordBatch, chosen: pa.BooleanArray) -> pa.RecordBat
 
 
 def filter_rows(column: pa.Array, chosen: pa.BooleanArray) -> pa.Array:
-    """Return the rows where `chosen` is true, of any type."""
+    """Return the rows for which `chosen` is True; supports all types."""
     try:
         return column.filter(chosen)
     except pa.ArrowNotImplementedError:
@@ -173,5 +174,5 @@ def _find_true(chosen: pa.BooleanArray) -> NDArray[np.int64]:
 
 
 def to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Return the values of `column`."""
+    """Return the values of `column` as a numpy array."""
     return column.to_numpy(zero_copy_only=False)

@@ -1,11 +1,11 @@
-"""Nested values in the type of a target: parts that are required, and parts that have other names.
+"""Conversions of nested values to a target's type, whose parts may be required or renamed.
 
 A part is required in `struct<a: int32 not null>` and in `list<item: string not null>`.
 
-Below a null parent a part has no value, and Arrow keeps whatever lies in its place: often a null.
-Writers of Parquet refuse such a null, although no reader can see it. So a value takes its place.
-They also convert values that no reader can see, and fail if one does not fit. So a null takes its
-place. A null that a reader can see in a required part is an error of the row.
+Below a null parent a part has no value, but Arrow stores an arbitrary value there, often a null.
+Parquet writers refuse such a null in a required part, although no reader can see it, so it is
+replaced by a value. They also convert values that no reader can see, and fail if one does not fit,
+so these are replaced by nulls. A visible null in a required part is an error of the row.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from onceflow.core.arrow.nested_rows import (
 
 
 def has_required_parts(kind: pa.DataType) -> bool:
-    """Return whether a part of a value of `kind`, at any depth, may not be null."""
+    """Return True if a part of a value of `kind`, at any depth, may not be null."""
     return any(not part.nullable or has_required_parts(part.type) for part in _list_parts(kind))
 
 
 def to_optional_parts(kind: pa.DataType, given: pa.DataType) -> pa.DataType:
-    """Return `kind` with parts that may all be null, by the names that they have in `given`.
+    """Return `kind` with optional parts, which have the names of the parts of `given`.
 
-    A cast finds the fields of a struct by their names, and makes nulls of those that it does not
-    find. Keys of maps stay required.
+    A cast finds the fields of a struct by their names, and fills missing fields with nulls. Keys of
+    maps stay required.
     """
     names = [part.name for part in _list_parts(given)]
     parts = [
@@ -54,10 +54,10 @@ def to_optional_parts(kind: pa.DataType, given: pa.DataType) -> pa.DataType:
 def complete_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return `column` as `kind`, with a value for each required part below a null parent.
 
-    `column` has the type `kind`, or the same with optional parts and other names.
+    `column` has the type `kind`, or the same type with optional parts and other names.
 
     Raises:
-        ArrowInvalid: A required part is null and its parent is not.
+        ArrowInvalid: A required part is null although its parent is not.
     """
     completed, incomplete = _complete(column, kind)
     if incomplete.any():
@@ -73,7 +73,7 @@ def hide_values(column: pa.Array) -> pa.Array:
 
 
 def find_incomplete_rows(column: pa.Array) -> Rows:
-    """Return for each row whether a required part of its value is null and its parent is not."""
+    """Return for each row True if a required part is null although its parent is not."""
     return _complete(column, column.type)[1]
 
 
@@ -81,25 +81,25 @@ def _complete(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Rows]:
     complete = np.zeros(len(column), np.bool_)
     if column.type == kind and not (_can_be_incomplete(kind) and _has_nulls(column)):
         return column, complete
-    # Rows of their own: a slice of nested values has parts of other rows, too.
+    # Copy the rows, because a slice of nested values contains parts of other rows.
     own_rows = take_rows(column, np.arange(len(column)))
     return _complete_part(own_rows, pa.field("", kind), np.ones(len(column), np.bool_))
 
 
 def _can_be_incomplete(kind: pa.DataType) -> bool:
-    """Return whether a null in values of `kind` is more than writers of Parquet may take."""
+    """Return True if Parquet writers may fail for a null in values of `kind`."""
     return has_required_parts(kind) or holds(kind, _is_converted)
 
 
 def _is_converted(kind: pa.DataType) -> bool:
-    """Return whether writers convert every value of `kind`, also one below a null parent."""
+    """Return True if writers convert each value of `kind`, even below a null parent."""
     return arrow.is_dictionary(kind) or (arrow.is_timestamp(kind) and kind.unit == "s")
 
 
 def _complete_part(column: pa.Array, field: pa.Field, is_visible: Rows) -> tuple[pa.Array, Rows]:
-    """Return `column` as a part of the type of `field`, and which rows lack a required part.
+    """Return `column` converted to the type of `field`, and the rows that lack a required part.
 
-    `is_visible` says for each row whether all of its parents have a value.
+    `is_visible` is True for each row whose parents all have a value.
     """
     has_value = to_numpy(column.is_valid())
     incomplete = np.zeros(len(column), np.bool_)
@@ -135,13 +135,13 @@ def _hide_values(part: pa.Array, parent_has_value: Rows) -> pa.Array:
     try:
         return part.take(pa.array(np.arange(len(part)), mask=~parent_has_value))
     except pa.ArrowNotImplementedError:
-        # Views of text and bytes.
+        # For views of text and bytes.
         positions = np.where(parent_has_value, np.arange(len(part)), len(part))
         return take_rows(pa.concat_arrays([part, pa.nulls(1, part.type)]), positions)
 
 
 def _drop_nulls_of_dictionary(column: pa.Array) -> pa.Array:
-    """Return `column` with nulls as such: Parquet has no null in a dictionary."""
+    """Return `column` with plain nulls: Parquet has no nulls inside of a dictionary."""
     if not arrow.is_dictionary(column.type) or not cast("Any", column).dictionary.null_count:
         return column
     return column.dictionary_decode().dictionary_encode().cast(column.type)
@@ -153,9 +153,9 @@ def make_lists(
     kind: pa.DataType,
     nulls: pa.BooleanArray | None,
 ) -> pa.Array:
-    """Return lists or maps of type `kind` over their `elements`: of maps, keys and values.
+    """Return lists or maps of type `kind` with these `elements`; for maps, keys and values.
 
-    Lists of a fixed size have no `offsets`.
+    `offsets` is None for lists of a fixed size.
     """
     rebuilt: Any
     if arrow.is_fixed_size_list(kind):
@@ -170,7 +170,7 @@ def make_lists(
 
 
 def _fill_nulls(column: pa.Array) -> pa.Array:
-    """Return `column` with some value in the place of each null."""
+    """Return `column` with an arbitrary value in place of each null."""
     if arrow.is_dictionary(column.type):
         return _fill_nulls(column.dictionary_decode()).dictionary_encode().cast(column.type)
     positions = np.where(to_numpy(column.is_valid()), np.arange(len(column)), len(column))
@@ -178,7 +178,7 @@ def _fill_nulls(column: pa.Array) -> pa.Array:
 
 
 def _make_value(kind: pa.DataType) -> pa.Array:
-    """Return one value of `kind`: zero, or an empty one."""
+    """Return an array with one value of `kind`: zero, or an empty value."""
     parts = _list_parts(kind)
     made: pa.Array
     if isinstance(kind, pa.BaseExtensionType):
@@ -213,7 +213,7 @@ def _make_simple_value(kind: pa.DataType) -> pa.Array:
 
 
 def _has_nulls(column: pa.Array) -> bool:
-    """Return whether a null may be anywhere in `column`."""
+    """Return True if there may be a null anywhere in `column`."""
     if column.null_count:
         return True
     kind = column.type
@@ -227,7 +227,7 @@ def _find_nulls(column: pa.Array) -> pa.BooleanArray | None:
 
 
 def _list_parts(kind: pa.DataType) -> list[pa.Field]:
-    """Return the fields of a struct, the element of a list, the key and the value of a map."""
+    """Return the fields of a struct, the element of a list, or the key and the value of a map."""
     if arrow.is_struct(kind):
         return [kind.field(index) for index in range(kind.num_fields)]
     if arrow.is_map(kind):

@@ -1,4 +1,4 @@
-"""Arrow schemas from what users write: an Arrow or a Spark schema, DDL text, or names and types.
+"""A parser of schemas given as an Arrow or Spark schema, DDL text, or names and types.
 
     "id BIGINT NOT NULL, account STRING, amount DECIMAL(12, 2), tags ARRAY<STRING>"
     {"id": "bigint", "at": pa.timestamp("ms", "UTC")}
@@ -53,7 +53,7 @@ def schema_of(schema: SchemaLike, *, setting: str = "schema") -> pa.Schema:
     """Return the Arrow schema that `schema` describes.
 
     Raises:
-        ConfigError: It describes none; says where it stops making sense.
+        ConfigError: `schema` is invalid; names the position of the error.
     """
     described = _read_schema(schema, setting)
     if len(described) == 0:
@@ -89,15 +89,15 @@ def _read_schema(schema: SchemaLike, setting: str) -> pa.Schema:
 
 
 def _is_struct_type(schema: object) -> TypeIs[StructType]:
-    """Whether it is a schema of Spark's, whose module is loaded then and is not otherwise."""
+    """Return True if `schema` is a Spark schema. Does not import pyspark."""
     types = sys.modules.get("pyspark.sql.types")
     return types is not None and isinstance(schema, types.StructType)
 
 
 def _to_type(kind: DataType, setting: str) -> pa.DataType:
-    """Return the type of Arrow for a type of Spark, whose fields may have any names.
+    """Return the Arrow type for a Spark type, whose fields may have any names.
 
-    Parts of nested types take null, whatever Spark says of them: as in DDL text.
+    Parts of nested types become nullable, even if Spark says otherwise, as in DDL text.
     """
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -119,7 +119,7 @@ class _Ddl:
         self._text = text
         self._setting = setting
         self._tokens: list[tuple[str, int, bool]] = []
-        """Text, where it starts, and whether it was quoted (and so is a name, never a keyword)."""
+        """The text, start and quoting of each token. A quoted token is a name, never a keyword."""
         at, end = 0, len(text.rstrip())
         while at < end:
             match = _TOKEN.match(text, at)

@@ -1,4 +1,4 @@
-"""Functions of a record as machine code: which ones can be, and what they are translated to."""
+"""The translation of functions by record to machine code."""
 
 from onceflow.core.compiled.kernels import load_kernel
 from onceflow.core.compiled.program import CompiledFunction, OutputColumn, StateColumn

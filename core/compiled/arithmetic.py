@@ -1,8 +1,8 @@
-"""What compiled functions compute with: Python's results in 64 bits, or an ArithmeticError.
+"""The arithmetic of compiled functions: Python's results in 64 bits, or an ArithmeticError.
 
-The text of this module is the head of every kernel, where numba compiles it; here it is Python like
-any other. An ArithmeticError says that Python's result may be another one, or an error. The batch
-is then computed by Python, so a wrapped integer is never a result.
+The text of this module is the head of each kernel, where numba compiles it; here it is ordinary
+Python. An ArithmeticError means that Python's result may differ, or be an error. Then the batch is
+computed by Python, so a wrapped integer is never a result.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import math
 INT_MIN = -(2**63)
 INT_MAX = 2**63 - 1
 EXACT_MAX = 2**53
-"""Up to this every integer is a float exactly."""
+"""The limit up to which each integer is a float exactly."""
 HALF_MAX = 2**31
-"""Two factors below this have a product of 64 bits."""
+"""The limit below which the product of two factors fits into 64 bits."""
 
 
-# Each asks before it computes: of an operation that overflows, the compiler may assume anything.
+# Each function checks before it computes: for an operation that overflows, the compiler may assume
+# anything.
 
 
 def add_integers(a: int, b: int) -> int:
@@ -35,7 +36,7 @@ def subtract_integers(a: int, b: int) -> int:
 
 
 def multiply_integers(a: int, b: int) -> int:
-    """Return a * b; a product of `INT_MIN` is Python's to compute."""
+    """Return a * b. If a factor is `INT_MIN`, leave the product to Python."""
     if not (-HALF_MAX < a < HALF_MAX and -HALF_MAX < b < HALF_MAX):
         if a == INT_MIN or b == INT_MIN:  # noqa: PLR1714 - no tuple in a kernel
             raise ArithmeticError
@@ -61,7 +62,7 @@ def modulo_integers(a: int, b: int) -> int:
 
 
 def divide_integers(a: int, b: int) -> float:
-    """Return a / b, which Python rounds once and floats beyond `EXACT_MAX` would round twice."""
+    """Return a / b. Python rounds once, but floats beyond `EXACT_MAX` would be rounded twice."""
     if b == 0 or not (-EXACT_MAX <= a <= EXACT_MAX and -EXACT_MAX <= b <= EXACT_MAX):
         raise ArithmeticError
     return float(a) / float(b)
@@ -82,7 +83,7 @@ def absolute_integer(a: int) -> int:
 
 
 def exact_float(a: int) -> float:
-    """Return `a` as a float to be compared with others: Python compares without rounding."""
+    """Return `a` as a float to compare it with others, because Python compares without rounding."""
     if not -EXACT_MAX <= a <= EXACT_MAX:
         raise ArithmeticError
     return float(a)
@@ -96,14 +97,14 @@ def divide_floats(a: float, b: float) -> float:
 
 
 def floor_divide_floats(a: float, b: float) -> float:
-    """Return a // b of finite values."""
+    """Return a // b for finite values."""
     if b == 0.0 or not (math.isfinite(a) and math.isfinite(b)):
         raise ArithmeticError
     return a // b
 
 
 def modulo_floats(a: float, b: float) -> float:
-    """Return a % b of finite values."""
+    """Return a % b for finite values."""
     if b == 0.0 or not (math.isfinite(a) and math.isfinite(b)):
         raise ArithmeticError
     return a % b
@@ -111,7 +112,7 @@ def modulo_floats(a: float, b: float) -> float:
 
 def truncate_float(a: float) -> int:
     """Return int(a)."""
-    # Both bounds are floats exactly; a NaN is within none.
+    # Both bounds are exact floats. A NaN is not within them.
     if not -9223372036854775808.0 <= a < 9223372036854775808.0:
         raise ArithmeticError
     return int(a)
@@ -139,12 +140,12 @@ def ceil_float(a: float) -> int:
 
 
 def least(a: float, b: float) -> float:
-    """Return min(a, b): the first of two that are equal or cannot be compared."""
+    """Return min(a, b): the first one if they are equal or cannot be compared."""
     return b if b < a else a  # noqa: FURB136 - numba's min has another NaN
 
 
 def greatest(a: float, b: float) -> float:
-    """Return max(a, b): the first of two that are equal or cannot be compared."""
+    """Return max(a, b): the first one if they are equal or cannot be compared."""
     return b if b > a else a  # noqa: FURB136 - numba's max has another NaN
 
 
@@ -168,4 +169,4 @@ HELPERS = (
     least,
     greatest,
 )
-"""All that a kernel may call."""
+"""The functions that a kernel may call."""

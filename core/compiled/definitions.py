@@ -1,4 +1,4 @@
-"""The text of a function, which is translated only if it is that of the code that runs."""
+"""The source text of functions, which is used only if it matches the running code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from onceflow.core.errors import ConfigError
 
 
 def read_definition(process: object, name: str) -> tuple[types.FunctionType, ast.FunctionDef]:
-    """Return a method `process`, called `name` in errors, and its definition with its lines.
+    """Return a method `process` and its definition with line numbers; `name` is for errors.
 
     Raises:
-        ConfigError: Its text cannot be read, or is another one than that of its code.
+        ConfigError: The source text cannot be read, or does not match the running code.
     """
     if not isinstance(process, types.FunctionType) or hasattr(process, "__wrapped__"):
         raise _refusal(name, "it is wrapped by a decorator")
@@ -25,7 +25,7 @@ def read_definition(process: object, name: str) -> tuple[types.FunctionType, ast
         raise _refusal(name, f"its text cannot be read ({error})") from error
     text = "".join(lines)
     if text[0].isspace():
-        # Under a line of its own an indented text is parsed as it is: constants stay the same.
+        # An indented text is valid below an `if`. Removing the indent could change constants.
         text, first = "if True:\n" + text, first - 1
     tree = ast.parse(text)
     ast.increment_lineno(tree, first - 1)
@@ -43,12 +43,12 @@ def _refusal(name: str, reason: str) -> ConfigError:
 
 
 def _is_compiled_from(code: types.CodeType, tree: ast.Module) -> bool:
-    """Tell whether `code` is that of the first function in `tree`, which is read from a file."""
+    """Return True if `code` was compiled from the first function in `tree`, parsed from a file."""
     pending = [compile(tree, code.co_filename, "exec", dont_inherit=True)]
     while pending:
         compiled = pending.pop()
         if compiled.co_name == code.co_name:
-            # Names of an enclosing function are globals here, so instructions differ by them.
+            # Names of an enclosing function are globals here, so their instructions differ.
             same_names = {*code.co_names, *code.co_freevars} == {*compiled.co_names}
             same_code = bool(code.co_freevars) or _instructions(code) == _instructions(compiled)
             same_values = code.co_consts == compiled.co_consts
@@ -58,10 +58,10 @@ def _is_compiled_from(code: types.CodeType, tree: ast.Module) -> bool:
 
 
 def _instructions(code: types.CodeType) -> set[tuple[str, str, str]]:
-    """Return the instructions with their lines and columns (Python 3.10: numbers), but no jumps.
+    """Return the instructions with their positions (Python 3.10: numbers), but without jumps.
 
-    Equal texts may be compiled to blocks in another order, and so to other jumps. What a module
-    imports is called by other instructions than what it does not import.
+    Equal texts may be compiled to blocks in another order, and so to other jumps. Imported names
+    may be called by other instructions.
     """
     jumps = {*dis.hasjrel, *dis.hasjabs, dis.EXTENDED_ARG}
     return {

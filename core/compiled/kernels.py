@@ -1,10 +1,10 @@
-"""Kernels in machine code, compiled by numba once and then kept on disk.
+"""Kernels in machine code, compiled once by numba and then cached on disk.
 
-A kernel is a module in `compiled/<digest>/` of the cache directory, and numba keeps its machine
-code beside it. The digest is that of the whole text, so a changed function has another directory.
-numba itself compiles anew for another version of itself or another processor. Where the directory
-cannot be written, or others could write to it, nothing is kept: a kernel is then compiled at each
-start.
+A kernel is a module in `compiled/<digest>/` of the cache directory, and numba stores its machine
+code next to it. The digest is that of the whole text, so a changed function has another directory.
+numba itself compiles again for another version of itself or another processor. If the directory
+cannot be written, or other users could write to it, nothing is stored: a kernel is then compiled at
+each start.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def _read(values):
 
 
 def load_kernel(function: CompiledFunction) -> Kernel:
-    """Return the machine code of `function`, compiled here unless that is on disk.
+    """Return the machine code of `function`. Compiles it unless the machine code is on disk.
 
     The first compilation takes about a second. Runs on the driver while the pipeline is built, and
-    in each slot as the operator opens.
+    in each slot when the operator opens.
 
     Raises:
         MissingExtra: numba is not installed here.
-        ConfigError: numba does not compile it.
+        ConfigError: numba cannot compile the function.
     """
     require_package("numba")
     text = inspect.getsource(arithmetic) + _COMPILE.format(signature=_signature(function))
@@ -80,7 +80,7 @@ def _load(text: str) -> Kernel:
         try:
             return _import_kernel(name, path)
         except Exception as error:
-            # What is on disk may be damaged; what cannot be compiled fails below as well.
+            # The files may be damaged. A function that cannot be compiled fails below, too.
             _log.warning("the machine code beside %s is of no use: %r", path, error)
     return _execute(ModuleType(name), lambda module: exec(text, module.__dict__), is_kept=False)  # noqa: S102
 
@@ -96,7 +96,7 @@ def _execute(
     module: ModuleType, execute: Callable[[ModuleType], object], *, is_kept: bool
 ) -> Kernel:
     module.__dict__["_CACHED"] = is_kept
-    # numba looks for the module of a function that it has on disk.
+    # numba looks up the module of a function that is cached on disk.
     sys.modules[module.__name__] = module
     execute(module)
     kernel: Kernel = module.__dict__["kernel"]
@@ -104,7 +104,7 @@ def _execute(
 
 
 def _publish_module(directory: Path, text: str) -> Path | None:
-    """Return the file with `text` in `directory`; None where it cannot be kept safely."""
+    """Return the file with `text` in `directory`, or None if it cannot be stored safely."""
     path = directory / "kernel.py"
     try:
         if not directory.is_dir():
@@ -116,7 +116,7 @@ def _publish_module(directory: Path, text: str) -> Path | None:
 
 
 def _signature(function: CompiledFunction) -> str:
-    """Return the types of the kernel's arguments, as numba has them."""
+    """Return the types of the kernel's arguments, in numba's notation."""
     integers = "_numba.int64[::1]"
     arguments = ["_numba.int64", "_read(_numba.int64)"]
     arguments += [f"_read({_number(kind)})" for _, kind in function.columns]

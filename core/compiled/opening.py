@@ -1,4 +1,4 @@
-"""What a function asks for in `open`, recorded where the pipeline is built."""
+"""A recorder of the states that a function asks for in `open`, while the pipeline is built."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from onceflow.core.state import ValueStateDescriptor
 
 @dataclass(frozen=True, slots=True)
 class RecordedState:
-    """Is in an attribute of the copy where the function in a slot has a state."""
+    """A record of a state, stored in the copy's attribute that holds the state in a slot."""
 
     descriptor: ValueStateDescriptor[Any]
     kind: Kind
 
 
 class OpeningStates:
-    """What the copy opens with: it hands out no states, but records what is asked for."""
+    """The context with which the copy opens. Records requested states instead of creating them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> RecordedState:
-        """Return what is recorded of `descriptor`."""
+        """Return the record of `descriptor`."""
         kind = {int: INTEGER, float: FLOAT, bool: BOOLEAN}.get(cast("Any", descriptor.type))
         if isinstance(descriptor.type, pa.DataType):
             kind = kind_of_type(descriptor.type)

@@ -1,16 +1,16 @@
-"""What a translated function is: the text of its kernel, and what goes in and out of that.
+"""A translated function: the text of its kernel, and the kernel's inputs and outputs.
 
-A kernel takes, in this order, and every array of it in the order of rows unless it is of keys:
+The parameters of a kernel, in this order (arrays are in the order of rows unless they are by key):
 
     the number of rows; each row's key, as a number from 0
     an array for each of `columns`
     a value for each of `constants`
-    for each of `states`: the keys' values, and whether each key has one; both are changed
-    where it puts each result's row; an array for each of `outputs` that is computed
+    for each of `states`: the keys' values, and whether each key has one; the kernel changes both
+    an array for the row of each result; an array for each of `outputs` that is computed
 
-It returns how many results there are, or raises ArithmeticError; see `arithmetic`. It then has
-changed nothing but its arguments. Values are 64-bit integers, 64-bit floats and booleans. A time is
-the integer that Arrow has for it.
+It returns the number of results, or raises ArithmeticError; see `arithmetic`. If it raises, it has
+changed only its arguments. Values are 64-bit integers, 64-bit floats and booleans. A time is the
+integer by which Arrow stores it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import pyarrow as pa
 from onceflow.core.state import ValueStateDescriptor
 
 Kind: TypeAlias = str
-"""INTEGER, FLOAT, BOOLEAN, or the name of an Arrow type of timestamps."""
+"""The kind of values: INTEGER, FLOAT, BOOLEAN, or the name of an Arrow type of timestamps."""
 
 INTEGER: Kind = "int"
 FLOAT: Kind = "float"
 BOOLEAN: Kind = "bool"
 
 _UNITS = ("s", "ms", "us")
-"""Python has no nanoseconds."""
+"""The units of time that Python supports: it has no nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """A value state: the attribute of the function that it is in, and what `open` asked for."""
+    """A value state: the function's attribute that holds it, and its descriptor in `open`."""
 
     attribute: str
     descriptor: ValueStateDescriptor[Any]
@@ -45,7 +45,7 @@ class StateColumn:
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """A column of results: an input column as it is, or else computed."""
+    """A column of results: an unchanged input column, or a computed column."""
 
     name: str
     passed_on: str | None
@@ -54,21 +54,21 @@ class OutputColumn:
 
 @dataclass(frozen=True, slots=True)
 class CompiledFunction:
-    """A function of records in the form in which slots get it."""
+    """A function by record in the form in which slots get it."""
 
     name: str
     source: str
-    """The kernel, a function `kernel` of Python that numba compiles."""
+    """The kernel: the text of a Python function `kernel` that numba compiles."""
     columns: tuple[tuple[str, Kind], ...]
     constants: tuple[tuple[str, Kind], ...]
     states: tuple[StateColumn, ...]
     outputs: tuple[OutputColumn, ...]
     results_max: int
-    """How many results a record has at most."""
+    """The maximum number of results of a record."""
 
 
 def kind_of_type(arrow_type: pa.DataType) -> Kind | None:
-    """Return the kind of an Arrow type's values; None: kernels do not compute with them."""
+    """Return the kind of an Arrow type's values, or None if kernels cannot compute with them."""
     types = pa.types
     if types.is_integer(arrow_type):
         return INTEGER
@@ -76,14 +76,14 @@ def kind_of_type(arrow_type: pa.DataType) -> Kind | None:
         return FLOAT
     if types.is_boolean(arrow_type):
         return BOOLEAN
-    # Python compares times of a zone with changing offsets by the clock on the wall.
+    # For times in a zone with changing offsets, Python compares local times.
     if types.is_timestamp(arrow_type) and arrow_type.tz in (None, "UTC"):
         return str(arrow_type) if arrow_type.unit in _UNITS else None
     return None
 
 
 def kind_of_value(value: object) -> Kind | None:
-    """Return the kind of a Python number; None: it is none, or beyond 64 bits."""
+    """Return the kind of a Python number, or None if it is no number, or exceeds 64 bits."""
     if type(value) is bool:
         return BOOLEAN
     if type(value) is float:
@@ -94,6 +94,6 @@ def kind_of_value(value: object) -> Kind | None:
 
 
 def dtype_of(kind: Kind) -> np.dtype[Any]:
-    """Return the type of the kernel's arrays of a kind."""
+    """Return the type of the kernel's arrays of `kind`."""
     names = {FLOAT: "float64", BOOLEAN: "bool"}
     return np.dtype(names.get(kind, "int64"))

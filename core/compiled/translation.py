@@ -1,16 +1,16 @@
-"""Keyed functions of a record, translated to the text of a kernel.
+"""The translation of keyed functions by record to the text of a kernel.
 
-What is known of each expression is its kind, and a variable has one kind in the whole function: a
-kernel never makes a float of an integer where Python does not. What this module does not know is
-refused with its line and the reason, so all that is translated has Python's meaning:
+The kind of each expression is known, and a variable has one kind in the whole function: a kernel
+never converts an integer to a float unless Python does. Unsupported code is refused with its line
+and the reason, so all translated code has Python's meaning:
 
-    integers        leave 64 bits by an ArithmeticError; see `arithmetic`
-    a null          is not in a kernel: a batch with a null in a column that is read runs as Python
-    `raise`         ends the kernel, and Python raises it where the batch runs again
-    variables       are bound on every path to their use, or the function is refused
+    integers        raise ArithmeticError if they exceed 64 bits; see `arithmetic`
+    a null          is not supported: a batch with a null in a column that is read runs as Python
+    `raise`         ends the kernel, and Python raises the exception when the batch runs again
+    variables       must be bound on each path to their use, or the function is refused
 
-A result column that is the same input column wherever a record is returned is not computed at all,
-so it may be of any type.
+If a result column is the same input column in each returned record, it is not computed, so it may
+have any type.
 """
 
 from __future__ import annotations
@@ -90,18 +90,18 @@ _FUNCTIONS: tuple[tuple[Callable[..., Any], Kind, str, Kind], ...] = (
     (math.isinf, FLOAT, "math.isinf({})", BOOLEAN),
     (math.isfinite, FLOAT, "math.isfinite({})", BOOLEAN),
 )
-"""What may be called with one argument: for a kind, the kernel's text and the result's kind."""
+"""The functions of one argument that may be called: argument's kind, kernel text, result's kind."""
 
 
 def translate_function(
     function: KeyedFunction, input_schema: pa.Schema, output_schema: pa.Schema
 ) -> CompiledFunction:
-    """Return `function` as slots compile it. Runs `open` on a copy, which asks for the states.
+    """Return `function` in the form for slots. Runs `open` on a copy to record its states.
 
     Raises:
-        ConfigError: It does what kernels cannot; says where and why.
+        ConfigError: The function uses code that kernels do not support; names the line and reason.
     """
-    # A copy: `open` sets attributes to recorded states, which the user's own object must not keep.
+    # A copy: `open` sets attributes to recorded states, which the user's object must not have.
     opened = copy.copy(function)
     opened.open(cast("Any", OpeningStates(type(function).__name__)))
     return _Translator(opened, input_schema, output_schema).translate()
@@ -109,18 +109,18 @@ def translate_function(
 
 @dataclass(slots=True)
 class _Result:
-    """One result in the text: the line before which its values are stored, and what they are."""
+    """A result in the kernel's text: the index of its line in `_lines`, and its values."""
 
     index: int
     indent: str
     node: ast.AST
     values: dict[str, ast.expr | str]
-    """By column: an expression, or the name of the record's column."""
+    """The source of each column: an expression, or the name of the record's column."""
     codes: dict[str, Code]
 
 
 class _Translator:
-    """Translates one function, statement after statement."""
+    """Translates one function, statement by statement."""
 
     def __init__(
         self, function: KeyedFunction, input_schema: pa.Schema, output_schema: pa.Schema
@@ -132,7 +132,7 @@ class _Translator:
         self._process, self._definition = read_definition(type(function).process, self._name)
         arguments = self._definition.args
         count = len(arguments.args) + len(arguments.kwonlyargs) + len(arguments.posonlyargs)
-        # No defaults: they would be a third source of values.
+        # Defaults are refused, because they would be another source of values.
         if count != 2 or len(arguments.args) != 2 or arguments.vararg or arguments.kwarg:
             raise self._refusal(self._definition, "it must have the parameters self and record")
         self._self, self._record = (argument.arg for argument in arguments.args)
@@ -144,7 +144,7 @@ class _Translator:
             if (name := self._column_of(node)) is not None
         }
         self._kinds: dict[str, Kind] = {}
-        """Of variables, and of columns of the record by `_column_variable`."""
+        """The kinds of variables, and of the record's columns by `_column_variable`."""
         self._bound: set[str] = set()
         self._columns: dict[str, Kind] = {}
         self._constants: dict[str, Kind] = {}
@@ -154,7 +154,7 @@ class _Translator:
         self._results_on_path = 0
 
     def translate(self) -> CompiledFunction:
-        """Return the whole function."""
+        """Translate the whole function."""
         # Loaded before the first statement, for paths on which a column is not assigned.
         for name in sorted(self._assigned_columns.intersection(self._input.names)):
             self._load_column(name, self._definition)
@@ -193,7 +193,7 @@ class _Translator:
     # --- statements -------------------------------------------------------------------------------
 
     def _block(self, statements: list[ast.stmt], indent: str) -> bool:
-        """Translate statements; return whether what follows them is reached."""
+        """Translate statements. Return True if the code after them is reachable."""
         return all(self._statement(statement, indent) for statement in statements)
 
     def _statement(self, node: ast.stmt, indent: str) -> bool:  # noqa: C901 - dispatches
@@ -204,7 +204,7 @@ class _Translator:
                 assert node.value is not None
                 self._assign(target, self._expression(node.value), indent)
             case ast.AugAssign():
-                # `x += y` reads x first: as an expression the same node must be a load.
+                # `x += y` reads x first: in an expression the same node must be a load.
                 before = copy.copy(node.target)
                 before.ctx = ast.Load()
                 value = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
@@ -235,7 +235,7 @@ class _Translator:
         bound, results = set(self._bound), self._results_on_path
         ends: list[tuple[bool, set[str]]] = []
         most = results
-        # Each branch begins from before the `if`: what one binds the other must not see.
+        # Each branch starts with only the variables that were bound before the `if`.
         for statements in (node.body, node.orelse):
             self._bound, self._results_on_path = set(bound), results
             start = len(self._lines)
@@ -248,7 +248,7 @@ class _Translator:
             most = max(most, self._results_on_path)
         self._results_on_path = most
         reached = [names for goes_on, names in ends if goes_on]
-        # Bound is what each branch has bound that comes to its end; one that returns has no say.
+        # A variable is bound if all branches bind it, except for branches that return.
         self._bound = set[str].intersection(*reached) if reached else bound
         return bool(reached)
 
@@ -264,7 +264,7 @@ class _Translator:
                 target, "a value can be assigned to a variable or a column of the record"
             )
         text, kind = code
-        # One kind for the whole function: compiled code has one machine type a variable.
+        # One kind for the whole function, because a variable of compiled code has one machine type.
         before = self._kinds.setdefault(variable, kind)
         if before != kind:
             raise self._refusal(
@@ -282,7 +282,7 @@ class _Translator:
             )
         index = list(self._states).index(state.attribute)
         if method == "clear" and not call.args and not call.keywords:
-            # The next read of this key in the batch takes the default from the array.
+            # The next read of this key in the batch gets the default from the array.
             default = f"default_{index}"
             self._lines.append(f"{indent}state_{index}[key] = {self._constant(default, state)}")
             self._lines.append(f"{indent}has_{index}[key] = False")
@@ -318,11 +318,11 @@ class _Translator:
                 self._add_result(element, element, indent)
         elif value is not None and not (isinstance(value, ast.Constant) and value.value is None):
             self._add_result(node, value, indent)
-        # The kernel goes through the rows of a batch; a return ends the row and not the loop.
+        # The kernel loops over the rows of a batch, so a return ends the row and not the loop.
         self._lines.append(f"{indent}continue")
 
     def _add_result(self, node: ast.AST, record: ast.expr | None, indent: str) -> None:
-        """Translate one record of results."""
+        """Translate one record of the results."""
         values: dict[str, ast.expr | str] = {}
         if isinstance(record, ast.Name) and record.id == self._record:
             values |= self._record_columns()
@@ -350,7 +350,7 @@ class _Translator:
             if isinstance(value, str):
                 self._require_column(value, node)
         self._results_on_path += 1
-        # Filled when all results are known: only then is it known which columns they all pass on.
+        # Filled once all results are known, because only then the columns to pass on are known.
         self._lines.append("")
         self._results.append(_Result(len(self._lines) - 1, indent, node, values, codes))
 
@@ -363,7 +363,7 @@ class _Translator:
         return {name: name for name in (*self._input.names, *added)}
 
     def _finish_results(self) -> tuple[OutputColumn, ...]:
-        """Store the values of all results, now that it is known which columns are computed."""
+        """Store the values of all results, because the computed columns are known now."""
         outputs = tuple(map(self._output_column, self._output))
         for result in self._results:
             texts = [f"{result.indent}result_rows[results] = row"]
@@ -455,7 +455,7 @@ class _Translator:
         return f"({chosen} if {self._test(node.test)} else {other})", kind
 
     def _test(self, node: ast.expr) -> str:
-        """Return whether `node` is true."""
+        """Return an expression for the truth of `node`."""
         if isinstance(node, ast.BoolOp):
             word = " and " if isinstance(node.op, ast.And) else " or "
             return f"({word.join(self._test(value) for value in node.values)})"
@@ -473,10 +473,10 @@ class _Translator:
         if kind is None:
             what = "an integer beyond 64 bits" if isinstance(value, int) else _article(value)
             raise self._refusal(node, f"{what} is not compiled")
-        # repr() gives `inf` and `nan`, which are no names in the kernel.
+        # repr() returns `inf` and `nan`, which are no names in the kernel.
         if kind == FLOAT and not math.isfinite(cast("float", value)):
             return _FLOATS_BY_NAME[repr(value)], kind
-        # In parentheses, so that a negative one can stand behind any operator.
+        # In parentheses, so that a negative number can follow any operator.
         return f"({value!r})", kind
 
     def _translate_name(self, node: ast.Name | ast.Attribute) -> Code:
@@ -492,7 +492,7 @@ class _Translator:
             if value is _UNKNOWN:
                 raise self._refusal(node, "it is neither a variable nor a number of the module")
             return self._number(node, value)
-        # Statically: a property would run the user's code, and may differ in a slot.
+        # Statically, because a property would run the user's code, and may differ in a slot.
         value = inspect.getattr_static(self._function, attribute, _UNKNOWN)
         kind = kind_of_value(value)
         if kind is None:
@@ -529,7 +529,7 @@ class _Translator:
             return self._test(node), BOOLEAN
         if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             value = node.operand.value
-            # Folded here: without its sign the lowest integer of 64 bits would not fit.
+            # Folded here, because the lowest 64-bit integer would not fit without its sign.
             if type(value) in (int, float):
                 return self._number(node, -cast("float", value))
         text, kind = self._expression(node.operand)
@@ -550,7 +550,7 @@ class _Translator:
     def _comparison(self, node: ast.Compare) -> str:
         operands = [self._expression(one) for one in (node.left, *node.comparators)]
         kinds = {kind for _, kind in operands}
-        # Python compares an integer with a float exactly; a machine would round the integer first.
+        # Python compares an integer with a float exactly; a processor would round the integer.
         if kinds == {INTEGER, FLOAT}:
             operands = [
                 (f"exact_float({text})" if kind == INTEGER else text, FLOAT)
@@ -589,7 +589,7 @@ class _Translator:
     def _extreme(self, node: ast.Call, helper: str) -> Code:
         codes = [self._expression(one) for one in node.args]
         kinds = {kind for _, kind in codes}
-        # Of min(True, 2) the values decide which kind it is.
+        # The kind of min(True, 2) depends on the values.
         if len(kinds) != 1 or BOOLEAN in kinds:
             raise self._refusal(node, "all arguments must be integers, all floats, or all times")
         text, kind = codes[0]
@@ -600,7 +600,7 @@ class _Translator:
     # --- names ------------------------------------------------------------------------------------
 
     def _column_of(self, node: ast.AST) -> str | None:
-        """Return the column that `record["column"]` names."""
+        """Return the column of `record["column"]`, or None if `node` is something else."""
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(column))):
                 return column if name == self._record else None
@@ -619,7 +619,7 @@ class _Translator:
             self._bound_variable(self._column_variable(name), node, f"column {name!r}")
 
     def _load_column(self, name: str, node: ast.AST) -> Code:
-        """Return the variable of a column, which the kernel then reads."""
+        """Return the variable of a column, and mark the column as read."""
         self._require_column(name, node)
         variable = self._column_variable(name)
         if name in self._input.names:
@@ -643,7 +643,7 @@ class _Translator:
                 return None
 
     def _state_call(self, node: ast.Call) -> tuple[StateColumn | None, str]:
-        """Return the state and the method that a call is one of; None: of no state."""
+        """Return the state and the method that a call uses, or None for other calls."""
         if not isinstance(node.func, ast.Attribute):
             return None, ""
         attribute = self._attribute_of(node.func.value)
@@ -660,7 +660,7 @@ class _Translator:
         return state, node.func.attr
 
     def _find_global(self, node: ast.expr) -> Any:
-        """Return what a name, or a name of a module, stands for outside of the function."""
+        """Return the value of a name, or of a module's attribute, outside of the function."""
         if isinstance(node, ast.Attribute):
             module = self._find_global(node.value)
             is_module = isinstance(module, types.ModuleType)
@@ -674,7 +674,7 @@ class _Translator:
         return _UNKNOWN
 
     def _refusal(self, node: ast.AST, reason: str) -> ConfigError:
-        """Return the error that says where and why the function cannot be compiled."""
+        """Return the error with the line and the reason why the function cannot be compiled."""
         line = getattr(node, "lineno", self._process.__code__.co_firstlineno)
         file = self._process.__code__.co_filename
         text = "" if isinstance(node, ast.FunctionDef) else ast.unparse(node).splitlines()[0]
@@ -689,7 +689,7 @@ def _to_float(text: str, kind: Kind) -> str:
 
 
 def _article(kind: object) -> str:
-    """Return a kind as a sentence has it."""
+    """Return a kind in words, with an article."""
     words = {INTEGER: "an integer", FLOAT: "a float", BOOLEAN: "a boolean"}
     if isinstance(kind, str):
         return words.get(kind, f"a time ({kind})")

@@ -58,7 +58,7 @@ def find_mode(handle: StateHandle) -> Mode | None:
 
 
 class Saved(msgspec.Struct, array_like=True, frozen=True):
-    """One state of one subtask in a snapshot."""
+    """The content of one state of one subtask in a snapshot."""
 
     name: str
     key_signature: str

@@ -1,4 +1,4 @@
-"""One running aggregate of many keys: its total in each entry of a table."""
+"""A running aggregate of many keys: its total in each entry of a table."""
 
 from __future__ import annotations
 

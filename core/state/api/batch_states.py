@@ -93,7 +93,7 @@ class KeyedBatch:
 
 
 class BatchValueState(ABC):
-    """One value for each key of the current batch."""
+    """A state with one value for each key of the current batch."""
 
     @abstractmethod
     def get_many(self) -> pa.Array:

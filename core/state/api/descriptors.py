@@ -82,7 +82,7 @@ class StateTtlConfig:
 
 @dataclass(frozen=True)
 class ValueStateDescriptor(Generic[T]):
-    """One value a key: `ValueStateDescriptor("balance", int, default=0)`."""
+    """A value for each key: `ValueStateDescriptor("balance", int, default=0)`."""
 
     name: str
     type: TypeSpec = Any
@@ -96,7 +96,7 @@ class ValueStateDescriptor(Generic[T]):
 
 @dataclass(frozen=True)
 class ListStateDescriptor(Generic[T]):
-    """A list a key: `ListStateDescriptor("recent", float)`. The type is that of an element."""
+    """A list for each key: `ListStateDescriptor("recent", float)`. The type is an element's."""
 
     name: str
     type: TypeSpec = Any
@@ -109,7 +109,7 @@ class ListStateDescriptor(Generic[T]):
 
 @dataclass(frozen=True)
 class MapStateDescriptor(Generic[K, V]):
-    """A mapping a key: `MapStateDescriptor("by_day", date, int)`.
+    """A mapping for each key: `MapStateDescriptor("by_day", date, int)`.
 
     The keys of the mapping may have each type that a stream can be keyed by: str, bytes, int, bool,
     date, datetime, Decimal, or a tuple of them.
@@ -194,7 +194,7 @@ AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg", "last"]
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorColumn:
-    """One running aggregate: `AccumulatorColumn("balance", "sum", pa.int64())`.
+    """A running aggregate: `AccumulatorColumn("balance", "sum", pa.int64())`.
 
     `name` is also the name under which `AccumulatorTable.update` takes the column's values. `type`
     is `int64`, `float64` or `decimal128`; for min, max and last also a time; for last a boolean,

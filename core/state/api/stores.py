@@ -35,7 +35,7 @@ OUT = TypeVar("OUT")
 
 
 class ValueState(ABC, Generic[T]):
-    """One value of the current key.
+    """A value of the current key.
 
     A value of a mutable type (a list, a dataclass) is encoded by each `set` and decoded by each
     `get`; a number or a text is stored directly. On the heap there are no further costs. In RocksDB
@@ -61,7 +61,7 @@ class ValueState(ABC, Generic[T]):
 
 
 class ReducingState(ABC, Generic[T]):
-    """One value of the current key, to which a function reduces all added values."""
+    """A value of the current key, to which a function reduces all added values."""
 
     @abstractmethod
     def get(self) -> T | None:
@@ -232,7 +232,7 @@ class PendingKeyedSnapshot(ABC):
 
 
 class KeyedStateStore(ABC):
-    """All keyed state of one operator's subtask. Lost with the process, except for snapshots."""
+    """The keyed state of one operator's subtask. Lost with the process, except for snapshots."""
 
     @abstractmethod
     def set_current_key(self, key: Any) -> None:

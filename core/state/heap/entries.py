@@ -82,7 +82,7 @@ decoded form, so that no result depends on a restore in between."""
 
 ABSENT = Absent()
 DELETED = Absent()
-"""In a layer of changes, the marker that the entry is deleted, even if a lower layer has it."""
+"""The marker in a layer of changes of a deleted entry, even if a lower layer has the entry."""
 
 
 class Cells:

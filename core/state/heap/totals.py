@@ -42,7 +42,7 @@ class ChangedTotals:
 
 
 class HeapTotals(AccumulatorTable):
-    """All totals of a state. A snapshot copies those that it writes."""
+    """The totals of a state. A snapshot copies those that it writes."""
 
     def __init__(
         self,

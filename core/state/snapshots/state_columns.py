@@ -54,7 +54,7 @@ ValueForm: TypeAlias = Literal["typed", "json", "binary"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a state's rows."""
+    """A column of a state's rows."""
 
     name: str
     type: pa.DataType

@@ -34,8 +34,8 @@ class StatePiece:
     subtask: int
     max_parallelism: int
     handles: tuple[StateHandle, ...]
-    """One canonical part; or the layers of a snapshot, the last one first, and its base; or a
-    manifest with all files of its database."""
+    """The handles of one canonical part; or of the layers of a snapshot, the last one first, and
+    its base; or of a manifest and all files of its database."""
 
     def within(self, group: int) -> bool:
         """Return True if rows of key group `group` may be in the piece."""

@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 class DriverAddress(msgspec.Struct, frozen=True):
-    """One driver process, from its claim of the job to its end."""
+    """The address of a driver process, from its claim of the job to its end."""
 
     job: str
     instance: str

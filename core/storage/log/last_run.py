@@ -19,7 +19,7 @@ ERROR_LENGTH_MAX = 4_000
 
 
 class LastRun(msgspec.Struct, frozen=True):
-    """One driver process, from its claim of the job to its end."""
+    """The record of a driver process, from its claim of the job to its end."""
 
     run: str
     """A random id of the driver: an overtaken driver must not replace its successor's record."""

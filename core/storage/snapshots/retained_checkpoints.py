@@ -28,7 +28,7 @@ _CHECKPOINT = re.compile(r"(?P<root>.*)/(?P<job>[^/]+)/chk-(?P<number>\d+)/*")
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """One checkpoint of a job's decision log. Reads nothing before the first call of a method."""
+    """A checkpoint of a job's decision log. Reads nothing before the first call of a method."""
 
     source: JobStorage
     number: CheckpointId
