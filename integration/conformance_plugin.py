@@ -1,7 +1,7 @@
-"""The pytest side of `integration.conformance`: options, fixtures, the table at the end of the run.
+"""The pytest plugin of the conformance kit: options, fixtures, and the table after the run.
 
-Loaded by pytest through its entry point in every project that has onceflow installed: what is heavy
-is imported when a sink is tested.
+pytest loads this module by its entry point in every project that has onceflow installed. So heavy
+modules are imported only when a sink is tested.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SUITE = Path(__file__).parent / "conformance" / "test_sink.py"
 
 @dataclass
 class ConformanceTable:
-    """What the run found out so far, sink by sink, clause by clause."""
+    """The results of the run so far, by sink and clause."""
 
     sinks: dict[str, dict[str, dict[str, Any]]] = field(
         default_factory=dict[str, dict[str, dict[str, Any]]]
     )
 
     def add(self, facts: dict[str, Any]) -> None:
-        """Take in how one clause ended."""
+        """Add the result of a clause."""
         self.sinks.setdefault(facts["sink"], {})[facts["clause"]] = facts
 
     def list_failed(self, sink: str) -> set[str]:
-        """Return the clauses of `sink` that failed, or rest on one that did."""
+        """Return the clauses of `sink` that failed, or rest on a failed clause."""
         clauses = self.sinks.get(sink, {}).values()
         return {
             str(facts["clause"])
@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the kit's own test collected when a sink was named: alone, or beside what was named."""
+    """If --onceflow-sink is given, collect the kit's own test in addition to named tests."""
     config.stash[_TABLE] = ConformanceTable()
     if not config.getoption("--onceflow-sink"):
         return
@@ -95,10 +95,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def target_of(config: pytest.Config) -> SinkTarget:
-    """Return what --onceflow-sink names.
+    """Return the target that --onceflow-sink names.
 
     Raises:
-        pytest.UsageError: It names nothing that can be tested; says what is wrong.
+        pytest.UsageError: The option does not name a SinkTarget. The message has the reason.
     """
     from onceflow.integration.conformance.target import SinkTarget
 
@@ -130,7 +130,7 @@ def onceflow_processes() -> Iterator[Processes]:
 
 @pytest.fixture(scope="session")
 def onceflow_effort(pytestconfig: pytest.Config) -> Effort:
-    """How much is tried, from the options."""
+    """The number of rounds and the seed, from the options."""
     from onceflow.integration.conformance.harness import Effort
 
     seed, rounds = _effort(pytestconfig)
@@ -138,7 +138,7 @@ def onceflow_effort(pytestconfig: pytest.Config) -> Effort:
 
 
 def sink_label(item: pytest.Item) -> str:
-    """Return the name of the sink that `item` tests: its class, and further parameters."""
+    """Return the name of the sink that `item` tests: its class and its other parameters."""
     others = [str(value) for name, value in _parameters(item).items() if name != "clause"]
     parent = item.getparent(pytest.Class)
     named = item.config.getoption("--onceflow-sink")
@@ -154,7 +154,7 @@ def list_failed_clauses(config: pytest.Config, sink: str) -> set[str]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests of clauses, so that their reports are known again (also over processes)."""
+    """Mark the tests of clauses, so that their reports are recognized, even across processes."""
     if "clause" not in _parameters(item):
         return
     from onceflow.integration.conformance.clause import Clause
@@ -174,7 +174,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Enter how a clause ended into the table, before the next one begins."""
+    """Add the result of a clause to the table before the next clause starts."""
     report = yield
     _enter(item.config.stash[_TABLE], report)
     return report

@@ -1,12 +1,13 @@
-"""Fixtures with real servers: one server a test run, one database and one topic a test.
+"""The pytest fixtures with real servers: one server for each run, new databases for each test.
 
-`--onceflow-servers` (or ONCEFLOW_TEST_SERVERS) chooses between processes of this machine and
-containers. ONCEFLOW_TEST_POSTGRES_URL, ONCEFLOW_TEST_MYSQL_URL, ONCEFLOW_TEST_MARIADB_URL and
-ONCEFLOW_TEST_KAFKA name servers that run already. A server starts when the first test asks for it;
-one that cannot be had is an error and no skip: a skipped proof looks like a passed one.
+`--onceflow-servers` (or ONCEFLOW_TEST_SERVERS) selects local processes or containers.
+ONCEFLOW_TEST_POSTGRES_URL, ONCEFLOW_TEST_MYSQL_URL, ONCEFLOW_TEST_MARIADB_URL and
+ONCEFLOW_TEST_KAFKA name servers that are already running. A server starts when the first test uses
+it. If it cannot start, the test fails and is not skipped, because a skipped proof looks like a
+passed one.
 
-Loaded by pytest through its entry point in every project that has onceflow installed: what is heavy
-is imported by the fixtures.
+pytest loads this module by its entry point in every project that has onceflow installed. So the
+fixtures import heavy modules only when they are used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _KINDS = ("embedded", "containers")
 
 
 class TopicFactory(Protocol):
-    """What the fixture `kafka_topic` gives."""
+    """The value of the fixture `kafka_topic`."""
 
     def __call__(self, partitions: int = 1) -> str:
         """Return the name of a new topic."""
@@ -41,28 +42,28 @@ class TopicFactory(Protocol):
 
 
 class DatabaseFactory(Protocol):
-    """What the fixtures `postgres_server`, `mysql_server` and `mariadb_server` give."""
+    """The value of the fixtures `postgres_server`, `mysql_server` and `mariadb_server`."""
 
     def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnDatabase:
-        """Return a running server that is this test's own; stopped after the test.
+        """Return a new running server for this test. It is stopped after the test.
 
         Args:
             options: Settings of the server.
-            proxied: Its URLs lead through a network that `server.network` can cut.
+            proxied: The server's URLs lead through a proxy that `server.network` can cut.
         """
         ...
 
 
 class KafkaFactory(Protocol):
-    """What the fixture `kafka_server` gives."""
+    """The value of the fixture `kafka_server`."""
 
     def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnKafka:
-        """Return a running broker that is this test's own, as `DatabaseFactory` does."""
+        """Return a new running broker for this test, like `DatabaseFactory`."""
         ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switch."""
+    """Add the option."""
     parser.getgroup("onceflow", "onceflow: real servers").addoption(
         "--onceflow-servers",
         choices=_KINDS,
@@ -71,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell the switch to this process and its children."""
+    """Pass the option to this process and its children by an environment variable."""
     chosen = config.getoption("--onceflow-servers")
     if chosen:
         os.environ["ONCEFLOW_TEST_SERVERS"] = chosen
@@ -79,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def onceflow_postgres() -> Iterator[PostgresServer]:
-    """The run's Postgres. Not to be killed: `postgres_server` gives one for that."""
+    """The run's Postgres. Tests must not kill it: use `postgres_server` for that."""
     from onceflow.integration.servers.kinds import share_postgres
 
     with share_postgres() as (_, server):
@@ -88,7 +89,7 @@ def onceflow_postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def onceflow_mysql() -> Iterator[MySQLServer]:
-    """The run's MySQL. Not to be killed: `mysql_server` gives one for that."""
+    """The run's MySQL. Tests must not kill it: use `mysql_server` for that."""
     from onceflow.integration.servers.kinds import share_mysql
 
     with share_mysql() as (_, server):
@@ -97,7 +98,7 @@ def onceflow_mysql() -> Iterator[MySQLServer]:
 
 @pytest.fixture(scope="session")
 def onceflow_mariadb() -> Iterator[MySQLServer]:
-    """The run's MariaDB. Not to be killed: `mariadb_server` gives one for that."""
+    """The run's MariaDB. Tests must not kill it: use `mariadb_server` for that."""
     from onceflow.integration.servers.kinds import share_mariadb
 
     with share_mariadb() as (_, server):
@@ -106,7 +107,7 @@ def onceflow_mariadb() -> Iterator[MySQLServer]:
 
 @pytest.fixture(scope="session")
 def onceflow_kafka() -> Iterator[KafkaServer]:
-    """The run's Kafka. Not to be killed: `kafka_server` gives one for that."""
+    """The run's Kafka. Tests must not kill it: use `kafka_server` for that."""
     from onceflow.integration.servers.kinds import share_kafka
 
     with share_kafka() as (_, server):
@@ -152,7 +153,7 @@ def kafka_server() -> Iterator[KafkaFactory]:
 
 @pytest.fixture
 def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
-    """URL of a database that is this test's alone; dropped with all it has in doubt."""
+    """The URL of a new database for this test, dropped with its prepared transactions."""
     from onceflow.integration.servers import postgres
 
     name = _database_name()
@@ -165,13 +166,13 @@ def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def mysql_database(onceflow_mysql: MySQLServer) -> Iterator[str]:
-    """URL of a MySQL database that is this test's alone; dropped with all it has in doubt."""
+    """The URL of a new MySQL database for this test, dropped with its prepared transactions."""
     yield from _mysql_database(onceflow_mysql)
 
 
 @pytest.fixture
 def mariadb_database(onceflow_mariadb: MySQLServer) -> Iterator[str]:
-    """URL of a MariaDB database that is this test's alone; dropped with all it has in doubt."""
+    """The URL of a new MariaDB database for this test, dropped with its prepared transactions."""
     yield from _mysql_database(onceflow_mariadb)
 
 
@@ -206,13 +207,13 @@ def _mysql_database(server: MySQLServer) -> Iterator[str]:
 
     name = _database_name()
     with MySQLAdmin.session(server.url) as admin:
-        # The server lists prepared transactions without their databases: what is prepared now is
-        # not this test's. An external server must therefore serve one test run at a time.
+        # The server lists prepared transactions without their databases. Those that exist now are
+        # not from this test. So an external server must serve only one test run at a time.
         of_others = admin.in_doubt()
         admin.create_database(name)
     yield server.database_url(name)
     with MySQLAdmin.session(server.url) as admin:
-        # A session keeps what it has prepared for itself until it ends.
+        # A session owns its prepared transactions until it ends.
         admin.end_sessions_of(name)
         admin.roll_back(admin.in_doubt() - of_others)
         admin.drop_database(name)

@@ -1,11 +1,11 @@
-"""A seeded stream of payments, and its producer.
+"""The workload: a seeded stream of payments, and its producer.
 
-The same numbers give the same bytes in the same partitions. Record i goes to partition
-`i % partitions`, whatever its account: one account's payments arrive from every partition, so that
-a pipeline that keys by account must really exchange them.
+Equal parameters give equal bytes in the same partitions. Record i goes to partition `i %
+partitions`, independent of its account. So the payments of an account come from all partitions, and
+a pipeline that keys by account must exchange them.
 
-One record: `{"id": 17, "account": "acct-000123", "amount": -250, "ts": 1767225600017}`, with ids
-0 .. records-1, the amount in cents, -500 <= amount <= 1000, the time in epoch milliseconds.
+A record is `{"id": 17, "account": "acct-000123", "amount": -250, "ts": 1767225600017}`. Ids are 0
+.. records-1. The amount is in cents, -500 <= amount <= 1000. The time is in epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAYMENT_SCHEMA = pa.schema(
         pa.field("ts", pa.int64(), nullable=False),
     ]
 )
-"""What a payment's JSON holds."""
+"""The fields of a payment's JSON."""
 
 AMOUNT_MIN_CENTS = -500
 AMOUNT_MAX_CENTS = 1000
@@ -36,8 +36,8 @@ _RECORD = b'{"id": %d, "account": "acct-%06d", "amount": %d, "ts": %d}'
 _FIRST_TS_MS = 1_767_225_600_000
 _CHUNK_RECORDS = 20_000
 _FLUSH_TIMEOUT_S = 120.0
-# Weights of the digest: an id's weight differs between columns, and repeats only after this many
-# ids, so that neither two rows nor two columns can make up for one another. A row adds < 2**37.
+# The moduli of the digest's weights. The weight of an id differs between columns and repeats only
+# after this many ids. So errors in two rows or two columns do not cancel out. A row adds < 2**37.
 DIGEST_AMOUNT_PRIME = 1_000_003
 DIGEST_ACCOUNT_PRIME = 65_521
 
@@ -53,7 +53,7 @@ class ProduceError(OnceflowError):
 
 @dataclass(frozen=True, slots=True)
 class Payments:
-    """The workload as numbers; two equal ones are the same records."""
+    """The parameters of a workload. Equal parameters describe equal records."""
 
     records: int
     accounts: int = 100_000
@@ -81,23 +81,23 @@ class Payments:
             )
 
     def digest(self) -> int:
-        """Return a number that any change of an id, an account or an amount changes.
+        """Return a number that changes with any id, account or amount.
 
-        A judge computes the same one from the target table.
+        A judge computes the same number from the target table.
         """
         return sum(chunk.digest() for chunk in self.chunks())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaymentChunk:
-    """Some payments as columns."""
+    """A chunk of payments as columns."""
 
     ids: Integers
     accounts: Integers
     amounts: Integers
 
     def json(self) -> list[bytes]:
-        """Return the records as the bytes that are sent."""
+        """Return the records as JSON bytes."""
         rows = zip(
             self.ids.tolist(),
             self.accounts.tolist(),
@@ -121,12 +121,12 @@ def produce(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Return once every payment is in `topic` exactly once, acknowledged by all replicas.
+    """Produce every payment into `topic` exactly once. Return when all replicas have acknowledged.
 
-    About 700,000 records a second on one core. A crash leaves a prefix of each partition.
+    Produces about 700,000 records a second on one core. A crash leaves a prefix of each partition.
 
     Args:
-        payments: What to produce; the topic must have at least its number of partitions.
+        payments: The workload. The topic must have at least its number of partitions.
         bootstrap_servers: The broker.
         topic: An existing topic.
         progress: Called with the number of records handed to the client so far.
@@ -169,7 +169,7 @@ class _Sender:
                 "linger.ms": 50,
                 "batch.size": 1_000_000,
                 "queue.buffering.max.messages": 200_000,
-                # A callback a record would cost more than the record.
+                # A callback for each record would cost more than producing it.
                 "delivery.report.only.error": True,
                 "on_delivery": self._note_refusal,
                 "log_level": 2,

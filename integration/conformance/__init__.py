@@ -1,4 +1,4 @@
-"""Proves a two-phase sink against its real target, and a state backend against a model."""
+"""The conformance kit, which tests a sink against its real target and a state backend."""
 
 from onceflow.integration.conformance.clause import Clause, ClauseOutcome, ClauseResult, run_clauses
 from onceflow.integration.conformance.state_suite import StateBackendConformance

@@ -1,7 +1,7 @@
-"""Batches as Spark's formats write them, without Spark: plan, tasks, commit, abort, step by step.
+"""A driver of batches like that of Spark's formats, without Spark: plan, tasks, commit, abort.
 
-What planning and commit keep is made anew for each step, as after a crash; what travels between
-them is pickled, as Spark does.
+The objects of planning and commit are created again for each step, as after a crash. Values that
+pass between them are pickled, as in Spark.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ RowsT = TypeVar("RowsT")
 
 @dataclass
 class BatchDriver(Generic[RowsT]):
-    """One driver of a query, as its planning and commit processes do their steps. One thread."""
+    """A driver of a query, which runs single steps of planning and commit. One thread."""
 
     target: BatchTarget
     schema: pa.Schema
     rows_of: Callable[[RowsT], pa.RecordBatch]
-    """Makes the rows of a task of what the steps are given."""
+    """The function that converts the steps' argument to the rows of a task."""
     directory: str | None = None
-    """Where decisions stand for sinks without tables."""
+    """The directory of decisions for sinks without tables."""
     run: str = "run-1"
     tasks: int = 0
 
     def in_doubt(self) -> Sequence[Committable]:
-        """Return what the target holds prepared."""
+        """Return the prepared transactions of the target."""
         sink, context = self.target.sink, self.target.committer_context(AttemptId(1))
         committer = sink.committer(context)
         try:
@@ -52,7 +52,7 @@ class BatchDriver(Generic[RowsT]):
             committer.close()
 
     def other(self, sink_id: str = "", owner: str = "", source: str = "") -> BatchDriver[RowsT]:
-        """Return another driver, of the same job unless something else is given."""
+        """Return another driver. Arguments that are not given are those of this driver."""
         target = replace(
             self.target,
             sink_id=sink_id or self.target.sink_id,
@@ -62,11 +62,11 @@ class BatchDriver(Generic[RowsT]):
         return replace(self, target=target, run="run-2")
 
     def commits(self) -> BatchCommits:
-        """Return what carries the steps out; to be closed."""
+        """Return the object that carries out the steps. The caller closes it."""
         return BatchCommits(*resolve_keeper(NamedTarget(self.target, self.directory)))
 
     def plan(self, number: int | None, fingerprint: str | None = None) -> BatchPlan:
-        """Return what the tasks of batch `number` are told, whose input has `fingerprint`."""
+        """Return the plan for the tasks of batch `number`, whose input has `fingerprint`."""
         commits = self.commits()
         try:
             if fingerprint is None:
@@ -80,7 +80,7 @@ class BatchDriver(Generic[RowsT]):
     def task(
         self, plan: BatchPlan, partition: int, part: RowsT, *, task_attempt: int = 0
     ) -> TaskReport:
-        """Return what a task reports that has pre-committed the rows of `part`."""
+        """Pre-commit the rows of `part` as a task. Return its report."""
         self.tasks += 1
         task_place = TaskIdentity(partition, task_attempt, self.tasks, plan.batch.number, self.run)
         report = write_task(plan, task_place, iter([self.rows_of(part)]))
@@ -88,7 +88,7 @@ class BatchDriver(Generic[RowsT]):
         return sent
 
     def commit(self, reports: Sequence[TaskReport]) -> BatchDecision | None:
-        """Decide and commit what the tasks have reported."""
+        """Decide and commit the transactions in the tasks' reports."""
         commits = self.commits()
         try:
             return commits.commit(reports)
@@ -96,7 +96,7 @@ class BatchDriver(Generic[RowsT]):
             commits.close()
 
     def abort(self, plan: BatchPlan | None = None) -> None:
-        """Settle what is left of the batch of `plan`, or the one planned last, which has failed."""
+        """Commit or roll back the transactions of the failed batch of `plan`, or of the last."""
         commits = self.commits()
         try:
             commits.abort(self.schema, plan.attempt if plan else None)
@@ -104,6 +104,6 @@ class BatchDriver(Generic[RowsT]):
             commits.close()
 
     def batch(self, number: int, *parts: RowsT, fingerprint: str | None = None) -> None:
-        """Run one batch from its plan to its commit, a task for each of `parts`."""
+        """Run a batch from its plan to its commit, with a task for each of `parts`."""
         plan = self.plan(number, fingerprint)
         self.commit([self.task(plan, index, part) for index, part in enumerate(parts)])

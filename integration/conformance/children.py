@@ -1,4 +1,4 @@
-"""What the kit's processes run. Each takes its link first, and pickles by reference."""
+"""The functions that the kit's processes run. Each takes a link first and pickles by reference."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from onceflow.integration.conformance.lines import LineTracer
 from onceflow.integration.conformance.target import describe_error
 
 HELD = "held"
-"""What a process says that waits to be told to go on."""
+"""The message of a process that waits for permission to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldCommit:
-    """How a commit ended that may have been held up, and which lines it ran."""
+    """The outcome of a commit that may have been held, and the lines that it ran."""
 
     outcome: CommitOutcome | str
-    """What was raised, as text, where nothing was returned."""
+    """The outcome, or the text of the error that was raised."""
     lines: int
     own: tuple[int, ...]
-    """Those in the module of the sink's class."""
+    """The numbers of the lines in the module of the sink's class."""
     location: str
-    """The line before which it was held up: file, line, function; empty if it was not."""
+    """The line before which it was held: file, line, function; empty if it was not held."""
 
 
 def write_and_wait(link: Link, sink: Sink, context: WriterContext, batch: pa.RecordBatch) -> None:
-    """Write rows, say so, and wait to be killed."""
+    """Write rows, report it, and wait to be killed."""
     writer = sink.writer(context)
     writer.write(batch)
     link.send("written")
@@ -47,7 +47,7 @@ def write_and_wait(link: Link, sink: Sink, context: WriterContext, batch: pa.Rec
 def pre_commit_and_wait(
     link: Link, sink: Sink, context: WriterContext, batch: pa.RecordBatch, checkpoint: int
 ) -> None:
-    """Pre-commit rows, say the committables, and wait to be killed."""
+    """Pre-commit rows, send the committables, and wait to be killed."""
     writer = sink.writer(context)
     writer.write(batch)
     link.send(writer.pre_commit(CheckpointId(checkpoint)))
@@ -57,7 +57,7 @@ def pre_commit_and_wait(
 def commit(
     link: Link, sink: Sink, context: CommitterContext, committables: Sequence[Committable]
 ) -> list[CommitOutcome]:
-    """Commit in the order given; return how each ended."""
+    """Commit in the given order. Return the outcomes."""
     committer = sink.committer(context)
     outcomes = [ask_until_known(partial(committer.commit, one)) for one in committables]
     committer.close()
@@ -67,7 +67,7 @@ def commit(
 def commit_some_and_wait(
     link: Link, sink: Sink, context: CommitterContext, committables: Sequence[Committable]
 ) -> None:
-    """Commit, say how it ended, and wait to be killed."""
+    """Commit, send the outcomes, and wait to be killed."""
     link.send(commit(link, sink, context, committables))
     link.recv()
 
@@ -75,7 +75,7 @@ def commit_some_and_wait(
 def abort(
     link: Link, sink: Sink, context: CommitterContext, committables: Sequence[Committable]
 ) -> list[AbortOutcome]:
-    """Abort in the order given; return how each ended."""
+    """Abort in the given order. Return the outcomes."""
     committer = sink.committer(context)
     outcomes = [ask_until_known(partial(committer.abort, one)) for one in committables]
     committer.close()
@@ -89,7 +89,7 @@ def begin_and_wait(
     first: Committable,
     committable: Committable,
 ) -> None:
-    """Commit `first`, begin the commit of `committable`, say whether, and wait to be killed."""
+    """Commit `first`, begin the commit of `committable`, send the answer, and wait to be killed."""
     committer = sink.committer(context)
     ask_until_known(partial(committer.commit, first))
     link.send(committer.begin_commit(committable))
@@ -104,9 +104,9 @@ def begin_and_commit_until_line(
     committable: Committable,
     line: int,
 ) -> int:
-    """Commit `first`; begin and commit `committable`, and be killed at the `line`-th line of that.
+    """Commit `first`. Begin and commit `committable`, and get killed at the `line`-th line of it.
 
-    Sends the line, or returns how many there are.
+    Sends the location of the line before the kill, or returns the number of lines.
     """
     committer = sink.committer(context)
     ask_until_known(partial(committer.commit, first))
@@ -123,7 +123,7 @@ def begin_and_commit_until_line(
 def commit_until_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> int:
-    """Commit, and be killed at the sink's `line`-th line, which is sent; return the line count."""
+    """Commit, and get killed at the sink's `line`-th line. Return the number of lines otherwise."""
     with_kill = LineTracer(sink, line, _killer(link))
     with_kill.run(lambda: sink.committer(context).commit(committable))
     return with_kill.lines
@@ -132,7 +132,7 @@ def commit_until_line(
 def abort_until_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> int:
-    """Abort, and be killed at the sink's `line`-th line, which is sent; return the line count."""
+    """Abort, and get killed at the sink's `line`-th line. Return the number of lines otherwise."""
     with_kill = LineTracer(sink, line, _killer(link))
     with_kill.run(lambda: sink.committer(context).abort(committable))
     return with_kill.lines
@@ -146,7 +146,7 @@ def pre_commit_until_line(
     checkpoint: int,
     line: int,
 ) -> int:
-    """Write and pre-commit, and be killed at the sink's `line`-th line of the latter."""
+    """Write and pre-commit, and get killed at the sink's `line`-th line of the pre-commit."""
     writer = sink.writer(context)
     writer.write(batch)
     with_kill = LineTracer(sink, line, _killer(link), writer)
@@ -157,7 +157,7 @@ def pre_commit_until_line(
 def commit_held_at_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> HeldCommit:
-    """Commit, say so at the sink's `line`-th line and wait there to be told to go on."""
+    """Commit. At the sink's `line`-th line, send HELD and wait for permission to continue."""
 
     def hold(location: str) -> None:
         link.send(HELD)
@@ -169,7 +169,7 @@ def commit_held_at_line(
 def commit_and_hold(
     sink: Sink, context: CommitterContext, committable: Committable, tracer: LineTracer
 ) -> HeldCommit:
-    """Commit once under `tracer`, with a committer of its own."""
+    """Commit once under `tracer`, with a new committer."""
     outcomes: list[CommitOutcome | str] = []
 
     def commit() -> None:
@@ -185,11 +185,11 @@ def commit_and_hold(
 
 
 def _killer(link: Link) -> Callable[[str], None]:
-    """Return what sends the location of a line over `link`, and then kills this process."""
+    """Return a function that sends the location of a line over `link` and kills this process."""
 
     def kill_self(location: str) -> None:
         link.send(location)
-        # A signal of its own, and no exit: no destructor, `finally` or atexit runs, as in a real
+        # Use a signal instead of an exit: no destructor, `finally` or atexit runs, as in a real
         # crash.
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""A clause of the two-phase contract: one sentence, one test, how it ends on a target."""
+"""The clauses of the two-phase contract, each with a sentence and a test, and their results."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from onceflow.integration.conformance.target import NotTestable, SinkTarget, Vio
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One rule that every sink keeps, and how to find out.
+    """A rule that every sink must keep, and its test.
 
-    `rests_on` are clauses without which this one means nothing: when one of them fails, this one is
-    not run. So a sink that breaks one rule fails on one clause, the one to read first.
+    `rests_on` are the clauses that this clause requires. If one of them fails, this clause is not
+    run. So a sink that breaks one rule fails in one clause only.
     """
 
     id: str
     says: str
     scenarios: tuple[int, ...]
-    """Numbers of the scenarios in Apache Flink's own tests that it stands for."""
+    """The numbers of the scenarios in Apache Flink's tests that it covers."""
     test: Callable[[Harness], None] = field(repr=False)
     needs: tuple[str, ...] = ()
-    """Optional methods of the target."""
+    """The optional methods of the target that it needs."""
     rests_on: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Clause:
 def clause(
     *, scenarios: Sequence[int] = (), needs: Sequence[str] = (), rests_on: Sequence[Clause] = ()
 ) -> Callable[[Callable[[Harness], None]], Clause]:
-    """Make a clause of a test: its id is the function's name, its sentence the docstring."""
+    """Make a clause from a test. Its id is the function's name, its sentence the docstring."""
 
     def make(test: Callable[[Harness], None]) -> Clause:
         return Clause(
@@ -59,7 +59,7 @@ DEFAULT_EFFORT = Effort()
 
 
 class ClauseOutcome(Enum):
-    """How a clause ended."""
+    """The outcome of a clause."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -68,7 +68,7 @@ class ClauseOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClauseResult:
-    """How one clause ended for one sink, and why."""
+    """The outcome of a clause for a sink, and its reason."""
 
     clause: Clause
     outcome: ClauseOutcome
@@ -77,9 +77,9 @@ class ClauseResult:
 
 
 def hindrance(clause: Clause, target: SinkTarget, failed: Collection[str]) -> str:
-    """Return why `clause` cannot be tested on `target`; empty when it can.
+    """Return the reason why `clause` cannot be tested on `target`, or "".
 
-    `failed` are the ids of clauses that have failed for it.
+    `failed` are the ids of clauses that have failed for this sink.
     """
     broken = [one for one in clause.rests_on if one in failed]
     if broken:
@@ -93,12 +93,12 @@ def hindrance(clause: Clause, target: SinkTarget, failed: Collection[str]) -> st
 def check_clause(
     clause: Clause, target: SinkTarget, processes: Processes, effort: Effort = DEFAULT_EFFORT
 ) -> None:
-    """Raise unless `target` keeps `clause`. Leaves nothing in doubt that the sink can abort.
+    """Raise Violation if `target` breaks `clause`. Then abort all transactions in doubt.
 
     Raises:
-        Violation: It breaks the clause.
-        NotTestable: It cannot be tested here.
-        Exception: Whatever the sink raised where it should not: it breaks the clause, too.
+        Violation: The target breaks the clause.
+        NotTestable: The clause cannot be tested here.
+        Exception: An unexpected error of the sink, which also breaks the clause.
     """
     with tempfile.TemporaryDirectory(prefix="onceflow-clause-") as directory:
         harness = Harness(target, processes, Path(directory), effort, clause.id)
@@ -114,7 +114,7 @@ def run_clauses(
     processes: Processes,
     effort: Effort = DEFAULT_EFFORT,
 ) -> Iterator[ClauseResult]:
-    """Run `clauses` one by one, each on a target of its own, and yield how each ended."""
+    """Run `clauses` one by one, each on a new target, and yield their results."""
     failed: set[str] = set()
     for clause in clauses:
         target = make_target()

@@ -1,4 +1,4 @@
-"""All clauses, in the order in which they are run: each after those that it rests on.
+"""The catalog of all clauses in run order: each comes after the clauses that it rests on.
 
 The tables of docs/conformance.md are made from them:
 
@@ -55,14 +55,14 @@ NOT_OF_SINKS: Mapping[int, str] = MappingProxyType(
         39: "which transactions are whose is the decision log's to say, never a writer's state",
     }
 )
-"""Scenarios S1-S43 that are no clause of a sink, and why; the engine's own tests have them."""
+"""The scenarios S1-S43 that have no clause, with the reason. The engine's own tests cover them."""
 
 
 SCENARIOS = range(1, 44)
 
 
 def with_tables(text: str) -> str:
-    """Return `text` with what stands between each pair of marks made anew."""
+    """Return `text` with the tables between each pair of marks generated again."""
     for name, table in _tables().items():
         begin, end = f"<!-- {name}: made by document.py -->", f"<!-- end of {name} -->"
         pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)

@@ -1,10 +1,10 @@
-"""A network that breaks at an exact place: at the n-th exchange, before or after the request.
+"""A proxy that breaks the network exactly at the n-th exchange, before or after the request.
 
-Or that only keeps the request back, until it is told to deliver it.
+It can also hold the request and deliver it later.
 
-An *exchange* is what a client sends until the server answers. Counting them makes a lost reply
-exact for any protocol in which the client asks and the server answers, without knowing it: a test
-loses the reply of the first exchange, then of the second, until the work is done in fewer.
+An *exchange* is all data that a client sends until the server answers. Counting exchanges gives
+exact faults for any request-reply protocol, without parsing it. A test loses the reply of the first
+exchange, then of the second, and so on until the operation needs fewer exchanges.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _HELD_S_MAX = 120.0
 
 
 class Lose(Enum):
-    """What the network swallows of one exchange before it resets the connection."""
+    """The part of an exchange that the network loses before it resets the connection."""
 
     REQUEST = "request"
-    """The server never gets it."""
+    """The server does not get the request."""
     REPLY = "reply"
-    """The server gets all of it, in however many pieces, and answers into nothing."""
+    """The server gets the whole request, in any number of pieces, and its reply is lost."""
 
 
 @dataclass(frozen=True)
 class Hold:
-    """One request that the network keeps back: nobody knows of it, and it arrives in the end."""
+    """A request that the network holds and delivers later."""
 
     held: threading.Event = field(default_factory=threading.Event)
-    """Set when the request has been met."""
+    """An event that is set when the request was intercepted."""
     released: threading.Event = field(default_factory=threading.Event)
-    """Set it to let the request go on to the server."""
+    """An event that the test sets to deliver the request to the server."""
 
 
 @dataclass
@@ -48,14 +48,14 @@ class _Armed:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """Where one connection is in asking and answering."""
+    """The state of one connection between request and reply."""
 
     asking: threading.Event = field(default_factory=threading.Event)
     reply_lost: threading.Event = field(default_factory=threading.Event)
 
 
 class ExchangeProxy(LoopbackProxy):
-    """Forwards `127.0.0.1:port` to a target; breaks one connection where it is told. Any thread."""
+    """A proxy from `127.0.0.1:port` to a target that breaks a connection on request. Any thread."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         """Listen on a free port."""
@@ -65,16 +65,16 @@ class ExchangeProxy(LoopbackProxy):
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.breaks = 0
-        """How many connections were broken so far."""
+        """The number of connections broken so far."""
         self._spawn(self._accept)
 
     def lose(self, what: Lose, exchange: int) -> None:
-        """Break the connection at the `exchange`-th exchange from now, counted from 1, over all."""
+        """Break the connection at the `exchange`-th exchange from now, of all connections."""
         with self._lock:
             self._armed = _Armed(exchange, what)
 
     def hold(self, exchange: int) -> Hold:
-        """Keep back the request of the `exchange`-th exchange from now, until it is released."""
+        """Hold the request of the `exchange`-th exchange from now until it is released."""
         hold = Hold()
         with self._lock:
             self._armed = _Armed(exchange, hold)
@@ -82,12 +82,12 @@ class ExchangeProxy(LoopbackProxy):
         return hold
 
     def heal(self) -> None:
-        """Break nothing more."""
+        """Remove the armed fault."""
         with self._lock:
             self._armed = None
 
     def close(self) -> None:
-        """End every connection; return when no thread is left. Idempotent."""
+        """End every connection. Return when all threads have ended. Idempotent."""
         self._stop_listening()
         with self._lock:
             sockets, threads = list(self._sockets), list(self._threads)
@@ -111,10 +111,11 @@ class ExchangeProxy(LoopbackProxy):
             if server is None:
                 _end(client)
                 continue
-            # A paused server answers when it goes on: the test's deadline ends the wait, not the
+            # A paused server answers after it is resumed. The test's timeout ends the wait, not the
             # proxy's.
             server.settimeout(None)
-            # Else small requests wait up to 40 ms for each other, at each of hundreds of exchanges.
+            # Otherwise small requests wait up to 40 ms for each other, at each of hundreds of
+            # exchanges.
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._sockets += [client, server]
@@ -132,7 +133,8 @@ class ExchangeProxy(LoopbackProxy):
                             _end(client)
                             break
                         case Lose.REPLY:
-                            # A server with half a request would wait for the rest, locks in hand.
+                            # Forward the whole request: a server with half a request would wait and
+                            # hold locks.
                             state.reply_lost.set()
                         case Hold() as hold:
                             hold.held.set()
@@ -147,14 +149,14 @@ class ExchangeProxy(LoopbackProxy):
             while chunk := server.recv(_CHUNK_BYTES):
                 if state.reply_lost.is_set():
                     break
-                # Before the reply is passed on: the client may ask again as soon as it has it.
+                # Clear before forwarding the reply: the client may send a new request at once.
                 state.asking.clear()
                 client.sendall(chunk)
         _end(client)
         _end(server)
 
     def _count_exchange(self) -> Lose | Hold | None:
-        """Count one exchange; return what is to happen to it."""
+        """Count an exchange. Return the fault to inject, or None."""
         with self._lock:
             armed = self._armed
             if armed is None:

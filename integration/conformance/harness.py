@@ -1,4 +1,4 @@
-"""What a clause works with: a sink under sink ids of its own, and an eye on the target."""
+"""The harness of a clause: a sink under new sink ids, and the checks of the target."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from onceflow.integration.conformance.sink_job import JOB, OneByOne, SinkJob
 from onceflow.integration.conformance.target import NotTestable, SinkTarget, Violation, expect
 
 PATIENCE_S = 10.0
-"""How long a sink may answer "later" or "unknown" where nothing is in its way."""
+"""The time for which a sink may answer RetryLater or Unknown without any fault."""
 SERVER_PATIENCE_S = 60.0
-"""The same, where its server has been away or frozen, or the network has lost something."""
+"""The time for which a sink may answer RetryLater or Unknown after a fault of server or network."""
 
 _IDS_A_CLAUSE_BITS = 14
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What one writer has pre-committed for one checkpoint."""
+    """A committable that a writer has pre-committed for a checkpoint, and the ids of its rows."""
 
     committable: Committable
     ids: tuple[int, ...]
@@ -51,15 +51,16 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is tried where all cannot be."""
+    """The effort of randomized tests."""
 
     seed: int = 1
     rounds: int = 8
-    """Attempts of the long run that are killed; twice as many kills at single lines of the sink."""
+    """The number of killed attempts in the long run. Single lines of the sink get twice as many
+    kills."""
 
 
 class Harness:
-    """One clause's own sink id, row ids, checkpoint storage and randomness. One thread."""
+    """The sink ids, row ids, checkpoint storage and randomness of one clause. One thread."""
 
     def __init__(
         self, target: SinkTarget, processes: Processes, directory: Path, effort: Effort, clause: str
@@ -68,16 +69,17 @@ class Harness:
         self.processes = processes
         self.directory = directory
         self.effort = effort
-        # A seed for each clause: what one draws does not depend on which others have run.
+        # Each clause has its own seed, so its numbers do not depend on which other clauses have
+        # run.
         self.random = random.Random(f"{effort.seed} {clause}")  # noqa: S311 - of a schedule
         self.described = target.sink()
-        """The sink as its author wrote it."""
+        """The sink as its author built it."""
         self.sink: Sink = self.described
         if self.described.committed_by is CommittedBy.DRIVER:
             self.sink = OneByOne(self.described)
         self.job = self.another_job(f"kit{secrets.token_hex(4)}")
         self._jobs = [self.job]
-        # Not from the seed: a target that is used again still has the rows of the run before.
+        # Do not use the seed for ids: a reused target still has the rows of earlier runs.
         self._ids = range(*_block(secrets.randbelow(1 << 38)))
         self._given = 0
         self._values: dict[int, int] = {}
@@ -86,29 +88,29 @@ class Harness:
     # --- writing ------------------------------------------------------------------------------
 
     def ids(self, count: int = 3) -> tuple[int, ...]:
-        """Return row ids that nobody else has."""
+        """Return new row ids."""
         ids = tuple(self._ids[self._given : self._given + count])
         self._given += count
         return ids
 
     def batch(self, ids: Sequence[int]) -> pa.RecordBatch:
-        """Return the rows of `ids` as they are to be written and seen now."""
-        # The id column is set to the row's own id, and all others come from the id that stands for
-        # its values now. So a changed row keeps its key.
+        """Return the rows of `ids` with their current values."""
+        # The id column has the row's own id. All other columns come from the id that stands for its
+        # current values. So a changed row keeps its key.
         first, *others = self.target.batch([self._values.get(one, one) for one in ids]).columns
         return pa.RecordBatch.from_arrays(
             [exact_array(ids, first.type), *others], schema=self.target.schema
         )
 
     def change(self, ids: Sequence[int]) -> bool:
-        """Give the rows of `ids` other values from now on; return False when the sink cannot."""
+        """Change the values of the rows of `ids`. Return False if the sink cannot update rows."""
         if tuple(self.sink.routing_key()) != (self.target.schema.names[0],):
             return False
         self._values.update(zip(ids, self.ids(len(ids)), strict=True))
         return True
 
     def another_job(self, sink_id: str, *, log: str = "log") -> SinkJob:
-        """Return a job under another sink id, or with another decision log."""
+        """Return a job under the given sink id and decision log."""
         storage = FileSystemStorage(str(self.directory / log)).open(JOB)
         job = SinkJob(self.sink, sink_id, storage, self.target.schema)
         self._jobs = [*getattr(self, "_jobs", []), job]
@@ -124,7 +126,7 @@ class Harness:
         writer: SinkWriter | None = None,
         ids: Sequence[int] = (),
     ) -> Prepared:
-        """Return what a writer has pre-committed: one of its own, closed after it, or `writer`."""
+        """Write and pre-commit rows with `writer`, or with a new writer that is then closed."""
         job = job or self.job
         row_ids = tuple(ids) or self.ids()
         own = writer or job.writer(attempt, subtask, first_checkpoint=checkpoint)
@@ -142,17 +144,17 @@ class Harness:
     # --- deciding -----------------------------------------------------------------------------
 
     def commit(self, prepared: Prepared, committer: Committer | None = None) -> CommitOutcome:
-        """Commit it, asking again while nobody can tell; return how it ended.
+        """Commit, and repeat while the outcome is unknown. Return the outcome.
 
         Raises:
-            Violation: Nobody can tell for `patience_s`.
+            Violation: The outcome is still unknown after `patience_s`.
         """
         own = committer or self.job.committer(prepared.committable.transaction.attempt)
         return ask_until_known(lambda: own.commit(prepared.committable), self.patience_s)
 
     @contextmanager
     def global_committer(self, attempt: int = 1) -> Generator[GlobalCommitter, None, None]:
-        """Lend a committer of whole checkpoints.
+        """Yield a committer of whole checkpoints.
 
         Raises:
             NotTestable: The sink commits each transaction by itself.
@@ -167,7 +169,7 @@ class Harness:
             committer.close()
 
     def commit_all(self, *prepared: Prepared) -> None:
-        """Commit all, in this order, each of which must succeed."""
+        """Commit all in the given order. Each commit must succeed."""
         for one in prepared:
             outcome = self.commit(one)
             expect(
@@ -176,10 +178,10 @@ class Harness:
             )
 
     def abort(self, prepared: Prepared, committer: Committer | None = None) -> AbortOutcome:
-        """Abort it, asking again while nobody can tell; return how it ended.
+        """Abort, and repeat while the outcome is unknown. Return the outcome.
 
         Raises:
-            Violation: Nobody can tell for `patience_s`.
+            Violation: The outcome is still unknown after `patience_s`.
         """
         own = committer or self.job.committer(prepared.committable.transaction.attempt)
         return ask_until_known(lambda: own.abort(prepared.committable), self.patience_s)
@@ -187,17 +189,17 @@ class Harness:
     # --- looking ------------------------------------------------------------------------------
 
     def expect_seen(self, *seen: Iterable[int], when: str) -> None:
-        """Raise Violation unless a reader sees exactly the rows `seen` of this clause, once each.
+        """Raise Violation if a reader does not see exactly the clause's rows `seen`, once each.
 
         Raises:
-            Violation: It sees something else.
+            Violation: The reader sees other rows.
         """
         ids = sorted(one for some in seen for one in some)
         rows = self._rows()
         counts = Counter(one for one, _ in rows)
         doubled = sorted(one for one, count in counts.items() if count > 1)
         missing = sorted(set(ids) - set(counts))
-        # Told first: a row that is seen too early explains doubled and missing ones.
+        # Report early rows first, because they explain doubled and missing rows.
         early = sorted(set(counts) - set(ids))
         expect(not early, f"{when}: {_some(early)} seen, and should not be")
         expect(not doubled, f"{when}: {_some(doubled)} seen more than once")
@@ -207,23 +209,23 @@ class Harness:
             expect(row == written[one], f"{when}: written was {written[one]}, seen is {row}")
 
     def read_ids(self) -> list[int]:
-        """Return the ids of this clause's rows that a reader sees, doubles kept."""
+        """Return the ids of this clause's rows that a reader sees, including duplicates."""
         return sorted(one for one, _ in self._rows())
 
     def expect_in_doubt(self, *prepared: Prepared, when: str) -> None:
-        """Raise Violation unless exactly `prepared` are in doubt under the clause's sink id."""
+        """Raise Violation if not exactly `prepared` are in doubt under the clause's sink id."""
         names = sorted(str(one.committable.transaction) for one in prepared)
         in_doubt = self.job.in_doubt()
         expect(in_doubt == names, f"{when}: in doubt are {in_doubt}, and should be {names}")
 
     def clean_up(self) -> None:
-        """Leave nothing of this clause prepared or open."""
+        """Abort all prepared transactions of this clause and close everything."""
         self.processes.disarm()
         for job in self._jobs:
             job.clean_up()
 
     def _rows(self) -> list[tuple[int, dict[str, object]]]:
-        """Return this clause's rows, by id, each with the columns that were written."""
+        """Return this clause's rows with their ids, reduced to the written columns."""
         rows = self.target.rows()
         listed: Sequence[Mapping[str, object]]
         listed = rows.to_pylist() if isinstance(rows, pa.Table) else rows
@@ -244,10 +246,10 @@ class Harness:
 
 
 def ask_until_known(ask: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
-    """Return what `ask` says when it is neither "later" nor "unknown".
+    """Call `ask` until it returns neither RetryLater nor Unknown. Return the outcome.
 
     Raises:
-        Violation: It says nothing else for `patience_s`.
+        Violation: It still returns RetryLater or Unknown after `patience_s`.
     """
     deadline = time.monotonic() + patience_s
     pause_s = 0.01

@@ -1,4 +1,4 @@
-"""Lines of a sink's own code as places: count them, and do something at one of them."""
+"""A tracer that counts the lines of a sink's own code and acts at one of them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 
 class LineTracer:
-    """Counts the lines that run in the sink's own code, on one thread; acts before one of them."""
+    """A tracer that counts the executed lines of a sink's code on one thread, and acts at one."""
 
     def __init__(
         self, sink: Sink, line: int, reached: Callable[[str], None], *parts: object
     ) -> None:
-        """Call `reached` right before the `line`-th line runs, counted from 1; 0 is never.
+        """Call `reached` right before the `line`-th line runs, counted from 1. 0 means never.
 
-        It gets the location: file, line, function and text of the line that did not run yet.
-        `parts` are what the sink has made, whose code is its own too.
+        `reached` gets the location of that line: file, line, function and text. `parts` are objects
+        that the sink has created, whose code also belongs to the sink.
         """
         written = sink.sink if isinstance(sink, OneByOne) else sink
         self.lines = 0
         self.own: list[int] = []
-        """Which of them are in the module of the sink's class, where its author wrote."""
+        """The numbers of the lines in the module of the sink's class."""
         self.location = ""
-        """Where the `line`-th line is; empty until it is reached."""
+        """The location of the `line`-th line; empty until it is reached."""
         self._line = line
         self._reached = reached
         self._module = type(written).__module__
-        # What a sink inherits is its own code too; the contract itself has none.
+        # Inherited code belongs to the sink, too, except the contract's base classes.
         self._packages = {
             kind.__module__.partition(".")[0]
             for made in (written, *parts)
@@ -45,7 +45,7 @@ class LineTracer:
 
     def run(self, call: Callable[[], object]) -> None:
         """Run `call` to its end."""
-        # Of this thread alone: a sink's own threads go on while a line is held up, as in a slot.
+        # Trace only this thread: a sink's own threads continue while a line is held, as in a slot.
         sys.settrace(self._enter)
         try:
             call()
@@ -54,7 +54,8 @@ class LineTracer:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         module = str(frame.f_globals.get("__name__", ""))
-        # Other packages' frames are not traced: a client library's lines are no lines of the sink.
+        # Do not trace frames of other packages: lines of a client library are not lines of the
+        # sink.
         return self._at if module.partition(".")[0] in self._packages else None
 
     def _at(self, frame: FrameType, event: str, argument: Any) -> _Trace:

@@ -1,4 +1,4 @@
-"""Processes of the kit, as the one that starts them sees them."""
+"""The kit's child processes, from the side of the process that starts them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from onceflow.core.runtime.cluster.process_host import (
 from onceflow.integration.conformance.target import Violation
 
 TIMEOUT_S = 60.0
-"""How long one process may be silent: longer than a sink waits for a server that has come back."""
+"""The timeout for messages of a process. It is longer than a sink waits for a restarted server."""
 
 
 class ChildFailed(Exception):
-    """Raised when the function of a process raised."""
+    """Raised when the function of a child process raised an error."""
 
     def __init__(self, raised: Raised) -> None:
         super().__init__(f"{raised.kind}: {raised.text}\n{raised.trace}")
@@ -38,7 +38,7 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """One real process. Used by one thread."""
+    """A real child process. Used by one thread."""
 
     def __init__(self, pid: int, link: Link) -> None:
         self.pid = pid
@@ -48,10 +48,10 @@ class Child:
         """Return what the function returned.
 
         Raises:
-            ChildFailed: It raised.
-            Violation: That was what it raised.
+            ChildFailed: The function raised an error.
+            Violation: The function raised a Violation.
             ProcessKilled: The process was killed before it was done.
-            TimeoutError: It is not done yet.
+            TimeoutError: The function has not finished yet.
         """
         word = self._next(timeout_s)
         while not isinstance(word, (Returned, Raised)):
@@ -67,9 +67,9 @@ class Child:
         """Return the next value that the function sent over its link.
 
         Raises:
-            ChildFailed: It raised instead.
+            ChildFailed: The function raised an error instead.
             ProcessKilled: The process was killed.
-            TimeoutError: It says nothing.
+            TimeoutError: The process sent nothing.
         """
         value = self._next(timeout_s)
         if isinstance(value, Raised):
@@ -77,17 +77,17 @@ class Child:
         return value
 
     def freeze(self) -> None:
-        """SIGSTOP it: none of its threads runs until `go_on`."""
+        """SIGSTOP the process. None of its threads runs until `go_on`."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it run again, and tell its function, which waits for that."""
+        """Resume the process, and send its waiting function the permission to continue."""
         os.kill(self.pid, signal.SIGCONT)
-        # After the SIGCONT: a stopped process takes nothing, and the pipe may be full.
+        # Send after SIGCONT: a stopped process reads nothing, and the pipe may be full.
         self._link.send(None)
 
     def kill(self) -> None:
-        """SIGKILL it; return when it is gone. Not to be called after its last word."""
+        """SIGKILL the process, and wait until it is dead. Do not call it after the final result."""
         os.kill(self.pid, signal.SIGKILL)
         with suppress(ProcessKilled):
             while True:
@@ -104,47 +104,48 @@ class Child:
 
 
 class Processes:
-    """Starts processes. One thread; ends all of them when it is closed."""
+    """A starter of child processes. Used by one thread. `close` ends all of them."""
 
     def __init__(self) -> None:
-        """Start nothing yet: what forks them is started with the first one."""
+        """The host that forks the processes starts with the first process."""
         self._directory = tempfile.TemporaryDirectory(prefix="onceflow-conformance-")
         self.crash_points = Path(self._directory.name)
-        """A file of a crash point's name here kills the first process that reaches the point."""
+        """The directory for armed crash points. A file with a point's name kills the first process
+        that reaches it."""
         self._host = ProcessHost()
 
     def start(self, function: Callable[..., object], *arguments: object) -> Child:
-        """Return a new process that runs `function(link, *arguments)`; all pickle by reference.
+        """Start a process that runs `function(link, *arguments)`. Pickles function and arguments.
 
         Raises:
-            ProcessKilled: It ended before it began.
+            ProcessKilled: The process ended before the function started.
             Violation: The sink among `arguments` does not pickle.
         """
         _check_pickles(arguments)
         return Child(*self._host.start(_run_armed, str(self.crash_points), function, arguments))
 
     def run(self, function: Callable[..., object], *arguments: object) -> Any:
-        """Return what `function(link, *arguments)` returned in a process of its own."""
+        """Run `function(link, *arguments)` in a new process. Return its result."""
         return self.start(function, *arguments).result()
 
     def arm(self, point: CrashPoint) -> None:
-        """Have the first process killed that reaches `point`."""
+        """Arm `point`: the first process that reaches it is killed."""
         (self.crash_points / point).touch()
 
     def disarm(self) -> bool:
-        """Forget every crash point that nobody reached; return whether there was one."""
+        """Disarm all crash points that were not reached. Return True if there was one."""
         left = list(self.crash_points.iterdir())
         for path in left:
             path.unlink(missing_ok=True)
         return bool(left)
 
     def close(self) -> None:
-        """End the host, and with it every process that is still linked. Idempotent."""
+        """End the host and all processes that are still linked. Idempotent."""
         self._host.close()
         self._directory.cleanup()
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return this object."""
         return self
 
     def __exit__(
@@ -153,15 +154,15 @@ class Processes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close this object."""
         self.close()
 
 
 def _run_armed(
     link: Link, crash_points: str, function: Callable[..., object], arguments: tuple[object, ...]
 ) -> object:
-    """Run a function of the kit where it can be killed at crash points."""
-    # In the child alone: the process that runs the tests must not die at a crash point.
+    """Run a function of the kit with crash points enabled."""
+    # Enable crash points only in the child: the test process must not die at a crash point.
     os.environ[VARIABLE] = crash_points
     return function(link, *arguments)
 
@@ -169,7 +170,7 @@ def _run_armed(
 def _check_pickles(arguments: tuple[object, ...]) -> None:
     try:
         pickle.dumps(arguments)
-    # What cannot be pickled says so by TypeError, AttributeError or PicklingError.
+    # Pickling fails with TypeError, AttributeError or PicklingError.
     except Exception as error:
         raise Violation(
             f"the sink goes to other processes, and does not pickle: {error}. Keep settings alone"
@@ -178,7 +179,7 @@ def _check_pickles(arguments: tuple[object, ...]) -> None:
 
 
 def eventually(ask: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Return whether `ask` came true in time."""
+    """Wait until `ask` returns True. Return False on timeout."""
     deadline = time.monotonic() + timeout_s
     while not ask():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The conformance table: for people at the end of a run, for programs as JSON."""
+"""The conformance report: a table for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REASON_LENGTH_MAX = 160
 def lines_of(
     clauses: Sequence[Mapping[str, Any]], seed: int, rounds: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of one sink's table, each with the verdict that it tells."""
+    """Yield the lines of a sink's table, each with its verdict."""
     width = max(len(facts["clause"]) for facts in clauses)
     scenarios = max(len(scenarios_of(facts)) for facts in clauses)
     scenarios = max(scenarios, len("scenarios"))
@@ -53,5 +53,5 @@ def report_of(
 
 
 def scenarios_of(facts: Mapping[str, Any]) -> str:
-    """Return the scenario numbers of one clause as they are printed."""
+    """Return the scenario numbers of a clause as text."""
     return " ".join(f"S{number}" for number in facts["scenarios"])

@@ -1,4 +1,4 @@
-"""A sink as a job has it: under a sink id, attempt by attempt."""
+"""A sink in a job: under a sink id, with its attempts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ UID = "sink"
 
 @dataclass
 class SinkJob:
-    """A sink under one sink id, with one decision log. Closes every writer and committer it made.
+    """A sink under one sink id with one decision log. `close` closes its writers and committers.
 
-    An attempt is begun (`Sink.open`) when it is first asked for.
+    An attempt is opened (`Sink.open`) at its first use.
     """
 
     sink: Sink
@@ -45,7 +45,7 @@ class SinkJob:
         self.log_id = self.log_id or self.storage.log_id
 
     def committer_context(self, attempt: int = 1) -> CommitterContext:
-        """Return the context of the driver's committer, and of each slot's."""
+        """Return the context of committers, in the driver and in slots."""
         return CommitterContext(
             JOB,
             UID,
@@ -72,12 +72,12 @@ class SinkJob:
         )
 
     def check(self, attempt: int) -> None:
-        """Begin `attempt`, whether it was begun before or not."""
+        """Open `attempt`, even if it was opened before."""
         self.sink.open(self.committer_context(attempt), self.schema)
         self._attempt = max(self._attempt, attempt)
 
     def begin(self, attempt: int) -> None:
-        """Begin `attempt` unless this or a later one was."""
+        """Open `attempt` if neither it nor a later one was opened."""
         if attempt > self._attempt:
             self.check(attempt)
 
@@ -105,7 +105,7 @@ class SinkJob:
         return other
 
     def in_doubt(self) -> list[str]:
-        """Return the names that a new committer finds in doubt, sorted."""
+        """Return the sorted names of the transactions that a new committer finds in doubt."""
         committer = self.sink.committer(self.committer_context(max(1, self._attempt)))
         try:
             return sorted(str(one.transaction) for one in committer.in_doubt())
@@ -117,7 +117,7 @@ class SinkJob:
         self._open.close()
 
     def clean_up(self) -> None:
-        """Abort what is in doubt, as far as the sink can: a shared target must not be blocked."""
+        """Abort transactions in doubt if possible, so that a shared target is not blocked."""
         self.close()
         if not self._attempt:
             return
@@ -131,7 +131,7 @@ class SinkJob:
 
 @dataclass(frozen=True)
 class OneByOne(Sink):
-    """A sink of whole checkpoints, of which each transaction is one: so all clauses can ask it."""
+    """An adapter for sinks of whole checkpoints that commits each transaction as a checkpoint."""
 
     sink: Sink
 
@@ -139,55 +139,56 @@ class OneByOne(Sink):
         return repr(self.sink)
 
     def routing_key(self) -> tuple[str, ...]:
-        """Return the sink's."""
+        """Delegate to the sink."""
         return self.sink.routing_key()
 
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Do as the sink does."""
+        """Delegate to the sink."""
         self.sink.validate(context, schema)
 
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Do as the sink does."""
+        """Delegate to the sink."""
         self.sink.open(context, schema)
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Return the sink's."""
+        """Delegate to the sink."""
         return self.sink.writer(context)
 
     def committer(self, context: CommitterContext) -> Committer:
-        """Return what commits each transaction as a checkpoint."""
+        """Return a committer that commits each transaction as a checkpoint."""
         return WholeCommitter(open_global_committer(self.sink, context))
 
 
 class WholeCommitter(Committer):
-    """A global committer as a committer of single transactions."""
+    """An adapter that uses a global committer as a committer of single transactions."""
 
     def __init__(self, committer: GlobalCommitter) -> None:
-        """Stand before `committer`."""
+        """`committer` is the global committer to use."""
         self._committer = committer
 
     def commit_whole(self, committables: Sequence[Committable]) -> CommitOutcome:
-        """Commit them as one checkpoint, which is the last one's."""
+        """Commit all as one checkpoint: that of the last committable."""
         return self._committer.commit_checkpoint(committables[-1].checkpoint, committables)
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Commit it as a checkpoint."""
+        """Commit the transaction as a checkpoint."""
         return self.commit_whole((committable,))
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Abort it."""
+        """Abort the transaction."""
         return self._committer.abort(committable)
 
     def in_doubt(self) -> Sequence[Committable]:
-        """Return what is in doubt."""
+        """Return the transactions in doubt."""
         return self._committer.in_doubt()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the global committer."""
         self._committer.close()
 
 
 def _close(one: SinkWriter | Committer) -> None:
-    # What a clause is about is asked before; a connection that died meanwhile is no finding.
+    # Ignore errors: the clause has made its checks before, and a dead connection is not a
+    # violation.
     with suppress(OnceflowError, OSError):
         one.close()

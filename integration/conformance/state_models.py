@@ -1,4 +1,4 @@
-"""What a plain model says of one key's states: the other side of `state_programs`."""
+"""The model of one key's states, with which `state_programs` compares a backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onceflow.core.state.api.timers import TimeDomain
 TTL_MS = 1000
 
 Reading: TypeAlias = "tuple[int, list[str], dict[str, int], int | None, float | None]"
-"""What a key reads: value, list, map, reduced and mean."""
+"""The values of a key's states: value, list, map, reduced and mean."""
 
 
 class Mean(AggregateFunction[int, "tuple[int, int]", float]):
@@ -23,7 +23,7 @@ class Mean(AggregateFunction[int, "tuple[int, int]", float]):
         return 0, 0
 
     def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
-        """Return count and sum with `value`."""
+        """Return count and sum including `value`."""
         count, total = accumulator
         return count + 1, total + value
 
@@ -35,68 +35,69 @@ class Mean(AggregateFunction[int, "tuple[int, int]", float]):
 
 @dataclass
 class Item:
-    """A value, or one element or entry; `used_ms` is when it was last used, if it expires."""
+    """A value, an element or an entry. `used_ms` is the time of its last use if it expires."""
 
     held: Any
     used_ms: int | None = None
 
     def has_expired(self, now_ms: int) -> bool:
-        """Tell whether it is not to be handed out by a clock that says `now_ms`."""
+        """Return True if the item has expired at `now_ms`."""
         return self.used_ms is not None and self.used_ms + TTL_MS <= now_ms
 
 
 @dataclass
 class KeyModel:
-    """What the states of one key, or of one key and namespace, hold.
+    """The model of the states of one key, or of one key and namespace.
 
-    Items go by the names "value", "reduced", "added", "mapped KEY" and "elements NUMBER".
+    Items have the names "value", "reduced", "added", "mapped KEY" and "elements NUMBER".
     """
 
     items: dict[str, Item] = field(default_factory=dict[str, Item])
     expired: dict[str, Item] = field(default_factory=dict[str, Item])
-    """What this process hands out no more; nobody knows whether it is deleted."""
+    """The expired items, which this process no longer returns. They may not be deleted yet."""
     unsure: set[str] = field(default_factory=set[str])
-    """Of these, what a clock that is behind the one before may have alive again."""
+    """The names of expired items that may be alive again for a clock that is behind the previous
+    one."""
     timers: set[tuple[TimeDomain, int]] = field(default_factory=set[tuple[TimeDomain, int]])
 
     def get(self, name: str) -> Any:
-        """Return what is under `name`, or None."""
+        """Return the value of `name`, or None."""
         return self.items[name].held if name in self.items else None
 
     def use(self, name: str, held: Any, now_ms: int | None) -> None:
-        """Put `held` under `name`; `now_ms` is None where nothing expires."""
+        """Set `name` to `held`. `now_ms` is None if the state does not expire."""
         self.drop(lambda one: one == name)
         self.items[name] = Item(held, now_ms)
 
     def clear(self, kind: str) -> None:
-        """Forget a state."""
+        """Remove a state."""
         self.drop(lambda one: one.partition(" ")[0] == kind)
 
     def drop(self, meant: Callable[[str], bool]) -> None:
-        """Forget what goes by these names."""
+        """Remove the items whose names match."""
         for name in filter(meant, [*self.items, *self.expired]):
             self.items.pop(name, None)
             self.expired.pop(name, None)
             self.unsure.discard(name)
 
     def expire(self, now_ms: int) -> None:
-        """Hand out no more what has expired."""
+        """Move items that have expired at `now_ms` to `expired`."""
         for name in [name for name, item in self.items.items() if item.has_expired(now_ms)]:
             self.expired[name] = self.items.pop(name)
 
     def was_read(self, now_ms: int) -> None:
-        """Take the reading for a use of everything."""
+        """Count a read as a use of all items."""
         for item in self.items.values():
             item.used_ms = max(item.used_ms or 0, now_ms)
 
     def move(self) -> None:
-        """Go on in another process, whose clock may be behind."""
+        """Continue in another process, whose clock may be behind."""
         self.unsure = set(self.expired)
 
     def settle(self, read: Reading, now_ms: int) -> None:
-        """Take in what of the expired is read again in another process, once.
+        """Revive expired items that another process has read, once after a move.
 
-        What has expired by its clock, too, may not be.
+        Items that have expired by the new clock, too, must not be revived.
         """
         value, elements, mapped, reduced, mean = read
         for name in self.unsure:
@@ -116,7 +117,7 @@ class KeyModel:
         self.unsure = set()
 
     def says(self) -> Reading:
-        """Return what must be read."""
+        """Return the values that a backend must read."""
         numbers = sorted(int(name[9:]) for name in self.items if name.startswith("elements "))
         added: list[int] = self.get("added") or []
         return (

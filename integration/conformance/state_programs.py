@@ -1,14 +1,15 @@
-"""Random programs of state operations, compared with a model of plain dicts.
+"""Random programs of state operations, which are compared with a model of plain dicts.
 
-A program runs on some subtasks, as an operator does: it changes and reads states of random keys,
-takes snapshots that are uploaded, discarded or lost, crashes and is restored at another parallelism
-and, by a savepoint, in another backend. After every step what a key reads is what the model says.
+A program runs on some subtasks, like an operator. It changes and reads states of random keys, takes
+snapshots that are uploaded, discarded or lost, crashes, and is restored at another parallelism, or
+from a savepoint in another backend. After every step, the values of a key must equal the model.
 
-Some states expire. The clocks of two processes differ, and jump: in one process nothing that was
-missing because it had expired comes back.
+Some states expire. The clocks of two processes differ and jump. Within one process, an expired item
+must not be returned again.
 
-Timers are registered and deleted, also by timers that fire, in event time, which stands still for
-some subtasks, and by the clock. Each that is registered fires once, in order, with its key current.
+Timers in event time and processing time are registered and deleted, also by timers that fire. Event
+time does not advance in some subtasks. Each registered timer must fire once, in order, with its key
+as the current key.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ KEYS = ["a", "b", "", "é", *(f"key-{number}" for number in range(12))]
 GROUPS = {key: key_group_of(key, MAX_PARALLELISM) for key in KEYS}
 WINDOWS = [(0, 10), (10, 20), (20, 30)]
 EXPIRING, USED_BY_READING = "expiring", "used by reading"
-"""Stand among the namespaces for the states that expire."""
+"""The pseudo-namespaces of the states that expire."""
 PLACES = (None, *WINDOWS, EXPIRING, USED_BY_READING)
 KINDS = ("value", "elements", "mapped", "reduced", "added")
 OPERATIONS = (
@@ -58,7 +59,7 @@ OPERATIONS = (
 MACHINES_BEHIND_S = (0.0, 0.0, 0.7, 5.0)
 JUMPS_S = (0.1, 0.1, 0.3, 0.3, 0.6, 0.9, -0.5, -0.5, -100.0, 100.0)
 AHEAD_MS = (-50, 0, 1, 9, 10, 11, 101, 250)
-"""Of event time: where a timer is registered."""
+"""The distances from event time at which timers are registered."""
 TIMER_ACTIONS: tuple[Literal["nothing", "register", "delete", "set"], ...] = (
     "nothing",
     "register",
@@ -68,7 +69,7 @@ TIMER_ACTIONS: tuple[Literal["nothing", "register", "delete", "set"], ...] = (
 
 
 class KeyStates:
-    """One state of each kind, as a function asks for them."""
+    """The states of a function, one of each kind."""
 
     def __init__(self, states: Any, prefix: str, ttl: StateTtlConfig | None = None) -> None:
         self.value = states.value_state(
@@ -84,7 +85,7 @@ class KeyStates:
         )
 
     def read(self) -> Reading:
-        """Return what the current key reads."""
+        """Return the values of the current key."""
         return (
             self.value.get(),
             self.elements.get(),
@@ -95,11 +96,11 @@ class KeyStates:
 
 
 Models: TypeAlias = dict[tuple[str, Any], KeyModel]
-"""By key, and namespace or None."""
+"""The models by key and namespace; the namespace may be None."""
 
 
 class StateSubtask:
-    """One store and the states asked for in it, with the clock of the machine it is on."""
+    """A store with its states, and the clock of its machine."""
 
     def __init__(self, store: KeyedStateStore, clock: StateClock) -> None:
         self.store = store
@@ -119,7 +120,7 @@ class StateSubtask:
         store.finish_open()
 
     def at(self, key: str, window: Any) -> KeyStates:
-        """Return the states, with key and namespace set."""
+        """Set key and namespace, and return their states."""
         self.store.set_current_key(key)
         if window is None:
             return self.states
@@ -130,7 +131,7 @@ class StateSubtask:
 
 
 class StateProgram:
-    """One random program; the same for the same seed."""
+    """A random program, which is determined by its seed."""
 
     def __init__(self, backends: Sequence[StateBackend], directory: Path, seed: int) -> None:
         self._backends = backends
@@ -150,10 +151,10 @@ class StateProgram:
         self._waiting: list[Callable[[], None]] = []
 
     def run(self, steps: int) -> None:
-        """Run so many steps.
+        """Run `steps` random steps.
 
         Raises:
-            AssertionError: A key reads what the model does not say.
+            AssertionError: The values of a key differ from the model.
         """
         self._restore((), {})
         for _ in range(steps):
@@ -184,7 +185,7 @@ class StateProgram:
         self._rng.choices([*steps], [*steps.values()])[0]()
 
     def _jump(self) -> None:
-        """Have time pass, or the clocks of all machines set."""
+        """Advance the time, or adjust the clocks of all machines."""
         self._wall_s += self._rng.choice(JUMPS_S)
 
     def _clean(self) -> None:
@@ -196,7 +197,7 @@ class StateProgram:
             self._waiting.pop(0)()
 
     def _on_record(self) -> None:
-        """Change a state or a timer of a key, as a function does with a record."""
+        """Change a state or a timer of a key, like a function that processes a record."""
         key = self._rng.choice(KEYS)
         subtask = self._subtask_of(key)
         if self._rng.random() < 0.2:
@@ -204,7 +205,7 @@ class StateProgram:
             self._change_timers(subtask, self._models.setdefault((key, None), KeyModel()))
         else:
             self._change(key, self._rng.choice(PLACES))
-        # What was registered for a time that has come fires after the records at hand.
+        # Timers that were registered for a past time fire after the current records.
         self._fire(subtask, "event", subtask.timers.current_watermark())
 
     def _change(self, key: str, window: Any) -> None:
@@ -271,7 +272,7 @@ class StateProgram:
     # --- timers ----------------------------------------------------------------------------------
 
     def _change_timers(self, subtask: StateSubtask, model: KeyModel) -> None:
-        """Register a timer of the current key, or delete one that there may be."""
+        """Register a timer of the current key, or delete a timer that may exist."""
         rng, timers = self._rng, subtask.timers
         domain = rng.choice(TIME_DOMAINS)
         known = sorted(at_ms for of, at_ms in model.timers if of == domain)
@@ -297,7 +298,7 @@ class StateProgram:
             self._fire(subtask, "processing", subtask.timers.current_processing_time())
 
     def _advance_event_time(self) -> None:
-        """Tell some subtasks the watermark; for the others it stands still."""
+        """Advance the watermark in some subtasks. In the others it does not change."""
         self._event_ms += self._rng.choice([0, 10, 100])
         for subtask in self._subtasks:
             if self._rng.random() < 0.7:
@@ -308,7 +309,7 @@ class StateProgram:
         self._fire(subtask, "event", watermark)
 
     def _fire(self, subtask: StateSubtask, domain: TimeDomain, until_ms: int) -> None:
-        """Have the timers up to `until_ms` fire, as an operator does."""
+        """Fire the timers up to `until_ms`, like an operator."""
         before = {(at_ms, key) for at_ms, key in self._due(subtask, domain, until_ms)}
         timers = subtask.timers.event if domain == "event" else subtask.timers.processing
         latest_ms = NO_WATERMARK
@@ -329,7 +330,7 @@ class StateProgram:
             model.timers.discard((domain, timer.at_ms))
             self._on_timer(subtask, timer, model)
         left = self._due(subtask, domain, until_ms)
-        if until_ms == MAX_WATERMARK:  # what is registered then is left
+        if until_ms == MAX_WATERMARK:  # timers registered during the final firing may remain
             left = [one for one in left if one in before]
         self._require(
             not left, f"{left} have not fired in {domain} time {until_ms}", lambda: "none"
@@ -338,7 +339,7 @@ class StateProgram:
     def _due(
         self, subtask: StateSubtask, domain: TimeDomain, until_ms: int
     ) -> list[tuple[int, str]]:
-        """Return (time, key) of what the model says is to fire."""
+        """Return (time, key) of the timers that must fire by the model."""
         return [
             (at_ms, key)
             for (key, window), model in self._models.items()
@@ -348,7 +349,7 @@ class StateProgram:
         ]
 
     def _on_timer(self, subtask: StateSubtask, timer: Timer, model: KeyModel) -> None:
-        """Do what a function may when a timer fires; its key is the current one."""
+        """Act like a function when a timer fires. The timer's key is the current key."""
         action = self._rng.choice(TIMER_ACTIONS)
         match action:
             case "register":
@@ -370,7 +371,7 @@ class StateProgram:
                 assert_never(action)
 
     def _end_all_time(self) -> None:
-        """Have every timer fire: nothing is left, and nothing was lost."""
+        """Fire all timers, and check that no timer is left or lost."""
         self._wall_s += 1e9
         for subtask in self._subtasks:
             self._advance(subtask, MAX_WATERMARK)
@@ -391,7 +392,7 @@ class StateProgram:
         self._check_all()
 
     def _snapshot(self) -> None:
-        """Freeze every subtask's state; it is uploaded or discarded some steps later."""
+        """Snapshot every subtask's state. It is uploaded or discarded some steps later."""
         self._checkpoint += 1
         checkpoint, attempt = CheckpointId(self._checkpoint), AttemptId(self._attempt)
         stores = [subtask.store for subtask in self._subtasks]
@@ -410,19 +411,19 @@ class StateProgram:
                 handles += snapshot.upload(writer)
                 store.notify_completed(checkpoint)
             if not discarded:
-                self._expire(models)  # what has expired meanwhile may be left out
+                self._expire(models)  # these may be missing from the snapshot
                 self._restorable = tuple(handles), models
 
         self._waiting.append(finish)
 
     def _crash(self) -> None:
-        """Go back to the last snapshot that was completed."""
+        """Restore the last completed snapshot."""
         self._waiting.clear()
         self.close()
         self._restore(*self._restorable)
 
     def _switch_backend(self) -> None:
-        """Go on from a savepoint, in any of the backends."""
+        """Continue from a savepoint in a random backend."""
         self._waiting.clear()
         self._checkpoint += 1
         checkpoint, handles = CheckpointId(self._checkpoint), list[StateHandle]()
@@ -431,7 +432,7 @@ class StateProgram:
             handles += subtask.store.savepoint(checkpoint).upload(writer)
         self._expire(self._models)
         for model in self._models.values():
-            model.expired.clear()  # a savepoint leaves it out
+            model.expired.clear()  # a savepoint omits expired items
         self.close()
         self._backend = self._rng.choice(self._backends)
         self._restore(tuple(handles), self._models)

@@ -1,4 +1,4 @@
-"""What every state backend must do, as tests of pytest: inherit, and say which backend it is."""
+"""The pytest tests that every state backend must pass."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ OpenStore: TypeAlias = Callable[..., KeyedStateStore]
 
 
 class StateBackendConformance:
-    """Tests one backend. Write `class TestMyBackend(StateBackendConformance)` with `make_backend`.
+    """The tests of a backend: `class TestMyBackend(StateBackendConformance)` with `make_backend`.
 
-    `--onceflow-seed` says which random programs are run.
+    `--onceflow-seed` selects the random programs.
     """
 
     def make_backend(self) -> StateBackend:
@@ -43,12 +43,12 @@ class StateBackendConformance:
 
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Any:
-        """Checkpoint storage in a directory."""
+        """A checkpoint storage in a directory."""
         return FileSystemStorage(str(tmp_path / "storage")).open("conformance")
 
     @pytest.fixture
     def open_store(self, tmp_path: Path, storage: Any) -> Iterator[OpenStore]:
-        """What opens a store over handles; it is closed after the test."""
+        """A function that opens a store from handles. The store is closed after the test."""
         opened: list[KeyedStateStore] = []
 
         def open_store(
@@ -77,7 +77,7 @@ class StateBackendConformance:
     def test_random_programs_read_what_the_model_says(
         self, number: int, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
-        """Through snapshots, crashes, rescales and savepoints into the heap and back."""
+        """Random programs equal the model, through snapshots, crashes, rescales and savepoints."""
         seed = int(str(request.config.getoption("--onceflow-seed")))
         backends = [self.make_backend(), HeapBackend()]
         program = StateProgram(backends, tmp_path, seed * PROGRAMS + number)
@@ -89,7 +89,7 @@ class StateBackendConformance:
     def test_a_snapshot_holds_the_state_as_of_its_barrier(
         self, open_store: OpenStore, storage: Any
     ) -> None:
-        """Whatever is changed before it is uploaded."""
+        """Changes between snapshot and upload are not part of the snapshot."""
         store = open_store()
         balance = store.value_state(BALANCE)
         recent = store.list_state(ListStateDescriptor[str]("recent", str))
@@ -111,7 +111,7 @@ class StateBackendConformance:
         assert (balance.get(), recent.get()) == (None, ["before", "after"])
 
     def test_what_is_handed_in_or_out_may_be_changed(self, open_store: OpenStore) -> None:
-        """A value is the caller's own."""
+        """Changing a value after `set` or `get` does not change the state."""
         store = open_store()
         value = store.value_state(ValueStateDescriptor[list[int]]("value", list[int]))
         store.set_current_key("a")
@@ -124,7 +124,7 @@ class StateBackendConformance:
     def test_values_of_another_type_are_refused_and_change_nothing(
         self, open_store: OpenStore
     ) -> None:
-        """At once, and not by the restore."""
+        """A value of a wrong type is refused at the change, not at the restore."""
         store = open_store()
         balance = store.value_state(BALANCE)
         recent = store.list_state(ListStateDescriptor[Any]("recent", str))
@@ -143,7 +143,7 @@ class StateBackendConformance:
     def test_another_type_or_max_parallelism_is_refused_by_name(
         self, open_store: OpenStore, balances: tuple[StateHandle, ...]
     ) -> None:
-        """On restore, before a value is read."""
+        """The restore fails before a value is read."""
         with pytest.raises(StateIncompatible, match=rf"{MAX_PARALLELISM}.*32"):
             open_store(balances, 32)
         with pytest.raises(StateIncompatible, match=r"'balance'.*int.*str"):
@@ -152,7 +152,7 @@ class StateBackendConformance:
     def test_states_are_asked_for_before_the_first_record(
         self, open_store: OpenStore, balances: tuple[StateHandle, ...]
     ) -> None:
-        """What nobody asks for is refused by name, and so is what is asked for later."""
+        """A restored state that is not opened is refused by name, like a state opened later."""
         with pytest.raises(StateIncompatible, match="'balance'"):
             open_store(balances).finish_open()
         store = open_store()
@@ -161,7 +161,7 @@ class StateBackendConformance:
             store.value_state(BALANCE)
 
     def test_closing_twice_is_safe(self, open_store: OpenStore) -> None:
-        """A slot that is shut down may close a store that has failed."""
+        """A slot that shuts down may close a store that has already failed."""
         store = open_store()
         store.close()
         store.close()

@@ -1,4 +1,4 @@
-"""The clauses as tests of pytest: inherit, say what the target is, and every clause is a test."""
+"""The pytest tests of a sink, one for each clause."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from onceflow.integration.conformance_plugin import list_failed_clauses, sink_la
 
 
 class SinkConformance:
-    """Tests one sink. Write `class TestMySink(SinkConformance)` with `make_target`.
+    """The tests of a sink: write `class TestMySink(SinkConformance)` with `make_target`.
 
-    Where the target needs fixtures of pytest (a database, say), override the fixture
-    `sink_target` in its stead.
+    If the target needs pytest fixtures, such as a database, override the fixture `sink_target`
+    instead.
     """
 
     def make_target(self) -> SinkTarget:
-        """Return the target under test; called anew for each clause, so share what is dear."""
+        """Return the target under test. Called for each clause, so share expensive resources."""
         raise NotImplementedError(f"{type(self).__name__} needs make_target()")
 
     @pytest.fixture
     def sink_target(self) -> Iterator[SinkTarget]:
-        """The target of one clause; closed after it."""
+        """The target of one clause. It is closed after the clause."""
         target = self.make_target()
         yield target
         target.close()

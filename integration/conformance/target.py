@@ -1,4 +1,4 @@
-"""What the author of a sink gives the kit: the sink, and what a reader of its target sees."""
+"""The interface for authors of sinks: the sink under test, and the rows in its target."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ ROWS: pa.Schema = pa.schema(
         pa.field("amount", pa.int64()),
     ]
 )
-"""What the kit writes when a target says nothing else."""
+"""The default schema of the rows that the kit writes."""
 
 SeenRows: TypeAlias = Sequence[Mapping[str, object]] | pa.Table
 
 
 class NotTestable(Exception):
-    """Raised when a clause cannot be tested here; it is then reported as such, never as passed."""
+    """Raised when a clause cannot be tested here. It is reported as not tested, never as passed."""
 
 
 class SinkTarget(ABC):
-    """One sink and the target that it writes to. Used by one thread; made anew for each clause.
+    """A sink and the target that it writes to. Used by one thread. Built anew for each clause.
 
-    Only `sink` and `rows` must be there. Each further method lets more be tested; what is missing
-    is listed as "not tested". A target may be shared and full of other rows: the kit uses sink ids
-    and row ids of its own, and looks at those alone.
+    Only `sink` and `rows` are required. Each optional method allows more tests. Clauses whose
+    methods are missing are listed as "not tested". A target may be shared and contain other rows:
+    the kit uses new sink ids and row ids, and ignores all others.
     """
 
     schema: ClassVar[pa.Schema] = ROWS
-    """Of the rows that are written; the first column identifies a row and is a 64-bit integer."""
+    """The schema of written rows. The first column is a 64-bit integer that identifies a row."""
 
     @abstractmethod
     def sink(self) -> Sink:
-        """Return the sink as a user would build it. It is pickled to other processes."""
+        """Return the sink as users build it. It is pickled to other processes."""
 
     @abstractmethod
     def rows(self) -> SeenRows:
-        """Return every row that a reader of the target sees now.
+        """Return all rows that a reader of the target sees now.
 
-        Further columns are ignored. Must not trust the sink's own code: ask the target itself.
+        Additional columns are ignored. Query the target itself. Do not use the sink's own code.
         """
 
     def batch(self, ids: Sequence[int]) -> pa.RecordBatch:
-        """Return one row for each of `ids`, in this order; the same id gives the same row.
+        """Return one row for each of `ids`, in this order. Equal ids must give equal rows.
 
         Override it together with `schema`.
         """
@@ -59,83 +59,83 @@ class SinkTarget(ABC):
             [
                 pa.array(ids, pa.int64()),
                 pa.array([f"acct-{number % 7}" for number in ids], pa.string()),
-                # A prime, so that ids that follow one another have amounts small and large.
+                # A prime, so that consecutive ids have small and large amounts.
                 pa.array([number * 7919 % 1000 * 10 for number in ids], pa.int64()),
             ],
             schema=ROWS,
         )
 
     def close(self) -> None:  # noqa: B027 - optional hook
-        """Release everything, and clean up if that is wanted."""
+        """Release all resources, and clean up if necessary."""
 
     # --- optional: what they make testable ----------------------------------------------------
 
     def bad_batch(self, ids: Sequence[int]) -> pa.RecordBatch:
-        """Return rows of which the target can never take one, such as a key that is there twice."""
+        """Return rows of which the target can never accept one, such as a duplicate key."""
         raise NotTestable("needs bad_batch()")
 
     def obstruct(self, ids: Sequence[int]) -> None:
-        """Have the target refuse the rows of `ids` from now on, by a constraint or a trigger."""
+        """Make the target refuse the rows of `ids` from now on, by a constraint or a trigger."""
         raise NotTestable("needs obstruct() and remove_obstacle()")
 
     def remove_obstacle(self) -> None:
-        """Have the target take the rows again that `obstruct` named."""
+        """Make the target accept the rows of `obstruct` again."""
         raise NotTestable("needs obstruct() and remove_obstacle()")
 
     def secrets(self) -> Sequence[str]:
-        """Return the passwords and keys that the sink was given; each must be hard to guess."""
+        """Return the passwords and keys of the sink. Each must be hard to guess."""
         raise NotTestable("needs secrets()")
 
     def lose(self, committable: Committable) -> None:
-        """Make what was pre-committed gone behind the sink's back, as an administrator would.
+        """Roll back a pre-committed transaction outside of the sink, like an administrator.
 
         Not needed for rows that are staged in checkpoint storage.
         """
         raise NotTestable("needs lose()")
 
     def kill(self) -> None:
-        """End the target's server as a power cut would; return when it is gone."""
+        """Kill the target's server as in a power failure. Return when it is dead."""
         raise NotTestable("needs kill() and start()")
 
     def start(self) -> None:
-        """Start the killed server on what it has on disk; return when it answers."""
+        """Start the killed server with its data on disk. Return when it answers."""
         raise NotTestable("needs kill() and start()")
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing is answered."""
+        """Pause the server. Connections stay open, and the server does not answer."""
         raise NotTestable("needs pause() and unpause()")
 
     def unpause(self) -> None:
-        """Let the frozen server go on."""
+        """Resume the paused server."""
         raise NotTestable("needs pause() and unpause()")
 
     def address(self) -> tuple[str, int]:
-        """Return host and port of the server that the sink talks to, over TCP without TLS."""
+        """Return the host and port of the sink's server, which uses TCP without TLS."""
         raise NotTestable("needs address() and sink_at()")
 
     def sink_at(self, host: str, port: int) -> Sink:
-        """Return the same sink, which reaches its server at another address (a cut network)."""
+        """Return the same sink, but with another address of its server (that of a proxy)."""
         raise NotTestable("needs address() and sink_at()")
 
 
 class Violation(AssertionError):
-    """Raised when a sink breaks a clause; says what was seen and what should have been."""
+    """Raised when a sink breaks a clause. The message has the actual and the expected result."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what was raised, and at which line: the sink's author has no other trace of it."""
+    """Return the error and its line, because the sink's author gets no other traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"
 
 
 def expect(holds: object, message: str) -> None:
-    """Raise Violation unless `holds`.
+    """Raise Violation if `holds` is false.
 
     Raises:
-        Violation: It does not; `message` says what was seen.
+        Violation: `holds` is false. `message` describes the actual result.
     """
-    # What a sink's author looks for in a traceback is the sink, and not this.
+    # Hide this frame: authors of sinks look for their own code in a traceback.
     __tracebackhide__ = True
     if not holds:
         raise Violation(message)

@@ -1,4 +1,4 @@
-"""The test that needs no file of yours: `pytest --onceflow-sink MODULE:NAME` runs it."""
+"""The test of `pytest --onceflow-sink MODULE:NAME`, which needs no test file of the user."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from onceflow.integration.conformance_plugin import target_of
 
 
 class TestNamedSink(SinkConformance):
-    """The sink that --onceflow-sink names."""
+    """The tests of the sink that --onceflow-sink names."""
 
     @pytest.fixture
     def sink_target(self, pytestconfig: pytest.Config) -> Iterator[SinkTarget]:
-        """What the option's function returns, anew for each clause."""
+        """The target that the option's function returns, a new one for each clause."""
         target = target_of(pytestconfig)
         yield target
         target.close()

@@ -1,8 +1,8 @@
-"""A whole job around one sink: the engine itself, its driver and each slot a process.
+"""A whole job around one sink: the real engine, with driver and slots as processes.
 
-An attempt is a driver of its own that does not restart, so any of its processes may be killed, and
-the next attempt may have another parallelism. The driver forks the host of its slots before it has
-opened anything.
+Each attempt is a new driver that does not restart. So any of its processes may be killed, and the
+next attempt may have another parallelism. The driver forks the host of its slots before it opens
+any resource.
 """
 
 from __future__ import annotations
@@ -30,44 +30,45 @@ from onceflow.integration.conformance.sink_job import JOB, UID
 
 _ROWS_UID = "rows"
 _SPLITS = 3
-"""At least the highest parallelism that is tried."""
+"""The number of splits. It must be at least the highest tested parallelism."""
 _BATCH_ROWS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is the same for every attempt of a job."""
+    """The parameters that all attempts of a job share."""
 
     sink: Sink
     sink_id: str
     storage: str
-    """Root of checkpoint storage."""
+    """The root of checkpoint storage."""
     rows: pa.RecordBatch
     rows_a_checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillPlan:
-    """What one attempt does besides its work."""
+    """The parallelism and the crash of one attempt."""
 
     parallelism: int
     crash: CrashPoint | None = None
     crash_at: int = 1
-    """At which of this attempt's checkpoints the crash point is armed, from 1."""
+    """The number of the attempt's checkpoint at which the crash point is armed, from 1."""
 
 
 def run_attempt(link: Link, work: Work, plan: KillPlan) -> bool:
-    """Be the driver of one attempt; return whether all rows are committed, or a slot has died.
+    """Run the driver of one attempt. Return True if all rows are committed, False if a slot died.
 
-    Runs in a process of its own, which has opened nothing.
+    Runs in a new process without open resources.
     """
-    # Before there is any thread: slots are forks of this process then, with everything imported.
+    # Fork before any thread starts. Slots are forks of this process, with all modules imported.
     fork_own_host()
     pipeline = Pipeline(
         LocalProcesses(),
         name=JOB,
         parallelism=plan.parallelism,
-        # As often as possible: what is killed at a step must reach that step within a second.
+        # Checkpoint as often as possible, so that an attempt reaches its crash point within a
+        # second.
         checkpointing=Checkpointing(storage=work.storage, interval=0.01, retained=2),
         restart=NoRestart(),
         settings=RuntimeSettings(commit_deadline_s=SERVER_PATIENCE_S, poll_timeout_s=0.002),
@@ -84,7 +85,7 @@ def run_attempt(link: Link, work: Work, plan: KillPlan) -> bool:
 
 
 def find_decided_rows(view: LogView) -> set[int]:
-    """Return which rows the log says are done, by their place among all rows."""
+    """Return the indexes of the rows that the log has decided."""
     splits = splits_of(view.completed[-1], _ROWS_UID) if view.decided else None
     return {
         at * _SPLITS + int(split.id) for split in splits or () for at in range(int(split.position))
@@ -93,7 +94,7 @@ def find_decided_rows(view: LogView) -> set[int]:
 
 @dataclass(frozen=True)
 class _Rows(Source):
-    """The kit's rows: row i is of split i % 3."""
+    """The source of the kit's rows. Row i belongs to split i % 3."""
 
     rows: pa.RecordBatch
     rows_a_checkpoint: int
@@ -111,16 +112,15 @@ class _Rows(Source):
         return [Split(str(number), b"0") for number in range(_SPLITS)]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
-        # One subtask arms it, so that the number of the checkpoint at which it is armed means
-        # something.
+        # Only one subtask arms the crash point, so that its checkpoint number is well defined.
         arms = context.subtask == 0 and self.plan.crash is not None
         return _Reader(self, splits, self.plan.crash_at if arms else 0)
 
 
 class _Reader(SourceReader):
-    """Hands out a share of each split, and the next one after a snapshot.
+    """A reader that emits a share of each split, and the next share after a snapshot.
 
-    So there are rows for several checkpoints, however fast the machine is.
+    So there are rows for several checkpoints, even on a fast machine.
     """
 
     def __init__(self, source: _Rows, splits: Sequence[Split], arms_at: int) -> None:
@@ -154,11 +154,11 @@ class _Reader(SourceReader):
         pass
 
     def _begin(self) -> None:
-        """Begin the next checkpoint: with rows of its own, and armed if it is the one."""
+        """Release the rows of the next checkpoint. Arm the crash point if it is the chosen one."""
         share = self._source.rows_a_checkpoint // _SPLITS
         self._to = {split: at + share for split, at in self._at.items()}
         if self._checkpoint == self._arms_at:
             assert self._source.plan.crash is not None
-            # After the snapshot before it: whoever reaches the point next dies in the checkpoint
-            # that was meant.
+            # Arm after the previous snapshot, so that the next process to reach the point dies in
+            # the chosen checkpoint.
             (Path(os.environ[VARIABLE]) / self._source.plan.crash).touch()

@@ -1,4 +1,4 @@
-"""Faults that tests inject: dead and frozen processes, a network that is slow, cut or silent."""
+"""The faults that tests inject: killed and paused processes, a slow, cut or silent network."""
 
 from onceflow.integration.faults.network import TcpProxy
 from onceflow.integration.faults.processes import (

@@ -1,8 +1,9 @@
 """A TCP proxy on loopback that stands for the network between two processes.
 
-One thread a direction of a connection, which is enough for the few connections of a test. A thread
-never blocks without looking after 20 ms whether its connection is to be cut, and closes its sockets
-itself: a socket closed under a thread that is blocked on it sends no reset.
+Each direction of a connection has its own thread, which is enough for the few connections of a
+test. A thread blocks for at most 20 ms before it checks whether to cut its connection. It closes
+its sockets itself, because a socket that is closed while another thread blocks on it sends no
+reset.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _CHUNK_BYTES = 65536
 _CONNECT_TIMEOUT_S = 5.0
 _JOIN_TIMEOUT_S = 10.0
 _LOOK_MS = 20
-# l_onoff=1, l_linger=0: close() sends RST and drops what is unsent, as a dead host's peer sees it.
+# l_onoff=1, l_linger=0: close() sends RST and drops unsent data, like a host that died.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class LoopbackProxy(ABC):
-    """Listens on a free `port` of loopback for connections to `target`. Methods: any thread."""
+    """A proxy that listens on a free loopback `port` and connects to `target`. Any thread."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -37,10 +38,10 @@ class LoopbackProxy(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End every connection; return when no thread is left. Idempotent."""
+        """End every connection. Return when all threads have ended. Idempotent."""
 
     def __enter__(self) -> Self:
-        """Return the proxy, which listens already."""
+        """Return the proxy, which is already listening."""
         return self
 
     def __exit__(
@@ -49,24 +50,24 @@ class LoopbackProxy(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the proxy."""
         self.close()
 
     def _stop_listening(self) -> None:
-        # A thread in accept() is woken by shutdown on Linux, by close elsewhere.
+        # shutdown() wakes a thread in accept() on Linux; close() does so on other systems.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept_client(self) -> socket.socket | None:
-        """Return the next client; None once the proxy listens no more."""
+        """Return the next client, or None when the proxy has stopped listening."""
         try:
             return self._listener.accept()[0]
         except OSError:
             return None
 
     def _dial(self) -> socket.socket | None:
-        """Return a connection to the target; None when it takes none."""
+        """Return a connection to the target, or None if it cannot be reached."""
         try:
             server = socket.create_connection(self._target, timeout=_CONNECT_TIMEOUT_S)
         except OSError:
@@ -76,13 +77,13 @@ class LoopbackProxy(ABC):
 
 
 class TcpProxy(LoopbackProxy):
-    """Forwards `127.0.0.1:port` to a target, and can break that. Methods: any thread.
+    """A proxy from `127.0.0.1:port` to a target that can inject faults. Any thread.
 
-    Faults hold for every connection, present and future, until `heal()`.
+    Faults apply to all current and future connections until `heal()`.
     """
 
     def __init__(self, target_host: str, target_port: int) -> None:
-        """Listen on a free port; forwarding begins with the first connection."""
+        """Listen on a free port. Forwarding starts with the first connection."""
         super().__init__((target_host, target_port))
         self._connections: list[_Connection] = []
         self._faults = _Faults()
@@ -94,17 +95,17 @@ class TcpProxy(LoopbackProxy):
 
     @property
     def connection_count(self) -> int:
-        """Connections open through the proxy now."""
+        """The number of open connections through the proxy."""
         with self._lock:
             return sum(not connection.closed for connection in self._connections)
 
     @property
     def forwarded_bytes(self) -> int:
-        """Bytes handed on so far, both directions together."""
+        """The number of bytes forwarded so far, in both directions together."""
         return self._faults.forwarded_bytes
 
     def cut(self) -> None:
-        """Reset every connection, and return when that is done; new ones are forwarded."""
+        """Reset every connection, and return when done. New connections are forwarded."""
         with self._lock:
             victims, self._connections = self._connections, []
         for victim in victims:
@@ -113,28 +114,28 @@ class TcpProxy(LoopbackProxy):
             victim.join()
 
     def refuse(self) -> None:
-        """Reset every connection and every one that is tried from now on, until `heal()`."""
+        """Reset all connections, and all new ones until `heal()`."""
         with self._lock:
             self._refusing = True
         self.cut()
 
     def pause(self) -> None:
-        """Hold every byte: connections stay open, nothing is lost, nothing arrives."""
+        """Hold all bytes. Connections stay open, and no byte arrives or is lost."""
         self._faults.flowing.clear()
 
     def delay(self, delay_s: float) -> None:
-        """Hold every chunk for `delay_s` before it is handed on."""
+        """Delay every chunk by `delay_s` before it is forwarded."""
         self._faults.delay_s = delay_s
 
     def heal(self) -> None:
-        """Forward at once again; bytes that were held go out in order."""
+        """Forward without delay again. Held bytes are sent in order."""
         with self._lock:
             self._refusing = False
         self._faults.delay_s = 0.0
         self._faults.flowing.set()
 
     def close(self) -> None:
-        """Reset everything and return when no thread is left. Idempotent."""
+        """Reset all connections, and return when all threads have ended. Idempotent."""
         self._stop_listening()
         self._acceptor.join(_JOIN_TIMEOUT_S)
         self.cut()
@@ -153,7 +154,7 @@ class TcpProxy(LoopbackProxy):
 
 
 class _Faults:
-    """What all connections of one proxy suffer."""
+    """The faults that apply to all connections of a proxy."""
 
     def __init__(self) -> None:
         self.flowing = threading.Event()
@@ -168,7 +169,7 @@ class _Faults:
 
 
 class _Connection:
-    """Two sockets and the two threads that copy between them; the last one closes both."""
+    """Two sockets and two threads that copy between them. The last thread to end closes both."""
 
     def __init__(self, client: socket.socket, server: socket.socket, faults: _Faults) -> None:
         self._sockets = (client, server)
@@ -200,11 +201,11 @@ class _Connection:
     def _copy(self, reader: socket.socket, writer: socket.socket) -> None:
         try:
             while (chunk := self._receive(reader)) and self._hold():
-                # Counted first: whoever has seen the bytes must find them counted.
+                # Count first, so that a client that has received bytes finds them counted.
                 self._faults.count(len(chunk))
                 self._send(writer, chunk)
             if not self._cut.is_set():
-                # A half-closed connection stays half open: the other direction may go on.
+                # Close only this direction. The other direction may continue.
                 writer.shutdown(socket.SHUT_WR)
         except OSError:
             self._cut.set()
@@ -227,7 +228,7 @@ class _Connection:
             unsent = unsent[writer.send(unsent) :]
 
     def _await(self, end: socket.socket, event: int) -> bool:
-        """Return whether `end` is ready; False when the connection is to be cut."""
+        """Wait until `end` is ready. Return False if the connection is to be cut."""
         poll = select.poll()
         poll.register(end, event)
         while not self._cut.is_set():

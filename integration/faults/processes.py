@@ -1,11 +1,11 @@
-"""Signals to whole process trees, and the watchdog that ends a tree when its owner is gone.
+"""Signals to whole process trees, and a watchdog that kills a tree when its owner dies.
 
-A server is rarely one process: Postgres' backends each lead their own process group, so a signal to
-the postmaster's group leaves them writing. What is sent here goes to every descendant, the parent
-stopped first, so that it starts no further child in between.
+A server usually has several processes. Each backend of Postgres leads its own process group, so a
+signal to the postmaster's group does not stop the backends. The functions here signal every
+descendant. They stop the parent first, so that it starts no further child in between.
 
-Run as a program (`python processes.py PID [DIRECTORY]`) this file is the watchdog: it imports the
-standard library alone, because it is started by path, beside and not inside the package.
+If this file runs as a program (`python processes.py PID [DIRECTORY]`), it is the watchdog. It only
+imports the standard library, because it is started by path, outside the package.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Entry:
 
 
 def process_tree(pid: int) -> tuple[int, ...]:
-    """Return `pid` and all its living descendants, parents before children; empty when gone."""
+    """Return `pid` and its living descendants, parents before children; empty if `pid` is dead."""
     table = _process_table()
     if pid not in table or not table[pid].alive:
         return ()
@@ -49,13 +49,13 @@ def process_tree(pid: int) -> tuple[int, ...]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether `pid` runs; a zombie does not."""
+    """Return True if `pid` runs. A zombie does not run."""
     entry = _process_table().get(pid)
     return entry is not None and entry.alive
 
 
 def is_paused(pid: int) -> bool:
-    """Return whether `pid` is stopped by a signal."""
+    """Return True if `pid` is stopped by a signal."""
     entry = _process_table().get(pid)
     return entry is not None and entry.state.startswith("T")
 
@@ -67,15 +67,15 @@ def children_of(pid: int) -> tuple[int, ...]:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of `pid`, None when `pid` is gone."""
+    """Return the parent of `pid`, or None if `pid` is dead."""
     entry = _process_table().get(pid)
     return entry.parent if entry is not None and entry.alive else None
 
 
 def session_members(session: int) -> tuple[int, ...]:
-    """Return every living process of the session that process `session` once began.
+    """Return the living processes of the session that process `session` started.
 
-    Finds what a dead parent has left behind: children keep its session, but not its tree.
+    Finds also the children of a dead parent: they keep its session, but not its process tree.
     """
     members: list[int] = []
     for pid, entry in _process_table().items():
@@ -86,10 +86,10 @@ def session_members(session: int) -> tuple[int, ...]:
 
 
 def kill_session(session: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
-    """SIGKILL every process of `session` until none is left; return those that were.
+    """SIGKILL the processes of `session` until none is left. Return the killed pids.
 
     Raises:
-        TimeoutError: Some still run, or keep coming, after `timeout_s`.
+        TimeoutError: Processes still run, or new ones start, after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     killed: dict[int, None] = {}
@@ -104,7 +104,7 @@ def kill_session(session: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
 
 
 def signal_process(pid: int, number: signal.Signals) -> bool:
-    """Send one signal to one process; False when it was gone already."""
+    """Send a signal to a process. Return False if the process was already dead."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -113,9 +113,9 @@ def signal_process(pid: int, number: signal.Signals) -> bool:
 
 
 def kill_process(pid: int, *, timeout_s: float = 10.0) -> bool:
-    """SIGKILL one process and return once it no longer runs; False when it was gone already.
+    """SIGKILL a process and wait until it is dead. Return False if it was already dead.
 
-    Its children live on, as after a real crash. Idempotent.
+    Its children continue to run, as after a real crash. Idempotent.
 
     Raises:
         TimeoutError: The kernel still runs it after `timeout_s` (uninterruptible I/O).
@@ -126,10 +126,10 @@ def kill_process(pid: int, *, timeout_s: float = 10.0) -> bool:
 
 
 def kill_tree(pid: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
-    """SIGKILL `pid` and every descendant; return the pids once none of them runs any more.
+    """SIGKILL `pid` and its descendants. Return their pids when none of them runs.
 
     Raises:
-        TimeoutError: The kernel still runs one of them after `timeout_s`.
+        TimeoutError: A process still runs after `timeout_s`.
     """
     tree = _stop_tree(pid)
     for member in tree:
@@ -139,13 +139,13 @@ def kill_tree(pid: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
 
 
 def pause_tree(pid: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
-    """SIGSTOP `pid` and every descendant; return their pids once not a thread of them runs.
+    """SIGSTOP `pid` and its descendants. Return their pids when all their threads have stopped.
 
-    A signal is sent to a process, and acts on each of its threads when that is next scheduled: on
-    a busy machine a server would answer some requests yet.
+    A signal stops each thread of a process only when that thread is next scheduled. So without the
+    wait, a server on a busy machine could still answer some requests.
 
     Raises:
-        TimeoutError: One still runs after `timeout_s` (uninterruptible I/O).
+        TimeoutError: A process still runs after `timeout_s` (uninterruptible I/O).
     """
     tree = _stop_tree(pid)
     deadline = time.monotonic() + timeout_s
@@ -157,7 +157,7 @@ def pause_tree(pid: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
 
 
 def _stop_tree(pid: int) -> tuple[int, ...]:
-    """SIGSTOP `pid` and every descendant, repeated until no new one has appeared."""
+    """SIGSTOP `pid` and its descendants. Repeat until there are no new descendants."""
     paused: dict[int, None] = {}
     while True:
         fresh = [member for member in process_tree(pid) if member not in paused]
@@ -169,20 +169,20 @@ def _stop_tree(pid: int) -> tuple[int, ...]:
 
 
 def _is_still(pid: int) -> bool:
-    """Return whether each thread of `pid` is stopped, or gone."""
+    """Return True if each thread of `pid` is stopped or dead."""
     tasks = _PROC / str(pid) / "task"
     if not tasks.exists():
         return is_paused(pid) or not is_alive(pid)
     try:
         states = [_state_and_parent(task / "stat")[0] for task in tasks.iterdir()]
     except (FileNotFoundError, ProcessLookupError):
-        # A thread or the process ended meanwhile: the next look knows.
+        # A thread or the process ended in the meantime. The next call finds out.
         return not is_alive(pid)
     return all(state in ("T", "t", "Z", "X") for state in states)
 
 
 def unpause_tree(pid: int) -> tuple[int, ...]:
-    """SIGCONT every descendant of `pid`, and `pid` itself last."""
+    """SIGCONT the descendants of `pid`, and then `pid` itself."""
     tree = process_tree(pid)
     for member in reversed(tree):
         signal_process(member, signal.SIGCONT)
@@ -190,16 +190,16 @@ def unpause_tree(pid: int) -> tuple[int, ...]:
 
 
 class Watchdog:
-    """Kills a process tree, and deletes a directory, if this process dies without `release()`.
+    """A watchdog that kills a process tree and deletes a directory if this process dies.
 
-    A test run or a demo that is itself SIGKILLed leaves no server behind.
+    `release()` ends the watch. So a test run or a demo that is killed leaves no server behind.
     """
 
     def __init__(self, pid: int, directory: Path | None = None) -> None:
-        """Start watching `pid`; `directory` is deleted with it."""
+        """Start to watch. If this process dies, `pid` is killed and `directory` deleted."""
         arguments = [str(pid)] if directory is None else [str(pid), str(directory)]
-        # -I -S: neither the environment nor site-packages, so that it starts in milliseconds.
-        # Its own session: a Ctrl-C in the terminal must reach the owner only.
+        # -I -S ignore the environment and site-packages, so that it starts in milliseconds. It has
+        # its own session, so that a Ctrl-C in the terminal reaches only the owner.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *arguments],
             stdin=subprocess.PIPE,
@@ -245,7 +245,7 @@ def _table_of_proc() -> dict[int, _Entry]:
 
 def _state_and_parent(stat: Path) -> tuple[str, str]:
     text = stat.read_text(errors="replace")
-    # The command name stands in parentheses and may hold anything, parentheses too.
+    # The command name is in parentheses, and may itself contain parentheses.
     state, parent = text[text.rindex(")") + 2 :].split(maxsplit=2)[:2]
     return state, parent
 

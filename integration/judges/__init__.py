@@ -1,1 +1,1 @@
-"""One judge for each kind of target; `onceflow.integration.judge` chooses between them."""
+"""The judges of single kinds of targets. `onceflow.integration.judge` selects one."""

@@ -1,6 +1,6 @@
-"""The questions to MySQL and MariaDB, in the words that both know.
+"""The queries of the judge for MySQL and MariaDB, in SQL that both understand.
 
-Text is compared as bytes throughout: their usual collations call upper and lower case the same.
+Text is always compared as bytes, because the usual collations ignore case.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ANSWER_TIMEOUT_S = 300.0
 _NO_SUCH_TABLE = 1146
 _NO_SUCH_COLUMN = 1054
 
-# Sorting and grouping in memory halves the time; both settings end with the session.
+# Sorting and grouping in memory halves the time. Both settings end with the session.
 _IN_MEMORY = (
     "SET SESSION sort_buffer_size = 268435456, tmp_table_size = 1073741824, "
     "max_heap_table_size = 1073741824"
 )
-# An account is one of ours when its number, written as we write it, gives the same bytes. (A
-# regular expression would let a line break pass at the end, and takes longer.)
+# An account is valid if formatting its number gives the same bytes. (A regular expression would
+# accept a line break at the end, and takes longer.)
 _NUMBER = "CAST(SUBSTR(account, 6) AS UNSIGNED)"
 _COUNT = """
     SELECT SUM(copies), COUNT(id), COUNT(CASE WHEN id >= 0 AND id < {records} THEN 1 END),
@@ -43,7 +43,7 @@ _COUNT = """
         FROM {name} GROUP BY id
     ) AS by_id
 """
-# LAG has no default value in MariaDB; <=> is true for two nulls, and false for one; nulls go last,
+# LAG has no default value in MariaDB. <=> is true for two nulls and false for one. Nulls sort last,
 # as in Postgres.
 _CHAINS = """
     SELECT COUNT(*) FROM (
@@ -59,9 +59,9 @@ _CHAINS = """
 
 
 def count_in_mysql(url: str, table: str, payments: Payments) -> Found:
-    """Return what `table` holds, in one consistent snapshot.
+    """Return the counts of `table` from one consistent snapshot.
 
-    In doubt is what is prepared on the whole server: it does not say in which database.
+    Transactions in doubt are those of the whole server, which does not report their database.
 
     Raises:
         ConfigError: The table or one of its columns does not exist.

@@ -1,4 +1,4 @@
-"""The questions to Postgres."""
+"""The queries of the judge for Postgres."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onceflow.integration.workload import (
 
 _STATEMENT_TIMEOUT_S = 300
 
-# A null id is counted as a row without an id, hence as a duplicate of nothing: rows - ids.
+# A null id counts as a row but not as an id, so it appears in duplicates: rows - ids.
 _COUNT: LiteralString = """
     SELECT sum(copies), count(id), count(id) FILTER (WHERE id >= 0 AND id < {records}), sum(digest)
     FROM (
@@ -30,7 +30,7 @@ _COUNT: LiteralString = """
         FROM {name} GROUP BY id
     ) AS by_id
 """
-# IS DISTINCT FROM: a null is wrong too, and = would let it pass.
+# IS DISTINCT FROM, because a null is also wrong, and != would not report it.
 _CHAINS: LiteralString = """
     SELECT count(*) FROM (
         SELECT n, balance,
@@ -47,7 +47,7 @@ _IN_DOUBT: LiteralString = (
 
 
 def count_in_postgres(url: str, table: str, payments: Payments) -> Found:
-    """Return what `table` holds, in one consistent snapshot.
+    """Return the counts of `table` from one consistent snapshot.
 
     Raises:
         ConfigError: The table or one of its columns does not exist.
@@ -58,7 +58,7 @@ def count_in_postgres(url: str, table: str, payments: Payments) -> Found:
         with psycopg.connect(url) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = True
-            # Sorting in memory halves the time; SET LOCAL ends with the transaction.
+            # Sorting in memory halves the time. SET LOCAL ends with the transaction.
             connection.execute("SET LOCAL work_mem = '256MB'")
             connection.execute(
                 sql.SQL("SET LOCAL statement_timeout = {}").format(_STATEMENT_TIMEOUT_S * 1000)

@@ -1,8 +1,8 @@
-"""The judge of a topic: reads it to its end as any read_committed consumer does.
+"""The judge of a topic, which reads it to its end like any read_committed consumer.
 
-A record is a JSON object with the columns of a table's row. Beyond what is asked of a table, one
-account's records must stand in one partition, and there in the order of their `n`: a consumer gets
-them in no other order.
+A record is a JSON object with the columns of a table's row. In addition to the checks of a table,
+all records of an account must be in one partition, in the order of their `n`. A consumer gets them
+in this order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SILENCE_S = 30.0
 _ANSWER_TIMEOUT_S = 20.0
 _BATCH_RECORDS = 10_000
 _WAIT_S = 0.1
-"""The client waits for so many records although it knows that the end has come."""
+"""The wait for a full batch. The client waits this long even at the end of a partition."""
 _ACCOUNT = "acct-"
 
 
@@ -42,7 +42,7 @@ class _Row(msgspec.Struct, gc=False):
 
 
 class _Chain(msgspec.Struct, gc=False):
-    """Where an account's records stand, and how far they have come."""
+    """The partition and the last record of an account's chain."""
 
     partition: int
     n: int | None
@@ -50,14 +50,14 @@ class _Chain(msgspec.Struct, gc=False):
 
 
 def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verdict:
-    """Return the verdict on `topic` after a run over `payments`; nobody may write meanwhile.
+    """Return the verdict on `topic` after a run over `payments`. The run must have ended.
 
-    Reads every partition from its beginning to where its last decided transaction ends, and changes
-    nothing. In doubt are the partitions in which a transaction is open there. About 4 s a million
-    records.
+    Reads every partition from its beginning to the end of its last decided transaction, and changes
+    nothing. Counts as in doubt each partition that has an open transaction after it. Takes about 4
+    s for a million records.
 
     Raises:
-        ConfigError: There is no such topic, or a record in it is not a payment.
+        ConfigError: The topic does not exist, or one of its records is not a payment.
         NoVerdict: The broker does not answer.
     """
     settings: dict[str, str | int | bool] = {
@@ -90,7 +90,7 @@ def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verd
 
 
 class _Tally:
-    """Counts records in the order of their partitions."""
+    """The counts of the records read so far, partition by partition."""
 
     def __init__(self, payments: Payments) -> None:
         self._seen = np.zeros(payments.records, dtype=np.bool_)
@@ -102,7 +102,7 @@ class _Tally:
         self._decode = json_decoder(_Row).decode
 
     def take(self, message: Message) -> None:
-        """Count one record."""
+        """Count a record."""
         value = message.value()
         try:
             row = self._decode(b"" if value is None else value)
@@ -151,7 +151,7 @@ class _Tally:
 
 
 def _number_of(account: str | None) -> int:
-    """Return the number of an account that is written as we write it, else -1."""
+    """Return the number of an account in the workload's format, or -1 for any other text."""
     digits = "" if account is None else account.removeprefix(_ACCOUNT)
     if len(digits) != 6 or not (digits.isascii() and digits.isdigit()):
         return -1
@@ -166,10 +166,10 @@ def _partitions_of(consumer: Consumer, topic: str) -> Sequence[TopicPartition]:
 
 
 def _records(consumer: Consumer, partitions: Sequence[TopicPartition]) -> Iterator[Message]:
-    """Yield every committed record, one partition after the other, each in its order.
+    """Yield every committed record, one partition after the other, in the order of offsets.
 
-    Read at once they would come in another order each time, and with it another verdict on an
-    account that stands in two of them.
+    If partitions were read concurrently, the order would differ between runs. So would the verdict
+    on an account with records in two partitions.
     """
     for partition in partitions:
         consumer.assign([partition])
@@ -190,7 +190,7 @@ def _to_the_end(consumer: Consumer, partition: TopicPartition) -> Iterator[Messa
             error = message.error()
             if error is None:
                 yield message
-            # A number of librdkafka's own, which its stubs do not have as a class attribute.
+            # An error number of librdkafka, which the stubs lack as a class attribute.
             elif error.code() == KafkaError._PARTITION_EOF:
                 return
             elif not error.retriable():
@@ -198,10 +198,10 @@ def _to_the_end(consumer: Consumer, partition: TopicPartition) -> Iterator[Messa
 
 
 def _ends(consumer: Consumer, partitions: Sequence[TopicPartition]) -> list[int]:
-    """Return where each partition ends for a consumer of this isolation."""
+    """Return the end offset of each partition at the consumer's isolation level."""
     ends: list[int] = []
     for partition in partitions:
-        # None when it took too long, which the client's stubs do not say.
+        # None on timeout, which the client's stubs do not declare.
         answer = cast(
             "tuple[int, int] | None",
             consumer.get_watermark_offsets(partition, timeout=_ANSWER_TIMEOUT_S),

@@ -1,9 +1,9 @@
-"""What a judge answers.
+"""The verdict of a judge.
 
 A target has, for every payment, `id`, `account`, `amount`, the account's `balance` after it, and
-`n`, its place in the account's own order (1, 2, 3 …). The order of one account's payments is not
-fixed when they come from several partitions; whatever it was, `n` names it, so the chain can be
-checked without knowing it:
+`n`, its position among the account's payments (1, 2, 3 …). If an account's payments come from
+several partitions, their order is not fixed. `n` records the actual order, so the chain can be
+checked without knowing the order:
 
     the rows of an account, by n:   n = n of the row before + 1           (0 before the first)
                                     balance = balance before + amount     (0 before the first)
@@ -18,7 +18,7 @@ from onceflow.integration.workload import Payments
 
 
 class NoVerdict(OnceflowError):
-    """Raised when the target did not say what it holds."""
+    """Raised when the target could not be read."""
 
     domain = "external"
     retry = "never"
@@ -26,28 +26,28 @@ class NoVerdict(OnceflowError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target says; `ok` when every payment is there once and nothing else is."""
+    """A verdict. `ok` is True if the target has every payment once and no other row."""
 
     records: int
-    """Payments produced."""
+    """The number of payments that were produced."""
     rows: int
-    """Rows in the target."""
+    """The number of rows in the target."""
     duplicates: int
-    """Rows beyond the first of their id."""
+    """The number of rows beyond the first of their id."""
     missing: int
-    """Ids that were produced and have no row."""
+    """The number of ids that were produced and have no row."""
     unexpected: int
-    """Ids in the target that were never produced."""
+    """The number of ids in the target that were never produced."""
     wrong_balances: int
-    """Rows that do not continue their account's chain."""
+    """The number of rows that do not continue their account's chain."""
     altered: bool
-    """Every id is there once, but an account or an amount is not the one produced."""
+    """True if every id is there once, but an account or an amount differs from the produced one."""
     in_doubt: int
-    """Transactions that are neither committed nor rolled back."""
+    """The number of transactions that are neither committed nor rolled back."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if all counts are as expected."""
         return self.rows == self.records and not any(
             (
                 self.duplicates,
@@ -62,15 +62,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was counted in a target, by whatever language it speaks."""
+    """The counts from a target of any kind."""
 
     rows: int
     ids: int
-    """Distinct ids; a row without one counts as a row and not as an id."""
+    """The number of distinct ids. A row without an id counts as a row, but not as an id."""
     expected_ids: int
-    """Distinct ids that were produced."""
+    """The number of distinct ids in the target that were produced."""
     digest: int
-    """As of `Payments.digest`, over all rows."""
+    """The digest of all rows, computed like `Payments.digest`."""
     wrong_balances: int
     in_doubt: int
 

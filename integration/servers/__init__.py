@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from onceflow.core.imports.lazy_names import lazy_names
 
-# What finds a server's program does not wait for the clients of all the others.
+# Lazy names: a module that needs one server does not import the clients of the others.
 if TYPE_CHECKING:
     from onceflow.integration.servers.kafka import EmbeddedKafka
     from onceflow.integration.servers.kinds import (

@@ -1,7 +1,7 @@
-"""The four servers in containers of the official images, set as their embedded counterparts are.
+"""The four servers in containers of the official images, configured like the embedded servers.
 
-The verbs are those of `ServerProcess`. The port is chosen here and stays the same over `kill()` and
-`start()`: one that Docker chooses changes with every start.
+The methods are those of `ServerProcess`. The port is chosen here and stays the same across `kill()`
+and `start()`. A port that Docker chooses would change with every start.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from onceflow.integration.servers.server import LOOPBACK, Server, ServerError
 
 DEFAULT_TIMEOUT_S = 60
 _DEFAULT_SOCKET = "unix:///var/run/docker.sock"
-# The message of a read that times out is of requests, below docker: both are OSErrors.
+# The error of a read timeout comes from requests, below docker. Both are OSErrors.
 REFUSALS = (DockerException, OSError)
-"""What Docker raises."""
+"""The exceptions that Docker raises."""
 
 
 def check_socket() -> None:
-    """Raise ServerError unless the daemon's socket exists, where it is one of this machine.
+    """Raise ServerError if the daemon's socket is local and does not exist.
 
-    Asked before the client is: that leaves a socket open when it finds nobody.
+    Called before the client is created, because the client leaks a socket if no daemon runs.
 
     Raises:
-        ServerError: It does not.
+        ServerError: The socket does not exist.
     """
     host = get_docker_host() or _DEFAULT_SOCKET
     path = host.removeprefix("unix://")
@@ -59,7 +59,7 @@ def docker_client(
     """Yield a client of the daemon.
 
     Raises:
-        ServerError: It does not answer, or refuses what is asked in the block.
+        ServerError: The daemon does not answer, or refuses a request in the block.
     """
     check_socket()
     try:
@@ -79,16 +79,16 @@ _KILL_TIMEOUT_S = 20.0
 
 
 class ContainerServer(Server):
-    """A server in a container, which is removed by `stop` with its data."""
+    """A server in a container. `stop` removes the container with its data."""
 
     official_image: ClassVar[str]
     _inner_port: ClassVar[int]
 
     def __init__(self, image: str | None = None, *, proxied: bool = False) -> None:
-        """Describe a container; `start` makes it.
+        """Describe a container. `start` creates it.
 
         Args:
-            image: Another image than `official_image`, with the same interface.
+            image: An image to use instead of `official_image`, with the same interface.
             proxied: As in `Server`.
 
         Raises:
@@ -104,7 +104,7 @@ class ContainerServer(Server):
 
     @property
     def host(self) -> str:
-        """Where the container's port is published."""
+        """The host on which the container's port is published."""
         return self._host
 
     @abstractmethod
@@ -113,7 +113,7 @@ class ContainerServer(Server):
 
     @abstractmethod
     def _arguments(self) -> Sequence[str]:
-        """Return the options of the server program; none leaves the image's command."""
+        """Return the options of the server program. If empty, the image's command is used."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
@@ -121,17 +121,17 @@ class ContainerServer(Server):
 
     @property
     def running(self) -> bool:
-        """Whether the container runs, or is paused."""
+        """True if the container runs or is paused."""
         return self._status() in {"running", "paused"}
 
     def start(self, *, timeout_s: float = 60.0) -> Self:
-        """Return once the server answers. Does nothing when it runs already.
+        """Start the server and wait until it answers. Does nothing if it already runs.
 
-        The first start may pull the image, which `timeout_s` does not bound.
+        The first start may pull the image. `timeout_s` does not limit the pull.
 
         Raises:
-            ServerError: The image cannot be had, the server ended, or it was not ready in
-                `timeout_s`; the end of its log is quoted.
+            ServerError: The image is not available, the server ended, or it was not ready in
+                `timeout_s`. The message quotes the end of its log.
         """
         if self.running:
             return self
@@ -149,9 +149,9 @@ class ContainerServer(Server):
         return self
 
     def kill(self) -> None:
-        """SIGKILL the container's processes; return when none runs. Idempotent.
+        """SIGKILL the container's processes. Return when none runs. Idempotent.
 
-        A paused container is resumed first, as Docker demands: it may answer for a moment.
+        A paused container is resumed first, because Docker requires it. It may answer for a moment.
         """
         container = self._made
         if container is None:
@@ -168,12 +168,12 @@ class ContainerServer(Server):
                 time.sleep(_POLL_S)
 
     def pause(self) -> None:
-        """Freeze every process of the container: connections stay open and nothing answers."""
+        """Pause all processes. Connections stay open, and the server does not answer."""
         with _spoken(f"{self.name} cannot be paused"):
             self._running_container().pause()
 
     def unpause(self) -> None:
-        """Let a paused container go on."""
+        """Resume a paused container."""
         with _spoken(f"{self.name} cannot go on"):
             self._running_container().unpause()
 
@@ -181,7 +181,7 @@ class ContainerServer(Server):
         """Kill the server and remove its container with its data. Idempotent.
 
         Args:
-            timeout_s: Not needed: nothing is shut down in order that is removed.
+            timeout_s: Not used, because the server is not shut down in order.
         """
         del timeout_s
         self._close_network()
@@ -192,7 +192,7 @@ class ContainerServer(Server):
             self._made = None
 
     def log_tail(self) -> str:
-        """Return the end of what the container has printed, over all its starts."""
+        """Return the end of the container's output, over all its starts."""
         if self._made is None:
             return "(no container)"
         try:
@@ -206,7 +206,8 @@ class ContainerServer(Server):
         arguments = list(self._arguments())
         if arguments:
             container.with_command(arguments)
-        # On loopback alone where that is where we look: nobody else is to reach a test's database.
+        # If Docker is local, publish on loopback only, so that other machines cannot reach the
+        # test's database.
         published = (LOOPBACK, self.port) if self._host == LOOPBACK else self.port
         cast("dict[str, Any]", container.ports)[f"{self._inner_port}/tcp"] = published
         container.start()
@@ -244,7 +245,7 @@ class ContainerServer(Server):
 
 @contextmanager
 def _spoken(failure: str) -> Generator[None, None, None]:
-    """Turn what Docker refuses into an error that says what it was for."""
+    """Convert errors of Docker to a ServerError that starts with `failure`."""
     try:
         yield
     except (*REFUSALS, ServerError) as error:
@@ -256,12 +257,12 @@ def _spoken(failure: str) -> Generator[None, None, None]:
 
 
 def _host_of(container: DockerContainer) -> str:
-    """Return the host that published ports are reached at, before there is a container."""
+    """Return the host of published ports. Works before the container exists."""
     client = container.get_docker_client()
     mode = client.get_connection_mode()
     if mode is ConnectionMode.docker_host:
         host = client.host()
-        # Not the name: it may be ::1 first, where nothing is published.
+        # Use the address: the name localhost may resolve to ::1 first, where no port is published.
         return LOOPBACK if host in {"localhost", LOOPBACK} else host
     if mode is ConnectionMode.gateway_ip:
         bridge = client.client.networks.get("bridge")
@@ -276,7 +277,7 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class _ContainerDatabase(ContainerServer):
-    """A database whose superuser's password proves that it is the one started here."""
+    """A database in a container. Its superuser's password proves that it was started here."""
 
     _scheme: ClassVar[str]
     _superuser: ClassVar[str]
@@ -289,10 +290,10 @@ class _ContainerDatabase(ContainerServer):
         image: str | None = None,
         proxied: bool = False,
     ) -> None:
-        """Describe a server; `start` or `with` runs it.
+        """Describe a server. `start` or `with` runs it.
 
         Args:
-            options: As of the embedded server.
+            options: As in the embedded server.
             image: As in `ContainerServer`.
             proxied: As in `Server`.
         """
@@ -302,7 +303,7 @@ class _ContainerDatabase(ContainerServer):
 
     @property
     def url(self) -> str:
-        """The superuser's URL of a database that is always there."""
+        """The superuser's URL of a database that always exists."""
         return self.database_url(self._database)
 
     def database_url(self, database: str) -> str:
@@ -327,14 +328,14 @@ class _ContainerDatabase(ContainerServer):
 
     @abstractmethod
     def _ask(self, url: str) -> None:
-        """Return once the server has answered something, in two seconds at most."""
+        """Run a query on the server, with a timeout of two seconds."""
 
     @abstractmethod
     def _refuses_the_password(self, error: Exception) -> bool: ...
 
 
 class ContainerPostgres(_ContainerDatabase):
-    """One PostgreSQL server; `postgres` is its superuser."""
+    """A PostgreSQL server. `postgres` is its superuser."""
 
     name: ClassVar[str] = "postgres"
     official_image: ClassVar[str] = "postgres:18"
@@ -359,7 +360,7 @@ class ContainerPostgres(_ContainerDatabase):
 
 
 class ContainerMySQL(_ContainerDatabase):
-    """One MySQL server; `root` may do everything."""
+    """A MySQL server. `root` has all privileges."""
 
     name: ClassVar[str] = "mysql"
     official_image: ClassVar[str] = "mysql:9"
@@ -388,7 +389,7 @@ class ContainerMySQL(_ContainerDatabase):
 
 
 class ContainerMariaDB(ContainerMySQL):
-    """One MariaDB server; `root` may do everything."""
+    """A MariaDB server. `root` has all privileges."""
 
     name: ClassVar[str] = "mariadb"
     official_image: ClassVar[str] = "mariadb:11"
@@ -396,7 +397,7 @@ class ContainerMariaDB(ContainerMySQL):
 
 
 class ContainerKafka(ContainerServer):
-    """One broker that is its own controller."""
+    """A Kafka broker that is also its controller."""
 
     name: ClassVar[str] = "kafka"
     official_image: ClassVar[str] = f"apache/kafka:{KAFKA_VERSION}"
@@ -409,10 +410,10 @@ class ContainerKafka(ContainerServer):
         image: str | None = None,
         proxied: bool = False,
     ) -> None:
-        """Describe a broker; `start` or `with` runs it.
+        """Describe a broker. `start` or `with` runs it.
 
         Args:
-            options: Settings of server.properties, as of `EmbeddedKafka`.
+            options: Settings of server.properties, as in `EmbeddedKafka`.
             image: As in `ContainerServer`.
             proxied: As in `EmbeddedKafka`.
         """
@@ -423,7 +424,7 @@ class ContainerKafka(ContainerServer):
 
     @property
     def bootstrap_servers(self) -> str:
-        """The broker's address, for any client."""
+        """The broker's address for clients."""
         host, port = self.client_address
         return f"{host}:{port}"
 
@@ -435,16 +436,16 @@ class ContainerKafka(ContainerServer):
         config: Mapping[str, str] = _NO_OPTIONS,
         timeout_s: float = 20.0,
     ) -> str:
-        """Return `name` once every partition of the new topic has a leader.
+        """Create a topic, and wait until every partition has a leader. Return `name`.
 
         Raises:
-            ServerError: The topic exists already, or was not there in time.
+            ServerError: The topic already exists, or was not ready in time.
         """
         create_topic(self.bootstrap_servers, name, partitions, config=config, timeout_s=timeout_s)
         return name
 
     def _environment(self) -> Mapping[str, str]:
-        # Inside the container the broker speaks to itself: the published address leads outside.
+        # The broker connects to itself inside the container. The published address leads outside.
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",

@@ -1,10 +1,9 @@
-"""A real Apache Kafka broker in KRaft mode, one JVM, tuned to start and restart fast.
+"""A real Apache Kafka broker in KRaft mode in one JVM, tuned to start and restart fast.
 
-Topics are not created by being named: a misspelt topic is an error here as it is in production.
-Records are not fsynced (Kafka's own default), so they survive the broker's death, not the
-machine's.
+Topics are not created automatically: a misspelt topic is an error, as in production. Records are
+not fsynced (Kafka's default), so they survive a crash of the broker, but not of the machine.
 
-And what tests and the demo ask of a broker's administration, typed at this edge.
+The module also has typed admin functions for tests and the demo.
 """
 
 from __future__ import annotations
@@ -50,25 +49,26 @@ _LATEST = cast("Callable[[], object]", OffsetSpec.latest)
 
 
 class KafkaAdmin(Protocol):
-    """The part of confluent-kafka's AdminClient that is used here.
+    """The methods of confluent-kafka's AdminClient that are used here.
 
-    Hold the client by a name until its futures are done: one that is collected gives them up.
+    Keep a reference to the client until its futures are done. A client that is garbage-collected
+    drops them.
     """
 
     def list_topics(self, topic: str | None = ..., *, timeout: float) -> ClusterMetadata:
-        """Return brokers, topics and leaders as the broker knows them."""
+        """Return the brokers, topics and leaders that the broker knows."""
         ...
 
     def create_topics(
         self, new_topics: Sequence[NewTopic], *, operation_timeout: float
     ) -> dict[str, Future[None]]:
-        """Create topics; one future each."""
+        """Create topics. Return a future for each."""
         ...
 
     def delete_topics(
         self, topics: Sequence[str], *, operation_timeout: float
     ) -> dict[str, Future[None]]:
-        """Delete topics; one future each."""
+        """Delete topics. Return a future for each."""
         ...
 
     def list_offsets(
@@ -77,7 +77,7 @@ class KafkaAdmin(Protocol):
         *,
         request_timeout: float,
     ) -> dict[TopicPartition, Future[object]]:
-        """Ask the leader of each partition for an offset; one future each."""
+        """Ask the leader of each partition for an offset. Return a future for each."""
         ...
 
 
@@ -103,17 +103,17 @@ def create_topic(
     config: Mapping[str, str] = MappingProxyType({}),
     timeout_s: float = 20.0,
 ) -> None:
-    """Return once the new topic `name` has a leader for each of its partitions.
+    """Create topic `name`, and wait until each partition has a leader.
 
     Raises:
-        ServerError: It exists already, or was not there in time.
+        ServerError: The topic already exists, or was not ready in time.
     """
     admin = admin_client(bootstrap_servers)
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config))
     future = admin.create_topics([topic], operation_timeout=timeout_s)[name]
     deadline = time.monotonic() + timeout_s
     _await(future, f"topic {name} could not be created", timeout_s)
-    # The controller has answered; the broker learns of its leadership a moment later.
+    # The controller has answered, but the broker becomes the leader a moment later.
     while not leaders_answer(admin, {name: partitions}):
         if time.monotonic() > deadline:
             raise ServerError(f"topic {name} has no leader {timeout_s:g} s after its creation")
@@ -121,7 +121,7 @@ def create_topic(
 
 
 def leaders_answer(admin: KafkaAdmin, partitions: Mapping[str, int]) -> bool:
-    """Return whether every partition of `partitions` (topic -> count) is served by its leader."""
+    """Return True if each partition of `partitions` (topic -> count) is served by its leader."""
     asked = {
         TopicPartition(topic, partition): _LATEST()
         for topic, count in partitions.items()
@@ -139,10 +139,10 @@ def leaders_answer(admin: KafkaAdmin, partitions: Mapping[str, int]) -> bool:
 
 
 def delete_topics(bootstrap_servers: str, names: Sequence[str], *, timeout_s: float = 20.0) -> None:
-    """Return once the broker has taken the deletion of every topic of `names`.
+    """Delete topics, and wait until the broker has accepted every deletion.
 
     Raises:
-        ServerError: One does not exist, or the broker did not answer in time.
+        ServerError: A topic does not exist, or the broker did not answer in time.
     """
     admin = admin_client(bootstrap_servers)
     for name, future in admin.delete_topics(names, operation_timeout=timeout_s).items():
@@ -161,7 +161,8 @@ def _await(future: Future[None], failure: str, timeout_s: float) -> None:
 DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "auto.create.topics.enable": "false",
-        # One broker: a replication factor above 1 would never be met, and no transaction start.
+        # With one broker, a replication factor above 1 is never reached, and transactions cannot
+        # start.
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "1",
         "transaction.state.log.replication.factor": "1",
@@ -170,7 +171,7 @@ DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        # A killed broker may only come back once its old registration has expired (9 s by default).
+        # A killed broker can only restart after its old registration has expired (default 9 s).
         "broker.session.timeout.ms": "1500",
         "broker.heartbeat.interval.ms": "300",
         "log.cleaner.enable": "false",
@@ -185,9 +186,10 @@ OWN_LISTENERS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Where a proxy or a container stands before the clients' listener, the broker has another."""
+"""The settings for a separate listener of the broker, used if clients connect through a proxy or to
+a container."""
 DEFAULT_JVM_OPTIONS = ("-Xms256m", "-Xmx640m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For a machine of few cores: no collector threads, no optimizing compiler competing for them."""
+"""The JVM options for machines with few cores: no collector threads and no optimizing compiler."""
 
 _LOG4J = """\
 rootLogger=INFO, C
@@ -213,16 +215,16 @@ class EmbeddedKafka(ServerProcess):
         progress: Progress | None = None,
         proxied: bool = False,
     ) -> None:
-        """Describe a broker; `start` or `with` runs it. Fetches the jars when they are not cached.
+        """Describe a broker. `start` or `with` runs it. Fetches the jars if they are not cached.
 
         Args:
             options: Settings of server.properties, over `DEFAULT_OPTIONS`.
             directory: As in `ServerProcess`.
             version: Kafka's version.
-            jvm_options: Heap and collector.
-            progress: Told when the jars are fetched.
-            proxied: As in `Server`. The broker speaks to itself around the proxy, but whether it is
-                ready is asked through it: `start` needs a whole network.
+            jvm_options: The options for heap and collector.
+            progress: Called with a message when the jars are fetched.
+            proxied: As in `Server`. The broker connects to itself without the proxy, but `start`
+                checks readiness through the proxy. So the network must work at `start`.
         """
         self._java = java_command()
         self._jars = kafka_jars(version, progress=progress)
@@ -325,10 +327,10 @@ class EmbeddedKafka(ServerProcess):
 
 
 def archive_classes() -> None:
-    """Return once the broker's classes are archived on this machine: half the work of each start.
+    """Archive the broker's classes on this machine, which halves the time of each start.
 
-    On the first call a broker runs for a moment, some ten seconds; processes that ask at the same
-    time wait for the first. Where no archive can be written, brokers start without.
+    The first call runs a broker, for about ten seconds. Concurrent callers wait for it. If no
+    archive can be written, brokers start without it.
     """
     archive = _archive_of(KAFKA_VERSION, java_command())
     if archive.parent.is_dir():
@@ -341,7 +343,7 @@ def archive_classes() -> None:
 
 
 def _archive_of(version: str, java: str) -> Path:
-    """Return where the classes are, or would be, that this Java has loaded for this Kafka."""
+    """Return the path of the class archive for this Java and this Kafka. It may not exist."""
     program = Path(java).resolve()
     key = hashlib.sha256(f"{program} {program.stat().st_mtime_ns}".encode()).hexdigest()[:12]
     return cache_directory() / f"kafka-{version}-classes-{key}" / "classes.jsa"
@@ -356,22 +358,22 @@ def _write_archive(archive: Path) -> None:
         broker.create_topic("archived")
         began = time.monotonic()
         broker.stop(timeout_s=_ARCHIVE_TIMEOUT_S)
-    # Half of one, of a JVM that had to be killed, is none.
+    # If the JVM had to be killed, the archive may be incomplete. Do not use it.
     if written.is_file() and time.monotonic() - began < _ARCHIVE_TIMEOUT_S:
         written.rename(archive)
 
 
 def broker_is_ready(admin: KafkaAdmin, cluster_id: str, address: str) -> bool:
-    """Return whether the broker is unfenced, and every partition it had has its leader again.
+    """Return True if the broker is unfenced and every existing partition has a leader.
 
     Raises:
-        ServerError: It belongs to another cluster than `cluster_id`.
+        ServerError: The broker belongs to another cluster than `cluster_id`.
     """
     try:
         cluster = admin.list_topics(timeout=1)
     except KafkaException:
         return False
-    # The client's stubs call it None; the protocol has it as a string since Kafka 0.10.1.
+    # The client's stubs declare it as None. In the protocol it is a string since Kafka 0.10.1.
     if str(cluster.cluster_id) != cluster_id:
         raise ServerError(
             f"{address} is answered by Kafka cluster {cluster.cluster_id}, not by {cluster_id}: "
@@ -382,10 +384,10 @@ def broker_is_ready(admin: KafkaAdmin, cluster_id: str, address: str) -> bool:
 
 
 def new_cluster_id() -> str:
-    """Return a random identifier, as StorageTool takes it."""
+    """Return a random cluster id in the format of StorageTool."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # StorageTool would take a leading dash for an option.
+        # StorageTool would parse a leading dash as an option.
         if not text.startswith("-"):
             return text
 

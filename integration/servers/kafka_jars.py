@@ -1,7 +1,7 @@
-"""Apache Kafka's own jars, fetched once from the Maven repository that this machine is set up for.
+"""The jars of Apache Kafka, fetched once from the Maven repository that this machine uses.
 
-Two ordinary clients are tried: Maven, if installed (it honours ~/.m2/settings.xml), then the Ivy
-that pyspark ships (it honours ONCEFLOW_IVY_SETTINGS or ~/.ivy2/ivysettings.xml).
+Two clients are tried: Maven if installed, which uses ~/.m2/settings.xml, and then the Ivy in
+pyspark, which uses ONCEFLOW_IVY_SETTINGS or ~/.ivy2/ivysettings.xml.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from onceflow.core.local_files.cache import cache_directory, publish
 from onceflow.integration.servers.process import ServerError, exclusive
 
-# Not 4.3.0 to 4.4.0: killed in a commit, they may never end the transaction (KAFKA-20734).
+# Not 4.3.0 to 4.4.0: if killed during a commit, they may never end the transaction (KAFKA-20734).
 KAFKA_VERSION = "4.2.1"
 _SCALA = "2.13"
-# Kafka logs through slf4j 1.7 and brings no binding along; without one there is no log at all.
+# Kafka logs with slf4j 1.7 and includes no binding. Without a binding there is no log.
 _LOG_BINDING = ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4")
 _FETCH_TIMEOUT_S = 600.0
 
@@ -28,10 +28,10 @@ Progress = Callable[[str], None]
 
 
 def java_command() -> str:
-    """Return the path of the Java to use: that of JAVA_HOME, else the one on PATH.
+    """Return the path of the Java in JAVA_HOME, or else of the Java on PATH.
 
     Raises:
-        ServerError: There is none.
+        ServerError: No Java was found.
     """
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").exists():
@@ -51,18 +51,18 @@ def kafka_jars(
     progress: Progress | None = None,
     timeout_s: float = _FETCH_TIMEOUT_S,
 ) -> Path:
-    """Return a directory with the broker's jars, fetched on the first call on this machine.
+    """Return a directory with the broker's jars. The first call on this machine fetches them.
 
-    About 44 MB, once; processes that ask at the same time wait for the first. A crash leaves no
+    Fetches about 44 MB once. Concurrent processes wait for the first one. A crash leaves no
     half-filled directory.
 
     Args:
         version: Kafka's version.
-        progress: Told in one line what goes on, only when something is fetched.
-        timeout_s: For the whole call.
+        progress: Called with a line of text when jars are fetched.
+        timeout_s: The timeout of the whole call.
 
     Raises:
-        ServerError: Neither client could fetch them; says what each answered.
+        ServerError: Neither client could fetch the jars. The message has the error of each.
     """
     dependencies = (("org.apache.kafka", f"kafka_{_SCALA}", version), _LOG_BINDING)
     return jars_of(
@@ -82,19 +82,19 @@ def jars_of(
     progress: Progress | None = None,
     timeout_s: float = _FETCH_TIMEOUT_S,
 ) -> Path:
-    """Return a directory with `dependencies` and whatever they depend on, fetched once.
+    """Return a directory with `dependencies` and their dependencies, fetched once.
 
     A crash leaves no half-filled directory.
 
     Args:
-        name: Of the directory within the cache; with the version.
-        dependencies: Group, artifact and version of each.
-        what: What a message calls them.
-        progress: Told in one line what goes on, only when something is fetched.
-        timeout_s: For the whole call; processes that ask at the same time wait for the first.
+        name: The name of the directory in the cache, with the version.
+        dependencies: The group, artifact and version of each.
+        what: The name of the dependencies in messages.
+        progress: Called with a line of text when jars are fetched.
+        timeout_s: The timeout of the whole call. Concurrent processes wait for the first one.
 
     Raises:
-        ServerError: Neither client could fetch them; says what each answered.
+        ServerError: Neither client could fetch the jars. The message has the error of each.
     """
     target = cache_directory() / name
     if target.is_dir():
@@ -115,7 +115,7 @@ def _fetch(
     tell: Progress,
     timeout_s: float,
 ) -> None:
-    """Fetch `dependencies`, and whatever they depend on, into `into`."""
+    """Fetch `dependencies` and their dependencies into directory `into`."""
     failures: list[str] = []
     for name, client in (("mvn", _maven), ("Ivy", _ivy)):
         with tempfile.TemporaryDirectory(prefix="onceflow-fetch-") as work:

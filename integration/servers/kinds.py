@@ -1,9 +1,9 @@
-"""Where the servers of a test run come from, behind one face for each server.
+"""The selection of the servers of a test run, with one interface for each server.
 
-One switch chooses for all of them: ONCEFLOW_TEST_SERVERS is `embedded` (processes of this machine,
-the default) or `containers` (official images through Docker). A *shared* server is everybody's and
-not to be killed; a variable of its own may name one that runs already. A server that a test may
-kill is always its own (`make_postgres` and the others).
+ONCEFLOW_TEST_SERVERS selects for all servers: `embedded` (local processes, the default) or
+`containers` (official images with Docker). All tests use the *shared* servers and must not kill
+them. For each shared server, an environment variable may name one that already runs. A server that
+a test may kill belongs to this test only (`make_postgres` and the others).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class ServerKind(Enum):
-    """How a server of the test run is obtained."""
+    """The way in which a server of the test run is provided."""
 
     EMBEDDED = "embedded"
     """A process of this machine."""
     CONTAINERS = "containers"
     """A container of the official image."""
     EXTERNAL = "external"
-    """A server that runs already, named by an environment variable."""
+    """A server that already runs, named by an environment variable."""
 
 
 class DatabaseServer(Protocol):
@@ -50,79 +50,79 @@ class DatabaseServer(Protocol):
 
     @property
     def url(self) -> str:
-        """URL of a database to which one may always connect."""
+        """The URL of a database that always exists."""
         ...
 
     def database_url(self, database: str) -> str:
-        """URL of `database` on the same server."""
+        """Return the URL of `database` on the same server."""
         ...
 
 
 class PostgresServer(DatabaseServer, Protocol):
-    """A Postgres."""
+    """A Postgres server."""
 
 
 class MySQLServer(DatabaseServer, Protocol):
-    """A MySQL or a MariaDB."""
+    """A MySQL or MariaDB server."""
 
 
 class KafkaServer(Protocol):
-    """A Kafka on which topics may be created."""
+    """A Kafka broker on which topics may be created."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """Its address."""
+        """The address of the broker."""
         ...
 
     def create_topic(
         self, name: str, partitions: int = 1, *, config: Mapping[str, str] = ...
     ) -> str:
-        """Return `name` once it can be written to."""
+        """Create a topic, and wait until it can be written to. Return `name`."""
         ...
 
 
 class Killable(Protocol):
-    """The verbs of `Server`, of which each embedded and each container server is one."""
+    """The methods of `Server`, which all embedded and container servers have."""
 
     port: int
 
     @property
     def host(self) -> str:
-        """Where the server itself listens, on `port`."""
+        """The host on which the server itself listens, at `port`."""
         ...
 
     @property
     def network(self) -> TcpProxy:
-        """The network before a server that was made with `proxied=True`."""
+        """The proxy in front of a server that was created with `proxied=True`."""
         ...
 
     @property
     def running(self) -> bool:
-        """Whether the server runs, or is paused."""
+        """True if the server runs or is paused."""
         ...
 
     def start(self, *, timeout_s: float = ...) -> Self:
-        """Return once the server answers."""
+        """Start the server and wait until it answers."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL the server; return when no process of it runs."""
+        """SIGKILL the server. Return when no process of it runs."""
         ...
 
     def restart(self, *, timeout_s: float = ...) -> Self:
-        """Kill and start with the same data on the same port."""
+        """Kill the server and start it with the same data on the same port."""
         ...
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing answers."""
+        """Pause the server. Connections stay open, and the server does not answer."""
         ...
 
     def unpause(self) -> None:
-        """Let a paused server go on."""
+        """Resume a paused server."""
         ...
 
     def stop(self, *, timeout_s: float = ...) -> None:
-        """End the server and delete what was made for it."""
+        """End the server and delete its files."""
         ...
 
     def log_tail(self) -> str:
@@ -139,15 +139,15 @@ class Killable(Protocol):
 
 
 class OwnDatabase(Killable, DatabaseServer, Protocol):
-    """A database server that is one test's own."""
+    """A database server that only one test uses."""
 
 
 class OwnKafka(Killable, KafkaServer, Protocol):
-    """A broker that is one test's own."""
+    """A broker that only one test uses."""
 
 
 class MakeDatabase(Protocol):
-    """`make_postgres`, `make_mysql` and `make_mariadb`."""
+    """The type of `make_postgres`, `make_mysql` and `make_mariadb`."""
 
     def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnDatabase:
         """Return a server that `start` runs."""
@@ -155,10 +155,10 @@ class MakeDatabase(Protocol):
 
 
 def chosen_kind() -> ServerKind:
-    """Return what ONCEFLOW_TEST_SERVERS says: embedded servers when it says nothing.
+    """Return the kind in ONCEFLOW_TEST_SERVERS. Default: embedded.
 
     Raises:
-        ServerError: It says something else.
+        ServerError: The variable has another value.
     """
     chosen = os.environ.get(SWITCH_VARIABLE) or ServerKind.EMBEDDED.value
     for kind in (ServerKind.EMBEDDED, ServerKind.CONTAINERS):
@@ -167,13 +167,13 @@ def chosen_kind() -> ServerKind:
     raise ServerError(f"{SWITCH_VARIABLE}={chosen} is neither `embedded` nor `containers`")
 
 
-# What runs containers is imported when it is chosen: the demo, for one, does without.
+# Import the container module only if it is selected. The demo, for example, does not need it.
 
 
 def make_postgres(
     options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False
 ) -> OwnDatabase:
-    """Return a Postgres of the chosen kind; `options` are settings of postgresql.conf."""
+    """Return a Postgres of the selected kind. `options` are settings of postgresql.conf."""
     if chosen_kind() is ServerKind.EMBEDDED:
         return EmbeddedPostgres(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerPostgres
@@ -182,7 +182,7 @@ def make_postgres(
 
 
 def make_mysql(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnDatabase:
-    """Return a MySQL of the chosen kind; `options` are options of its server program."""
+    """Return a MySQL of the selected kind. `options` are options of its server program."""
     if chosen_kind() is ServerKind.EMBEDDED:
         return EmbeddedMySQL(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerMySQL
@@ -191,7 +191,7 @@ def make_mysql(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fals
 
 
 def make_mariadb(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnDatabase:
-    """Return a MariaDB of the chosen kind; `options` are options of its server program."""
+    """Return a MariaDB of the selected kind. `options` are options of its server program."""
     if chosen_kind() is ServerKind.EMBEDDED:
         return EmbeddedMariaDB(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerMariaDB
@@ -200,7 +200,7 @@ def make_mariadb(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fa
 
 
 def make_kafka(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnKafka:
-    """Return a Kafka of the chosen kind; `options` are settings of server.properties."""
+    """Return a Kafka of the selected kind. `options` are settings of server.properties."""
     if chosen_kind() is ServerKind.EMBEDDED:
         archive_classes()
         return EmbeddedKafka(options, proxied=proxied)
@@ -211,12 +211,12 @@ def make_kafka(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fals
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExternalDatabase:
-    """A server given by its URL, which may hold a password and is therefore never printed."""
+    """A database server given by its URL. The URL may contain a password and is never printed."""
 
     url: str
 
     def database_url(self, database: str) -> str:
-        """Return the URL with another database."""
+        """Return the server's URL of `database`."""
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{database}"))
 
 
@@ -233,35 +233,35 @@ class ExternalKafka:
         *,
         config: Mapping[str, str] = _NO_OPTIONS,
     ) -> str:
-        """Return `name` once every partition of the new topic has a leader."""
+        """Create a topic, and wait until every partition has a leader. Return `name`."""
         create_topic(self.bootstrap_servers, name, partitions, config=config)
         return name
 
 
 @contextmanager
 def share_postgres() -> Generator[tuple[ServerKind, PostgresServer], None, None]:
-    """Yield the Postgres that the environment names, else one of the chosen kind for the block."""
+    """Yield the Postgres that the environment names, or else run one for the block."""
     with _share_database(POSTGRES_VARIABLE, make_postgres) as shared:
         yield shared
 
 
 @contextmanager
 def share_mysql() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
-    """Yield the MySQL that the environment names, else one of the chosen kind for the block."""
+    """Yield the MySQL that the environment names, or else run one for the block."""
     with _share_database(MYSQL_VARIABLE, make_mysql) as shared:
         yield shared
 
 
 @contextmanager
 def share_mariadb() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
-    """Yield the MariaDB that the environment names, else one of the chosen kind for the block."""
+    """Yield the MariaDB that the environment names, or else run one for the block."""
     with _share_database(MARIADB_VARIABLE, make_mariadb) as shared:
         yield shared
 
 
 @contextmanager
 def share_kafka() -> Generator[tuple[ServerKind, KafkaServer], None, None]:
-    """Yield the Kafka that the environment names, else one of the chosen kind for the block."""
+    """Yield the Kafka that the environment names, or else run one for the block."""
     address = os.environ.get(KAFKA_VARIABLE)
     if address:
         yield ServerKind.EXTERNAL, ExternalKafka(address)

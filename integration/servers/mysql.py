@@ -1,6 +1,6 @@
-"""A real MySQL or MariaDB as a process of this machine, with every durability setting on.
+"""A real MySQL or MariaDB as a local process, with every durability setting on.
 
-And what fixtures ask of one: databases, and transactions that are in doubt.
+The module also has admin functions for fixtures: databases, and transactions in doubt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ANSWER_TIMEOUT_S = 20.0
 _POLL_S = 0.02
-# Errors of the server by their number.
+# The error numbers of the server.
 ACCESS_DENIED = 1045
 _NO_SUCH_SESSION = 1094
 _UNKNOWN_XID = 1397
@@ -36,10 +36,10 @@ _ROLLED_BACK = 1402
 
 
 class MySQLAdmin:
-    """One connection with every privilege; `session` opens and closes it."""
+    """A connection with all privileges. `session` opens and closes it."""
 
     def __init__(self, cursor: Cursor) -> None:
-        """Speak through `cursor`, which commits every statement."""
+        """`cursor` must autocommit."""
         self._cursor = cursor
 
     @classmethod
@@ -51,7 +51,7 @@ class MySQLAdmin:
 
         Args:
             url: mysql://user:password@host:port/database
-            timeout_s: For the connection, and for the answer to each statement.
+            timeout_s: The timeout of the connection and of each statement.
         """
         connection = connect(url, timeout_s=timeout_s)
         try:
@@ -61,7 +61,7 @@ class MySQLAdmin:
             connection.close()
 
     def rows(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
-        """Return what the statement answers; `arguments` stand for each `%s` in it."""
+        """Return the rows of the statement. `arguments` replace each `%s` in it."""
         self._cursor.execute(statement, arguments or None)
         return list(cast("Iterable[tuple[Any, ...]]", self._cursor.fetchall()))
 
@@ -70,15 +70,15 @@ class MySQLAdmin:
         self.rows(f"CREATE DATABASE `{name}`")
 
     def drop_database(self, name: str) -> None:
-        """Drop a database; what holds its tables for 10 s is an error and no wait without end."""
+        """Drop a database. Fails after 10 s if another session locks its tables."""
         self.rows("SET SESSION lock_wait_timeout = 10")
         self.rows(f"DROP DATABASE `{name}`")
 
     def end_sessions_of(self, database: str) -> None:
-        """Return once no other session has `database` as its own.
+        """Kill all other sessions of `database`, and wait until they have ended.
 
         Raises:
-            ServerError: One stays although it was killed.
+            ServerError: A session continues although it was killed.
         """
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while sessions := self._sessions_of(database):
@@ -93,9 +93,9 @@ class MySQLAdmin:
             time.sleep(_POLL_S)
 
     def in_doubt(self) -> set[str]:
-        """Return the prepared XA transactions of the whole server, each as it stands in XA COMMIT.
+        """Return the prepared XA transactions of the whole server, in the syntax of XA COMMIT.
 
-        MySQL has no list by database: `XA RECOVER` names no table.
+        MySQL has no list for one database: `XA RECOVER` does not report databases.
         """
         (version,) = self.rows("SELECT VERSION()")[0]
         if "MariaDB" in str(version):
@@ -106,10 +106,10 @@ class MySQLAdmin:
         }
 
     def roll_back(self, transactions: set[str]) -> None:
-        """Return once none of `transactions` is prepared; decided elsewhere meanwhile is fine.
+        """Roll back `transactions` until none is prepared. Others may commit them concurrently.
 
         Raises:
-            ServerError: One stays prepared, because a session still owns it for instance.
+            ServerError: A transaction stays prepared, for example because a session still owns it.
         """
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while left := self.in_doubt() & transactions:
@@ -119,8 +119,9 @@ class MySQLAdmin:
                 try:
                     self.rows(f"XA ROLLBACK {xid}")
                 except pymysql.err.MySQLError as error:
-                    # The first is also answered for a moment after the session that prepared it has
-                    # ended, the second by MariaDB for one without changes, which ends with that.
+                    # The server also returns the first error for a moment after the preparing
+                    # session has ended. MariaDB returns the second for a transaction without
+                    # changes, and ends it.
                     if error.args[0] not in (_UNKNOWN_XID, _ROLLED_BACK):
                         raise
             time.sleep(_POLL_S)
@@ -133,12 +134,12 @@ class MySQLAdmin:
         return [int(row[0]) for row in rows]
 
     def data_directory(self) -> str:
-        """Return where the server keeps its data."""
+        """Return the server's data directory."""
         return str(self.rows("SELECT @@datadir")[0][0])
 
 
 def connect(url: str, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> Connection[Cursor]:
-    """Return an autocommitting connection whose every wait for the server ends."""
+    """Return an autocommit connection with timeouts for connecting, reading and writing."""
     from onceflow.sinks.mysql.connection import PyMySQLConnection
 
     parts = urlsplit(url)
@@ -158,7 +159,7 @@ def connect(url: str, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> Connection[Cur
 
 
 def _xid(format_id: int, gtrid_bytes: int, bqual_bytes: int, data: str) -> str:
-    """Return the literal of an id that XA RECOVER gave as 0x and the hex of both its parts."""
+    """Return the XA literal of an id from XA RECOVER, given as 0x and the hex of both parts."""
     digits = data.removeprefix("0x")
     split = 2 * gtrid_bytes
     return f"X'{digits[:split]}',X'{digits[split : split + 2 * bqual_bytes]}',{format_id}"
@@ -167,7 +168,7 @@ def _xid(format_id: int, gtrid_bytes: int, bqual_bytes: int, data: str) -> str:
 DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "character-set-server": "utf8mb4",
-        # LOAD DATA LOCAL INFILE; off as installed by both.
+        # LOAD DATA LOCAL INFILE; off by default in both servers.
         "local-infile": "ON",
         "innodb-flush-log-at-trx-commit": "1",
         "innodb-doublewrite": "ON",
@@ -175,13 +176,13 @@ DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
         "skip-name-resolve": "ON",
     }
 )
-"""What is said to the server; what is not said here stays as installed."""
+"""The options of the server. All other options keep the installed defaults."""
 
 _PASSWORD = "onceflow"  # noqa: S105 - of a server that listens on loopback and is deleted
 _SHAPES_FILES = ("innodb-", "lower-case-table-names", "character-", "collation-", "default-")
-"""Options with which a data directory must be created, and not only opened."""
+"""The options that must already be set when the data directory is created."""
 
-# One statement a line, as --init-file and --bootstrap want them.
+# One statement on each line, as --init-file and --bootstrap require.
 _SUPERUSER = (
     f"CREATE USER 'root'@'%' IDENTIFIED BY '{_PASSWORD}';\n"
     "GRANT ALL PRIVILEGES ON *.* TO 'root'@'%' WITH GRANT OPTION;\n"
@@ -189,7 +190,7 @@ _SUPERUSER = (
 
 
 class _MySQLProcess(ServerProcess):
-    """What the two servers have in common; `root` may do everything, from loopback."""
+    """The base of both servers. `root` has all privileges from loopback."""
 
     _flavor: ClassVar[Flavor]
     _flavor_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -202,13 +203,13 @@ class _MySQLProcess(ServerProcess):
         progress: Progress | None = None,
         proxied: bool = False,
     ) -> None:
-        """Describe a server; `start` or `with` runs it. May fetch the program, once.
+        """Describe a server. `start` or `with` runs it. May fetch the program once.
 
         Args:
             options: Options of the server program without their dashes, over `DEFAULT_OPTIONS`;
                 `{"local-infile": "OFF"}` refuses LOAD DATA LOCAL.
             directory: As in `ServerProcess`.
-            progress: Told when the program is fetched.
+            progress: Called with a message when the program is fetched.
             proxied: As in `Server`.
         """
         self._program = database_program(self._flavor, progress=progress)
@@ -240,12 +241,14 @@ class _MySQLProcess(ServerProcess):
             self._data.mkdir(mode=0o700)
             self._create_system(self._data)
             return
-        # Its creation takes three times as long as a start: one copy a version is kept.
+        # Creating the data takes three times as long as a start, so one template for each version
+        # is cached.
         template = cache_directory() / f"{self.name}-data-{self.version}"
         if not template.is_dir():
             with publish(template) as fresh:
                 self._create_system(fresh)
-                # By its identifier a server is told from others, by replicas for instance.
+                # The file has the server's unique id, by which replicas, for example, tell servers
+                # apart.
                 (fresh / "auto.cnf").unlink(missing_ok=True)
         shutil.copytree(template, self._data)
 
@@ -254,7 +257,8 @@ class _MySQLProcess(ServerProcess):
         """Create system tables and superuser in the empty directory `data`."""
 
     def _base_command(self, data: Path) -> list[str]:
-        # MariaDB deletes at its start what servers left there, and what others use just now.
+        # At its start, MariaDB deletes temporary files in this directory, including those of other
+        # running servers.
         temporary = self.directory / "tmp"
         temporary.mkdir(exist_ok=True)
         return [
@@ -266,13 +270,13 @@ class _MySQLProcess(ServerProcess):
         ]
 
     def _command(self) -> Sequence[str | Path]:
-        # Of a server that was killed: it names a pid, which by now may be somebody else's.
+        # The file of a killed server has a pid that may now belong to another process.
         (self._data / "server.sock.lock").unlink(missing_ok=True)
         return [
             *self._base_command(self._data),
             f"--port={self.port}",
             f"--bind-address={LOOPBACK}",
-            # In the data directory, and relative: a socket's path is limited to 107 bytes.
+            # Relative to the data directory, because a socket's path is limited to 107 bytes.
             "--socket=server.sock",
             "--pid-file=server.pid",
         ]
@@ -297,12 +301,12 @@ class _MySQLProcess(ServerProcess):
 
 
 class EmbeddedMySQL(_MySQLProcess):
-    """One MySQL server; its binary log stays on, as installed."""
+    """A MySQL server. Its binary log stays on, the default."""
 
     name: ClassVar[str] = "mysql"
     _flavor: ClassVar[Flavor] = Flavor.MYSQL
     _flavor_options: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"mysqlx": "OFF", "secure-file-priv": "NULL"}  # a folder that only an installation makes
+        {"mysqlx": "OFF", "secure-file-priv": "NULL"}  # default: a folder of installations
     )
 
     def _create_system(self, data: Path) -> None:
@@ -312,7 +316,7 @@ class EmbeddedMySQL(_MySQLProcess):
 
 
 class EmbeddedMariaDB(_MySQLProcess):
-    """One MariaDB server."""
+    """A MariaDB server."""
 
     name: ClassVar[str] = "mariadb"
     _flavor: ClassVar[Flavor] = Flavor.MARIADB
@@ -322,13 +326,13 @@ class EmbeddedMariaDB(_MySQLProcess):
             self._script(name)
             for name in ("system_tables", "performance_tables", "system_tables_data", "sys_schema")
         )
-        # What mariadb-install-db says, which could run an installed program only.
+        # The statements of mariadb-install-db, which itself can only run an installed program.
         self._run(
             [*self._base_command(data), "--bootstrap"],
             stdin=(
                 "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket=NULL;\n"
                 f"{scripts}\n"
-                # Without passwords, and by host name; then the accounts are read from the table.
+                # Delete accounts without passwords and by host name. FLUSH reloads the accounts.
                 "DELETE FROM mysql.global_priv WHERE User IN ('root', '');\n"
                 f"FLUSH PRIVILEGES;\n{_SUPERUSER}"
             ),
@@ -336,7 +340,7 @@ class EmbeddedMariaDB(_MySQLProcess):
 
     def _script(self, name: str) -> str:
         share = self._program.share
-        # Called mysql_… before MariaDB 11.
+        # The files are named mysql_… before MariaDB 11.
         for path in (share / f"{prefix}_{name}.sql" for prefix in ("mariadb", "mysql")):
             if path.is_file():
                 return path.read_text(encoding="utf-8")

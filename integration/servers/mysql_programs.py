@@ -1,8 +1,8 @@
-"""Where the programs `mysqld` and `mariadbd` come from.
+"""The search for the programs `mysqld` and `mariadbd`.
 
-In this order: the file that ONCEFLOW_MYSQLD or ONCEFLOW_MARIADBD names; one that is installed; what
-`add_finder` was given. The two call each other's names, so that what a program is, is what it says
-it is.
+The search order is: the file that ONCEFLOW_MYSQLD or ONCEFLOW_MARIADBD names, installed programs,
+the finders of `add_finder`. Either server may be installed under the other's name, so a program is
+identified by its version output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 
 class Flavor(Enum):
-    """Which of the two servers."""
+    """The two kinds of servers."""
 
     MYSQL = "MySQL"
     MARIADB = "MariaDB"
@@ -58,24 +58,24 @@ _SEARCHES = {
 
 @dataclass(frozen=True, slots=True)
 class DatabaseProgram:
-    """A server program that has been asked what it is."""
+    """A server program whose version output was read."""
 
     flavor: Flavor
     version: str
     command: tuple[str, ...]
-    """What runs it; options come after."""
+    """The command that runs the program. Options are appended."""
     share: Path
     """The folder with its SQL scripts."""
 
 
 FindProgram = Callable[[Flavor, Progress], "DatabaseProgram | None"]
-"""Finds a program where nobody else looks; told what goes on when it fetches one."""
+"""A function that finds a program elsewhere. It reports progress if it fetches one."""
 
 _finders: list[FindProgram] = []
 
 
 def add_finder(find: FindProgram) -> None:
-    """Ask `find`, too, from now on, in this process, for what is not installed. Idempotent."""
+    """Register `find` in this process for programs that are not installed. Idempotent."""
     if find not in _finders:
         _finders.append(find)
 
@@ -84,7 +84,7 @@ def database_program(flavor: Flavor, *, progress: Progress | None = None) -> Dat
     """Return the program of `flavor`.
 
     Raises:
-        ServerError: There is none, or the environment names one that is something else.
+        ServerError: No program was found, or the environment names another program.
     """
     search = _SEARCHES[flavor]
     chosen = os.environ.get(search.variable)
@@ -132,7 +132,7 @@ def _holds_scripts(folder: Path) -> bool:
 
 
 def ask_program(command: tuple[str, ...], share: Path) -> DatabaseProgram | None:
-    """Return what the program says it is; None if it cannot be run, or is neither server."""
+    """Identify a program by its version output. Return None if it is neither server."""
     try:
         answer = subprocess.run(
             [*command, "--version"],

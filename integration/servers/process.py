@@ -1,4 +1,4 @@
-"""A real server as a plain process of this machine."""
+"""The base class of servers that run as local processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POLL_S = 0.02
 
 @contextmanager
 def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
-    """Hold the lock file `path` for the block, as `core.local_files.cache` does.
+    """Hold the lock file `path` for the block, like `core.local_files.cache`.
 
     Raises:
         ServerError: Another process held it for `timeout_s`.
@@ -47,16 +47,16 @@ def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
 
 
 class ServerProcess(Server):
-    """A server that runs as a child of this process, and dies with it."""
+    """A server that runs as a child of this process and is killed when this process dies."""
 
     _orderly_stop: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self, directory: Path | None = None, *, proxied: bool = False) -> None:
-        """Choose a port and a directory; nothing runs before `start`.
+        """Choose a port and a directory. `start` runs the server.
 
         Args:
-            directory: Where the server keeps its data, kept by `stop`. A temporary directory that
-                `stop` deletes when None.
+            directory: The data directory, which `stop` keeps. None: a temporary directory, which
+                `stop` deletes.
             proxied: As in `Server`.
         """
         super().__init__(proxied=proxied)
@@ -70,7 +70,7 @@ class ServerProcess(Server):
 
     @abstractmethod
     def _initialize(self) -> None:
-        """Create the data in `directory`; called once in the directory's life."""
+        """Create the data in `directory`. Called once for each directory."""
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]:
@@ -78,35 +78,35 @@ class ServerProcess(Server):
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Return whether the server answers in its protocol, waiting a second at most.
+        """Return True if the server answers in its protocol. Waits a second at most.
 
         Raises:
-            ServerError: Somebody else's server answers.
+            ServerError: Another server answers.
         """
 
     @property
     def pid(self) -> int | None:
-        """The server's own process while it runs (or is paused), None otherwise."""
+        """The pid of the server if it runs or is paused, or None."""
         if self._process is None or self._process.poll() is not None:
             return None
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the server runs, or is paused."""
+        """True if the server runs or is paused."""
         return self.pid is not None
 
     @property
     def log_path(self) -> Path:
-        """Everything the server has printed, over all its starts."""
+        """The log file with the server's output, over all its starts."""
         return self.directory / "server.log"
 
     def start(self, *, timeout_s: float = 60.0) -> Self:
-        """Return once the server answers. Does nothing when it runs already.
+        """Start the server and wait until it answers. Does nothing if it already runs.
 
         Raises:
-            ServerError: It exited, or was not ready within `timeout_s` of the start of its process;
-                the end of its log is quoted.
+            ServerError: The server exited, or was not ready within `timeout_s` after the start of
+                its process. The message quotes the end of its log.
         """
         if self.pid is not None:
             return self
@@ -120,7 +120,8 @@ class ServerProcess(Server):
         self._watchdog = Watchdog(
             self._process.pid, self.directory if self._owns_directory else None
         )
-        # Not before: the first use on a machine may have built the program, which takes minutes.
+        # Start the timeout only now: the first use on a machine may have built the program, which
+        # takes minutes.
         deadline = time.monotonic() + timeout_s
         try:
             self._await_ready(self._process, deadline, timeout_s)
@@ -130,27 +131,28 @@ class ServerProcess(Server):
         return self
 
     def kill(self) -> None:
-        """SIGKILL the server with all its processes; return when none runs. Idempotent.
+        """SIGKILL the server with all its processes. Return when none runs. Idempotent.
 
-        Leaves on disk what a crash of the server leaves: all it has written, fsynced or not.
+        The disk has the same content as after a crash of the server: all written data, fsynced or
+        not.
         """
         if self._process is not None:
             kill_tree(self._process.pid)
         self._forget_process()
 
     def pause(self) -> None:
-        """Freeze every process of the server: connections stay open and nothing answers."""
+        """Pause all processes. Connections stay open, and the server does not answer."""
         pause_tree(self._running_pid())
 
     def unpause(self) -> None:
-        """Let a paused server go on."""
+        """Resume a paused server."""
         unpause_tree(self._running_pid())
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
-        """End the server and delete its directory if that was made here. Idempotent.
+        """End the server, and delete its directory if it is temporary. Idempotent.
 
-        A directory of the caller's is kept, after an orderly shutdown; after `timeout_s` without
-        one, or when the directory goes anyway, the server is killed.
+        If the directory was given by the caller, the server is shut down in order and the directory
+        is kept. After `timeout_s`, or if the directory is temporary, the server is killed.
         """
         self._close_network()
         if self._owns_directory:
@@ -173,7 +175,7 @@ class ServerProcess(Server):
         return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
 
     def _spawn(self, log: int) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C in a terminal reaches the test run and not its servers.
+        # Use a new session, so that Ctrl-C in a terminal reaches the test run, but not its servers.
         return subprocess.Popen(
             self._command(),
             stdin=subprocess.DEVNULL,
@@ -185,7 +187,7 @@ class ServerProcess(Server):
     def _run(
         self, command: Sequence[str | Path], *, stdin: str = "", timeout_s: float = 60.0
     ) -> None:
-        """Run one step of the initialization; its output goes to the server's log."""
+        """Run a command of the initialization. Its output goes to the server's log."""
         with self.log_path.open("ab") as log:
             try:
                 subprocess.run(

@@ -1,11 +1,11 @@
-"""What every server of a test can do, as a process of this machine or in a container.
+"""The interface of test servers, which run as local processes or in containers.
 
-Start, kill, pause, unpause, restart, stop, and a network that can be cut. What the server has made
-durable and its address outlive `kill()` and `start()`: a client that retries its old address finds
-the same server.
+A server can be started, killed, paused, resumed, restarted and stopped, and its network can be cut.
+Its durable data and its address survive `kill()` and `start()`. So a client that retries the old
+address finds the same server.
 
-A server is *ready* when it answers in its own protocol and proves to be the one that was started
-here (data directory, cluster id, password): an open port is neither.
+A server is *ready* when it answers in its own protocol and proves that it was started here (by data
+directory, cluster id or password). An open port is not enough.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from onceflow.core.errors import OnceflowError
 from onceflow.integration.faults.network import TcpProxy
 
 LOOPBACK = "127.0.0.1"
-# Below every default ephemeral range (Linux 32768, macOS 49152): while the server is down, a client
-# that retries an ephemeral port can be given that very port as its own and connect to itself.
+# Below the default ephemeral ranges (Linux 32768, macOS 49152). While the server is down, a client
+# that retries an ephemeral port could get this port as its own source port and connect to itself.
 _PORTS = range(15000, 30000)
 
 
 class ServerError(OnceflowError):
-    """Raised when a server cannot be had, started or spoken to."""
+    """Raised when a server cannot be found, started or reached."""
 
     domain = "external"
     retry = "never"
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on, outside the ephemeral ranges."""
-    # The system's randomness: plugins of pytest seed the other one alike in parallel processes.
+    """Return a free loopback port outside the ephemeral ranges."""
+    # Use the system's randomness: pytest plugins seed `random` equally in parallel processes.
     for port in random.SystemRandom().sample(_PORTS, 200):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,15 +49,15 @@ def free_port() -> int:
 
 
 class Server(ABC):
-    """One server. Used by one thread; `kill` may be called from any."""
+    """A server. Used by one thread, but any thread may call `kill`."""
 
     name: ClassVar[str]
 
     def __init__(self, *, proxied: bool = False) -> None:
-        """Choose a port; nothing runs before `start`.
+        """Choose a port. `start` runs the server.
 
         Args:
-            proxied: Clients are given the address of a proxy, which `network` can cut.
+            proxied: If True, clients get the address of a proxy, which `network` can cut.
         """
         self.port = free_port()
         self._proxied = proxied
@@ -65,15 +65,15 @@ class Server(ABC):
 
     @property
     def host(self) -> str:
-        """Where the server itself listens, on `port`."""
+        """The host on which the server itself listens, at `port`."""
         return LOOPBACK
 
     @property
     def network(self) -> TcpProxy:
-        """The network between clients and the server; it stays as it is over `restart`.
+        """The proxy between clients and the server. Its faults stay across `restart`.
 
         Raises:
-            ServerError: The server was not made with `proxied=True`.
+            ServerError: The server was not created with `proxied=True`.
         """
         if not self._proxied:
             raise ServerError(
@@ -86,40 +86,42 @@ class Server(ABC):
 
     @property
     def client_address(self) -> tuple[str, int]:
-        """Host and port that clients are given."""
+        """The host and port for clients."""
         return (LOOPBACK, self.network.port) if self._proxied else (self.host, self.port)
 
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether the server runs, or is paused."""
+        """True if the server runs or is paused."""
 
     @abstractmethod
     def start(self, *, timeout_s: float = 60.0) -> Self:
-        """Return once the server answers. Does nothing when it runs already.
+        """Start the server and wait until it answers. Does nothing if it already runs.
 
         Raises:
-            ServerError: It ended, or was not ready in `timeout_s`; the end of its log is quoted.
+            ServerError: The server ended, or was not ready in `timeout_s`. The message quotes the
+                end of its log.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """SIGKILL the server with all its processes; return when none runs. Idempotent.
+        """SIGKILL the server with all its processes. Return when none runs. Idempotent.
 
-        Leaves on disk what a crash of the server leaves: all it has written, fsynced or not.
+        The disk has the same content as after a crash of the server: all written data, fsynced or
+        not.
         """
 
     @abstractmethod
     def pause(self) -> None:
-        """Freeze every process of the server: connections stay open and nothing answers."""
+        """Pause all processes. Connections stay open, and the server does not answer."""
 
     @abstractmethod
     def unpause(self) -> None:
-        """Let a paused server go on."""
+        """Resume a paused server."""
 
     @abstractmethod
     def stop(self, *, timeout_s: float = 30.0) -> None:
-        """End the server and delete what was made for it. Idempotent."""
+        """End the server and delete its files. Idempotent."""
 
     @abstractmethod
     def log_tail(self) -> str:
