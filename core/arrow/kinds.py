@@ -88,7 +88,7 @@ def to_plain_column(column: pa.Array) -> pa.Array:
 
 
 def cast_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `column` as `kind`. All casts between variable types must use this function.
+    """Return `column` as `kind`. All casts to a type that is no constant must use this function.
 
     If `column` is a slice of nested values, pyarrow itself casts the values of all rows, so that a
     row would be refused because of a value in another row. For decimals whose scale changes, it

@@ -386,7 +386,10 @@ class KeptRows:
         self.forget_moments(until)
 
     def remove_some(self, entries: Ints) -> None:
-        """Remove all rows of their keys and moments. `forget_moments` must be called afterwards."""
+        """Remove these entries, which must be all rows of their keys and moments.
+
+        `forget_moments` must be called afterwards.
+        """
         self._table.remove(entries)
 
     def forget_moments(self, until: int) -> None:

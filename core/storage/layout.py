@@ -129,7 +129,7 @@ class JobPaths:
 
     @staticmethod
     def parse_staged_sink_id(name: str) -> str | None:
-        """Return the sink id of staging directory `name`, or None if the name holds a digest."""
+        """Return the sink id of staging directory `name`, or None if the name lacks it."""
         return name if _SAFE.fullmatch(name) and len(name) <= SINK_ID_LENGTH_MAX else None
 
     def inputs(self, uid: str) -> str:

@@ -277,7 +277,7 @@ class JobStorage:
 
         Runs on the driver when `attempt` begins; `view` is the log as claimed. May run while slots
         of `attempt` or of a newer attempt write. If it runs later in the attempt, `spared` must
-        hold the paths of the checkpoints that were retained when the attempt began.
+        hold the paths that the checkpoints retained at the attempt's start reference.
 
         Raises:
             StorageError: Some files still exist, although each deletion was tried.
@@ -359,14 +359,14 @@ class CheckpointStorage(ABC):
 
     @abstractmethod
     def open(self, job: str) -> JobStorage:
-        """Return the storage of job `job` in this process. Creates no files yet.
+        """Return the storage of job `job` in this process. Reads and writes nothing yet.
 
         Raises:
             ConfigError: `job` cannot be a job's name.
         """
 
     def open_savepoint(self, location: str) -> SavepointDirectory:
-        """Return the savepoint in directory `location`, on any file system. Reads no files yet.
+        """Return the savepoint in directory `location`, on any file system. Reads nothing yet.
 
         Raises:
             ConfigError: This storage cannot reach `location`.
@@ -406,7 +406,7 @@ class FileSystemStorage(CheckpointStorage):
             )
 
     def open(self, job: str) -> JobStorage:
-        """Return the storage of job `job` in this process. Creates no files yet."""
+        """Return the storage of job `job` in this process. Reads and writes nothing yet."""
         modes = Modes(self.file_mode, self.directory_mode)
         files = LocalFileSystem(self.root, modes, advice=CHECKPOINT_STORAGE)
         private = LocalFileSystem(self.root, Modes(0o600, self.directory_mode))

@@ -150,7 +150,7 @@ class Totals:
     def merge(self, entries: Ints, into: Ints, count: int) -> Totals:
         """Return new totals with entries 1 to `count`.
 
-        Adds entry i of `entries` to entry `into[i]`.
+        Each total of `entries` is added to the entry of `into` at the same index.
 
         Raises:
             SumOverflow: A sum does not fit.

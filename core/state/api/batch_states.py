@@ -214,7 +214,7 @@ class KeyedBatchStates:
         return self._batch
 
     def end(self) -> None:
-        """Finish the batch, and mark its changed values as new in the table."""
+        """Finish the batch, and release the entries of its keys in the table."""
         if self.table is not None:
             self.table.finish(self.entries)
         self._batch = self._hashes = self._hashed_keys = None

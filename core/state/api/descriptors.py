@@ -131,7 +131,7 @@ class MapStateDescriptor(Generic[K, V]):
 
 @dataclass(frozen=True)
 class ReducingStateDescriptor(Generic[T]):
-    """A value a key that a function reduces: `ReducingStateDescriptor("high", max, int)`.
+    """A value for each key, reduced by a function: `ReducingStateDescriptor("high", max, int)`.
 
     For each further value, `function(so far, value)` returns the new value. The first value is
     stored unchanged.

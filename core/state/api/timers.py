@@ -249,9 +249,9 @@ class Timers:
         return max(self.watermark, self._restored_of(self._store.current_key()))
 
     def restore(self, least: int, most: int, of_key: Callable[[Any], int]) -> None:
-        """Continue from a snapshot's event time, which `of_key` returns.
+        """Continue from a snapshot's watermarks. Only the engine calls this.
 
-        Only the engine calls this.
+        `least` and `most` bound the watermarks of all keys, and `of_key` returns that of a key.
         """
         self.watermark, self._restored_most, self._restored_of = least, most, of_key
 

@@ -331,7 +331,7 @@ class WriteQueue:
                 self._flush(lambda pairs: pairs)
 
     def flush_in_background(self) -> None:
-        """Write the pending pairs like `flush`, but let the owner's thread run in between."""
+        """Write the pending pairs like `flush`, but slower: the owner's thread runs in between."""
         with self._lock:
             self._flush(_pace)
 

@@ -269,7 +269,7 @@ class RocksEntries(EntryTable):
         return lambda: self._pairs(frozen)
 
     def join(self, count: int) -> None:
-        """Move about `count` taken entries to the clean ones, plus at least JOINING_MIN."""
+        """Move up to `count` + JOINING_MIN taken entries to the clean ones."""
         if self._taken:
             self._move(count + JOINING_MIN)
         if len(self._clean) > self._capacity:

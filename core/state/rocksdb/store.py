@@ -301,7 +301,7 @@ class RocksDBStore(KeyedStateStore):
     def _claim(self, meta: StateMeta) -> StateMeta | None:
         """Return the restored description of a state.
 
-        If the state may not be used, delete its rows.
+        If the user lets the state be dropped, returns None and deletes its rows.
         """
         was_there = meta.name in self._metas
         stored = self._restored.claim(meta)

@@ -87,8 +87,8 @@ class UnkeyedEncoder:
     described: Saved
     """The state, without elements."""
     elements: Callable[[pa.RecordBatch], list[bytes]]
-    """A function that raises BadStateValue if a value is null or not of its type; names the column.
-    """
+    """A function that returns a batch's elements. It raises BadStateValue if a value is null or
+    not of its type, and names the column."""
 
     def of(self, elements: Iterable[bytes]) -> Saved:
         """Return the state with `elements`.

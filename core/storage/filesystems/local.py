@@ -137,8 +137,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         self._advice = advice or Advice()
         self._directory_mode = modes.directories if modes else None
         self._known: set[str] = set()
-        """The directories that this process has seen durable. Another process may have deleted
-        them."""
+        """The directories that this process has seen durable. They may be deleted by now."""
 
     @override
     def location(self, path: str) -> str:

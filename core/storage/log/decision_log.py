@@ -330,7 +330,7 @@ class DecisionLog:
         return entry
 
     def _create(self, record: LogRecord, data: bytes, digest: str) -> str | None:
-        """Try to create the record. Return the digest of the file at its number, or None."""
+        """Try to create the record. Return the digest of the record at its number."""
         path = self._paths.record(record.sequence)
         unknown: StorageError | None = None
         for _ in range(UNKNOWN_TRIES_MAX):

@@ -77,7 +77,7 @@ class AddressFiles:
     def remove(self, instance: str) -> None:
         """Delete the address and the token if they belong to `instance`.
 
-        Does not raise StorageError.
+        Ignores storage errors and a corrupt address.
         """
         with contextlib.suppress(StorageError, CheckpointCorrupt):
             address = self.read()

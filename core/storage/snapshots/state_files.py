@@ -404,8 +404,9 @@ def sweep(
 
     Runs on the driver, at the start of `attempt` and at any time during it; `view` is the log as of
     then. May run while writers of `attempt` or of a newer attempt write. During the attempt,
-    `spared` must hold the paths of the checkpoints that were retained at its start. The coordinator
-    discards those, because a pending checkpoint may reference them again. Only these are deleted:
+    `spared` must hold the paths that the checkpoints retained at its start reference. The
+    coordinator discards those, because a pending checkpoint may reference them again. Only these
+    are deleted:
 
         files of older attempts, including probes, and
         directories of checkpoints of this attempt below its last decided checkpoint.
