@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Generator, Iterable
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,11 @@ from tests.support.moving_job import (
     refuse_empty_storage,
 )
 
+from onceflow import Job
 from onceflow.core.errors import ConfigError, PreparedTransactionLost, StorageBehind
+from onceflow.core.protocol.committables import CommitOutcome, Committable
+from onceflow.core.spi import Committer, CommitterContext
+from onceflow.integration.conformance.processes import eventually
 from onceflow.sinks import SQLiteSink
 
 
@@ -61,6 +66,71 @@ class SQLiteTarget:
         for name in ("target.db-wal", "target.db-shm"):
             (self.directory / name).unlink(missing_ok=True)
         shutil.copy(self.directory / "backup.db", self.path)
+
+
+class HeldSink(SQLiteSink):
+    """Commits nothing of the second subtask while the file `held` is beside the target."""
+
+    def committer(self, context: CommitterContext) -> Committer:
+        committer = super().committer(context)
+        commit, held = committer.commit, Path(self.url).with_name("held")
+
+        def commit_when_free(committable: Committable) -> CommitOutcome:
+            while committable.transaction.subtask == 1 and held.exists():
+                time.sleep(0.01)
+            return commit(committable)
+
+        committer.commit = commit_when_free  # type: ignore[method-assign]
+        return committer
+
+
+@dataclass(frozen=True)
+class HeldTarget(SQLiteTarget):
+    """A file that can be copied between the commits of two subtasks."""
+
+    def sink(self) -> SQLiteSink:
+        return HeldSink(str(self.path), table="rows", create=True)
+
+    def last_commits(self) -> list[int]:
+        """Return the last checkpoint that each subtask has committed."""
+        with closing(sqlite3.connect(self.path, timeout=30)) as db:
+            last = "SELECT MAX(checkpoint) FROM onceflow_ledger GROUP BY subtask ORDER BY subtask"
+            return [checkpoint for (checkpoint,) in db.execute(last)]
+
+    @contextmanager
+    def held(self, moving: MovingJob, job: Job) -> Generator[None]:
+        """Run the body when the first subtask has committed more checkpoints than the second.
+
+        Afterwards the second one commits them, too.
+        """
+        moving.commit(job, ids_min=20)
+        while len(self.last_commits()) < 2:
+            moving.commit(job, ids_min=len(self.ids()) + 20)
+        held = self.directory / "held"
+        held.touch()
+        job.checkpoint()
+        assert eventually(lambda: self.last_commits()[0] > self.last_commits()[1], 60)
+        yield
+        held.unlink()
+        assert eventually(lambda: self.last_commits()[0] == self.last_commits()[1], 60)
+
+    def add_rows(self, ids: Iterable[int]) -> None:
+        with closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+            template = db.execute("SELECT * FROM rows LIMIT 1").fetchone()
+            marks = ", ".join("?" * len(template))
+            for number in ids:
+                db.execute(f"INSERT INTO rows VALUES ({marks})", (number, *template[1:]))
+
+    def record_commit(self, transaction: str) -> None:
+        """Add the proof of a commit, by the statement of the documents."""
+        sink_id, attempt, checkpoint, subtask, _ = transaction.split("/")
+        with closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+            db.execute(
+                "INSERT INTO onceflow_ledger"
+                " (transaction_id, sink_id, attempt, checkpoint, subtask, row_count)"
+                " VALUES (?, ?, ?, ?, ?, 0)",
+                (transaction, sink_id, attempt, checkpoint, subtask),
+            )
 
 
 @pytest.fixture
@@ -132,6 +202,63 @@ def test_what_a_target_has_lost_that_was_committed_before_a_move_is_named(
     with pytest.raises(PreparedTransactionLost, match=r"ledger/1/\d/0/0.*an older copy of itself"):
         moving.pipeline("b").start(from_savepoint=place).wait(60)
     assert moving.ids() == before
+
+
+def test_a_target_put_back_to_between_two_subtasks_commits_goes_on_with_the_storage_of_then(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    target = HeldTarget(tmp_path)
+    moving = MovingJob(cluster, tmp_path, target, parallelism=2)
+    job = moving.pipeline("a", interval=None).start()
+    with target.held(moving, job):
+        target.back_up()
+        moving.copy("a", "then")
+    job.cancel()
+    target.put_back()
+    moving.finish("then")
+
+
+@pytest.mark.parametrize(
+    "goes_on", [pytest.param(False, marks=pytest.mark.servers), True], ids=["ends there", "goes on"]
+)
+def test_a_target_put_back_to_between_two_subtasks_commits_is_refused_until_all_rows_are_back(
+    cluster: AnyCluster, tmp_path: Path, goes_on: bool
+) -> None:
+    """What 'After a loss' says is done word for word: each row is there once in the end."""
+    target = HeldTarget(tmp_path)
+    moving = MovingJob(cluster, tmp_path, target, parallelism=2)
+    job = moving.pipeline("a", interval=None).start()
+    with target.held(moving, job):
+        target.back_up()
+    if goes_on:
+        for _ in range(2):
+            moving.commit(job, ids_min=len(moving.ids()) + 20)
+    job.cancel()
+    committed = moving.ids()
+    target.put_back()
+    between = moving.ids()
+    first, second = target.last_commits()
+    assert second < first, "the highest checkpoint alone would hide what the second one lacks"
+    target.add_rows(set(committed) - set(between))
+    named: list[str] = []
+    moving.read_all.touch()
+    while reason := _run_or_name(moving, named):
+        assert "'After a loss'" in reason
+        assert moving.ids() == committed
+        target.record_commit(named[-1])
+    assert moving.ids() == list(range(RECORDS))
+    assert named
+    assert sorted(set(named)) == sorted(named)
+
+
+def _run_or_name(moving: MovingJob, named: list[str]) -> str:
+    """Run the job; return why it lacks a transaction, which is added to `named`, or nothing."""
+    try:
+        moving.pipeline("a").run(60)
+    except PreparedTransactionLost as error:
+        named.append(str(error).split()[1])
+        return str(error)
+    return ""
 
 
 @ON_FILES_TOO
