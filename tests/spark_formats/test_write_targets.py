@@ -6,6 +6,7 @@ Each write goes the way of a format's writer, from its options to its commit, in
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -30,7 +31,7 @@ from tests.spark_formats.write_cases import (
     sqlite_case,
     sqlite_ids,
 )
-from tests.spark_formats.writes import save
+from tests.spark_formats.writes import Write, save
 
 from onceflow.connectors.spark.batch.identity import stream_target, write_target
 from onceflow.connectors.spark.formats import FilesFormat, KafkaFormat, PostgresFormat, SQLiteFormat
@@ -369,6 +370,21 @@ def test_one_token_writes_two_topics_once_with_one_staging_directory(
                 save(KafkaFormat.make_sink, {**options, "valueformat": "json"}, range(9))
     for topic in topics:
         assert decided_ids_in(servers, topic) == sorted([*range(9), *range(9)])
+
+
+@pytest.mark.integration
+def test_a_write_without_keys_to_a_compacted_topic_is_refused_before_its_tasks(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    kafka = request.getfixturevalue("onceflow_kafka")
+    name = f"compacted-{uuid.uuid4().hex[:8]}"
+    topic = kafka.create_topic(name, 1, config={"cleanup.policy": "compact"})
+    token = {**TOKEN, "staginglocation": str(tmp_path)}
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic, **token}
+    with pytest.raises(ConfigError, match=r"cleanup\.policy=compact, .*no key"):
+        Write(KafkaFormat.make_sink, {**options, "valueformat": "json"})
+    save(KafkaFormat.make_sink, {**options, "valueformat": "json", "keycolumns": "id"}, range(9))
+    assert decided_ids_in(kafka.bootstrap_servers, topic) == list(range(9))
 
 
 @pytest.mark.spark
