@@ -9,12 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+from tests.support import leftovers
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectoryCommitter, DirectorySink
 from tests.support.failing_once import FailingOnceStorage
 from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
-from tests.support.leftovers import find_copies, find_leftovers
+from tests.support.leftovers import (
+    find_copies,
+    find_leftovers,
+    find_savepoint_leftovers,
+    find_slot_directories,
+    watching_copies,
+)
 
 from onceflow import (
     Checkpointing,
@@ -161,3 +169,63 @@ def test_what_a_job_leaves_behind_is_found(tmp_path: Path) -> None:
         file.touch()
     assert find_leftovers(tmp_path) == ["ledger/chk-900/a1", "ledger/staged/ledger.out/rows.arrow"]
     staged.unlink()
+
+
+def test_what_a_savepoint_does_not_hold_is_found(tmp_path: Path) -> None:
+    """Holds the check that runs after each test of a job."""
+    pipeline, _ = ledger(
+        LocalProcesses(tmp_path / "logs"),
+        tmp_path,
+        CountingSource(0, endless=True, pause_s=0.005),
+        inline_threshold_bytes=0,
+    )
+    job = pipeline.start()
+    job.wait_for(checkpoints=1)
+    savepoint = Path(job.savepoint(str(tmp_path / "kept")))
+    job.stop(60)
+    assert find_savepoint_leftovers(tmp_path) == []
+    assert list((savepoint / "state").iterdir())
+    planted = [
+        savepoint / "_changing",
+        savepoint / f"._metadata.{'0' * 32}.tmp",
+        savepoint / "state" / "00099-balance@0@more",
+        tmp_path / "kept" / "savepoint-0123456789ab" / "state" / "00000-balance@0@keyed",
+    ]
+    for file in planted:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    whole, half = f"kept/{savepoint.name}", "kept/savepoint-0123456789ab"
+    assert sorted(find_savepoint_leftovers(tmp_path)) == sorted(
+        [half, *(f"{whole}/{file.relative_to(savepoint)}" for file in planted[:3])]
+    )
+    for file in planted:
+        file.unlink()
+    for directory in (planted[3].parent, planted[3].parents[1]):
+        directory.rmdir()
+
+
+def test_a_copy_of_state_that_a_slot_keeps_to_the_end_is_found(
+    cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Holds the check that runs after each test of a job."""
+    monkeypatch.setattr(leftovers, "TIDY_S", 0.5)
+    # Not where that check looks.
+    scratch = tmp_path / "planted"
+    pipeline, _ = ledger(
+        cluster,
+        tmp_path,
+        CountingSource(0, endless=True, pause_s=0.005),
+        backend=RocksDBBackend(),
+        settings=replace(SETTINGS, scratch_dir=str(scratch)),
+    )
+    with watching_copies(scratch) as left:
+        job = pipeline.start()
+        job.wait_for(checkpoints=1)
+        assert find_slot_directories(scratch) == [path.name for path in sorted(scratch.glob("*/"))]
+        database = next(scratch.glob("*/rocksdb-*"))
+        (database / "copy-900-planted").mkdir()
+        assert job.stop(60).state is JobState.STOPPED
+    assert left == ["copy-900-planted"]
+    assert find_slot_directories(scratch) == []
+    (scratch / "onceflow-ledger-0-0123456789abcdef").mkdir()
+    assert find_slot_directories(scratch) == ["onceflow-ledger-0-0123456789abcdef"]
