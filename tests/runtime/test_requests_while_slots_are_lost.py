@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.counting_source import CountingSource
-from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
+from tests.support.leftovers import find_savepoint_leftovers
 
 from onceflow import FileSystemStorage, JobEvent, JobState, JobStatus, LocalProcesses
 from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SavepointFailed
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.loops import attempt
 from onceflow.core.protocol.loops.attempt_facts import SlotMessageReceived
 from onceflow.core.protocol.messages import Failed
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.events.job_events import SlotLeft
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
+from onceflow.core.storage.snapshots.state_files import FileStateReader
+from onceflow.integration.conformance.processes import eventually
 
 FAILED = Failed(1, "SlotLost", "channel broke", "", "job")
 
@@ -80,6 +90,52 @@ def test_a_savepoint_that_no_attempt_takes_up_is_answered_within_its_time(tmp_pa
     with pytest.raises(SavepointFailed, match=r"no attempt has begun it within 0\.05 s; ask again"):
         asked.done.result(60)
     assert not waiting.begin(asked.request), "an attempt that comes later does not take it"
+
+
+def test_a_savepoint_that_failed_while_it_was_copied_leaves_nothing_when_the_copy_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy outlasts its attempt: the savepoint has failed, and its files are deleted before."""
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    read, write = FileStateReader.read_verified_chunks, SavepointDirectory.write
+
+    def read_later(reader: FileStateReader, handle: StateHandle) -> Iterator[bytes]:
+        begun.set()
+        goes_on.wait(60)
+        return read(reader, handle)
+
+    def write_and_tell(
+        directory: SavepointDirectory, savepoint: Savepoint, source: FileStateReader
+    ) -> None:
+        try:
+            write(directory, savepoint, source)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(FileStateReader, "read_verified_chunks", read_later)
+    monkeypatch.setattr(SavepointDirectory, "write", write_and_tell)
+    pipeline, _ = ledger(
+        LocalProcesses(),
+        tmp_path,
+        CountingSource(0, endless=True, pause_s=0.005),
+        inline_threshold_bytes=0,
+        settings=replace(SETTINGS, cancel_timeout_s=0.5),
+    )
+    job = pipeline.start()
+    _await_completed(job, 1)
+    kept = tmp_path / "kept"
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(job.savepoint, str(kept))
+        assert begun.wait(60)
+        os.kill(job.status().slots[0].pid, signal.SIGKILL)
+        with pytest.raises(SavepointFailed, match="attempt 1 has ended; ask again"):
+            asked.result(60)
+    goes_on.set()
+    assert ended.wait(60)
+    assert eventually(lambda: not list(kept.iterdir()), 10), find_savepoint_leftovers(kept)
+    assert Path(job.savepoint(str(kept))).is_dir()
+    assert job.stop(60).state is JobState.STOPPED
+    assert find_savepoint_leftovers(kept) == []
 
 
 def _await_completed(job: Job, checkpoints: int) -> None:

@@ -120,12 +120,22 @@ class Savepoints:
     def write(self, decision: WriteSavepoint, log: ClaimedLog) -> int:
         """Return the size of the state of the savepoint, all of it durable. Own thread.
 
+        Deletes the savepoint if its request has failed meanwhile, as it does with the attempt.
+
         Raises:
             StorageError: It is not whole.
             CheckpointCorrupt: A state file is not what was written.
         """
+        asked = self._asked[decision.request.id]
+        try:
+            return self._write(asked, decision, log)
+        finally:
+            # `record_failure` has deleted what was there at that time, and more was written since.
+            if asked.done.done():
+                _dispose(asked)
+
+    def _write(self, asked: AskedSavepoint, decision: WriteSavepoint, log: ClaimedLog) -> int:
         request, completed = decision.request, decision.completed
-        asked = self._asked[request.id]
         memory = log.view.memory_at(completed)
         # First: proofs of what is committed meanwhile are pruned as checkpoints go on.
         staged = self._copy_staged(asked, completed, memory)
@@ -140,8 +150,10 @@ class Savepoints:
             staged,
         )
         asked.directory.write(savepoint, self._storage.reader())
-        # Before the request is answered: pruning of proofs goes by it from the next checkpoint on.
-        asked.written = savepoint
+        with self._lock:
+            # Before the request is answered: pruning of proofs goes by it from the next checkpoint
+            # on.
+            asked.written = None if asked.done.done() else savepoint
         return sum(handle.size_bytes for handle in handles_of(completed.snapshots))
 
     def find_location(self, request: SavepointRequest) -> str:
@@ -160,6 +172,8 @@ class Savepoints:
             if asked.done.done():
                 return
             self._fail(asked, reason)
+            # Nothing is added to what is deleted now.
+            asked.written = None
         _dispose(asked)
 
     def _fail(self, asked: AskedSavepoint, reason: str) -> None:
