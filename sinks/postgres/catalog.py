@@ -133,6 +133,17 @@ _COLUMNS = """
                 WHEN n.nspname = 'pg_catalog' OR t.typname = 'citext' THEN t.typname::text
                 ELSE '' END AS type,
            a.attidentity = 'a' AS always_identity,
+           (SELECT d.refobjid::regclass::text
+            FROM pg_catalog.pg_attrdef AS f
+            JOIN pg_catalog.pg_depend AS d ON d.objid = f.oid
+                AND d.classid = 'pg_catalog.pg_attrdef'::regclass
+                AND d.refclassid = 'pg_catalog.pg_class'::regclass
+            JOIN pg_catalog.pg_class AS s ON s.oid = d.refobjid
+            WHERE f.adrelid = a.attrelid AND f.adnum = a.attnum
+                -- The function must not be asked of a table, and CASE keeps the order.
+                AND CASE WHEN s.relkind = 'S'
+                    THEN NOT pg_catalog.has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
+            LIMIT 1) AS closed_sequence,
            CASE WHEN t.typcategory = 'A' AND e.typtype = 'b' THEN e.typname::text ELSE '' END
                AS element
     FROM layer
@@ -181,7 +192,9 @@ def find_table(session: Session, name: TableName) -> Table | None:
     keys = session.query(_UNIQUE_KEYS.format(table=int(oid)))
     return Table(
         name=shown,
-        columns=tuple(map(_column, session.query(_COLUMNS.format(table=int(oid))))),
+        columns=tuple(
+            _column(row, grantee) for row in session.query(_COLUMNS.format(table=int(oid)))
+        ),
         unfit=_unfit(shown, kind, persistence)
         or _unfit_partition(shown, odd_partition)
         or (_unfit_for_policies(shown, grantee) if has_policies else None),
@@ -269,9 +282,9 @@ def _unfit_for_policies(name: TableName, grantee: str) -> Finding:
     return Area(f"table {name}").problem("row-level security applies to the user", needed, grant)
 
 
-def _column(row: Sequence[Any]) -> TableColumn:
+def _column(row: Sequence[Any], grantee: str) -> TableColumn:
     name, modifier, not_null, has_default, generated, insertable, updatable, readable = row[:8]
-    deterministic, shown, base, kind, always_identity, element = row[8:]
+    deterministic, shown, base, kind, always_identity, closed_sequence, element = row[8:]
     precision, scale = _numeric_limits(element or kind, modifier)
     length: int | None = None
     if kind in ("varchar", "bpchar") and modifier >= _TYPMOD_OFFSET:
@@ -287,6 +300,13 @@ def _column(row: Sequence[Any]) -> TableColumn:
         updatable=updatable,
         readable=readable,
         key_fault="" if deterministic and kind != "jsonb" else _describe_key_fault(name, kind),
+        default_fault=(
+            f"its column {name!r}, which the rows do not have, takes its default from sequence"
+            f" {closed_sequence}, which the role may not use. Run: GRANT USAGE ON SEQUENCE"
+            f" {closed_sequence} TO {grantee}"
+            if closed_sequence
+            else ""
+        ),
         update_fault=_describe_update_fault(name) if always_identity else "",
     )
 

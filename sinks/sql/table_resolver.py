@@ -144,11 +144,13 @@ def _find_not_insertable(dialect: Dialect, table: Table, fits: Sequence[ColumnFi
 
 
 def _list_unfilled(table: Table, schema: pa.Schema) -> list[str]:
+    """Say which columns that the rows do not have nothing else fills."""
+    absent = [column for column in table.columns if column.name not in schema.names]
     return [
         f"its column {column.name!r} is NOT NULL without a default, and the rows do not have it"
-        for column in table.columns
-        if column.needs_value and column.name not in schema.names
-    ]
+        for column in absent
+        if column.needs_value
+    ] + [column.default_fault for column in absent if column.default_fault]
 
 
 def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]:

@@ -76,6 +76,8 @@ class TableColumn:
     readable: bool = True
     key_fault: str = ""
     """Why the server may take different values for equal, with what mends it; or empty."""
+    default_fault: str = ""
+    """Why the user gets no default there, with what mends it; or empty."""
     update_fault: str = ""
     """Why no statement may assign to it in a row that is there, with what mends it; or empty."""
 
