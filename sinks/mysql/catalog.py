@@ -18,6 +18,8 @@ from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import ColumnFacts, Table, TableColumn, TableName
 
+LOG_ROWS = ". Run SET GLOBAL binlog_format = 'ROW', and write it into the server's option file, too"
+"""Ends an error of a server whose binary log takes statements alone."""
 _FORMAT_ID = int.from_bytes(b"once", "big")
 _QUALIFIER_LENGTH_MAX = 64
 CHARSET = "utf8mb4"

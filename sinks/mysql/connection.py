@@ -31,9 +31,10 @@ from pymysql.protocol import OKPacketWrapper
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.catalog import literal
+from onceflow.sinks.mysql.catalog import LOG_ROWS, literal
 from onceflow.sinks.sql.session import (
     AccessDenied,
+    BinaryLogRefuses,
     ConnectionLost,
     DuplicateKey,
     LockTimeout,
@@ -126,10 +127,9 @@ _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
         1205: LockTimeout,
         # By an option of the server, by the transaction's own mode, by its engine.
         **dict.fromkeys((1290, 1792, 1836), ReadOnly),
-        # A session, a transaction.
-        **dict.fromkeys((1094, 1397), NameUnknown),
-        # An index, a transaction.
-        **dict.fromkeys((1061, 1440), NameTaken),
+        **dict.fromkeys((1665, 1666), BinaryLogRefuses),  # it takes statements alone
+        **dict.fromkeys((1094, 1397), NameUnknown),  # a session, a transaction
+        **dict.fromkeys((1061, 1440), NameTaken),  # an index, a transaction
     }
 )
 _LOOK_S = 1.0
@@ -671,10 +671,10 @@ def own(session: Session) -> MySQLSession:
 
 def to_sql_error(number: int, text: str) -> SqlError:
     """Return what the server's error `number` means."""
-    kind = _KINDS.get(number, StatementRefused)
-    if number == 1005 and "Too many columns" in text:  # what MariaDB says for 1117
-        kind = StatementInvalid
-    return kind(f"{' '.join(text.split())} (error {number})", str(number))
+    is_1117 = number == 1005 and "Too many columns" in text  # as MariaDB says it
+    kind = StatementInvalid if is_1117 else _KINDS.get(number, StatementRefused)
+    advice = LOG_ROWS if kind is BinaryLogRefuses else ""
+    return kind(f"{' '.join(text.split())} (error {number}){advice}", str(number))
 
 
 @contextmanager

@@ -178,6 +178,8 @@ class MySQLDiagnosis(ServerDiagnosis):
                     f"SET GLOBAL {'tx' if facts.mariadb else 'transaction'}_read_only = OFF",
                 )
             )
+        if facts.binlog_format == "STATEMENT":
+            findings.append(_warn_of_binary_log())
         findings = findings or [DATABASE.ok(f"{facts.shown}, {where}")]
         return [*findings, *_durability(facts), _loading(facts)]
 
@@ -254,6 +256,15 @@ class MySQLDiagnosis(ServerDiagnosis):
         return findings or [DATABASE.ok("nothing is left prepared")]
 
 
+def _warn_of_binary_log() -> Finding:
+    """Return a warning: a server that leaves the database out of its binary log takes the rows."""
+    return DATABASE.warning(
+        "binlog_format = STATEMENT",
+        "ROW or MIXED: the sink writes in READ COMMITTED, and the server logs such changes as rows",
+        "SET GLOBAL binlog_format = 'ROW'",
+    )
+
+
 def _durability(facts: ServerFacts) -> Sequence[Finding]:
     findings: list[Finding] = []
     for one in weaknesses(facts):
@@ -287,9 +298,6 @@ def _obstacles(facts: ServerFacts, session: Session) -> Iterator[Finding]:
     if facts.galera:
         text = "it is a Galera cluster (wsrep_on), which has no XA transactions"
         yield DATABASE.problem(text, "a single server", "MySQLSink(commit_mode='ledger')")
-    if facts.binlog_format == "STATEMENT":
-        needed, remedy = "ROW: READ COMMITTED needs rows", "SET GLOBAL binlog_format = 'ROW'"
-        yield DATABASE.problem("binlog_format = STATEMENT", needed, remedy)
     if own(session).is_pooled:
         yield DATABASE.problem(
             "a proxy is in between",

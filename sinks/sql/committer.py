@@ -39,6 +39,7 @@ from onceflow.core.spi.staging import is_staged, make_staged_committable
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.session import (
     AccessDenied,
+    BinaryLogRefuses,
     ConnectionLost,
     NameUnknown,
     ReadOnly,
@@ -364,10 +365,13 @@ class SqlCommitter(Committer):
         except ConnectionLost:
             raise
         except SqlError as error:
-            if isinstance(error, ReadOnly):
+            if isinstance(error, (BinaryLogRefuses, ReadOnly)):
                 # The next try opens a session that may write, if any may by then.
                 self.close()
-            return RetryLater(f"the server cannot be asked: {error}")
+            return RetryLater(
+                f"the server cannot be asked: {error}",
+                until_mended=isinstance(error, BinaryLogRefuses),
+            )
 
     def _open_session(self) -> Session:
         if self._session is None or not self._session.is_open:

@@ -18,6 +18,7 @@ from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSuppor
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
 from onceflow.sinks.sql.session import (
     AccessDenied,
+    BinaryLogRefuses,
     LockTimeout,
     NameTaken,
     Session,
@@ -91,6 +92,8 @@ def _preflight(settings: SqlSettings, context: CommitterContext) -> Generator[_P
             yield _Preflight(settings, context, session)
         except AccessDenied as error:
             raise SettingsRefused(f"{text}: not permitted: {error}") from error
+        except BinaryLogRefuses as error:
+            raise SettingsRefused(f"{text}: {error}") from error
         except SqlError as error:
             raise refusal(error, text) from error
 

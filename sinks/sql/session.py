@@ -7,6 +7,7 @@ What a server or its driver refuses is translated by sessions into a closed set:
       RowRefused             a row is refused for what is in it: every new attempt would fail
         DuplicateKey         a row of the same unique key is there
       LockTimeout            a lock was waited for in vain
+      BinaryLogRefuses       a setting of the server's binary log forbids what the sink writes
       ReadOnly               somebody has made the server, the database or the user read-only
       AccessDenied           the user lacks a privilege
       TableMissing           there is no such table
@@ -64,6 +65,13 @@ class LockTimeout(SqlError):
 
 class ReadOnly(SqlError):
     """The session's transactions only read; a session that is opened later may write again."""
+
+
+class BinaryLogRefuses(SqlError):
+    """A setting of the server's binary log forbids every statement that writes.
+
+    A session keeps the setting that the server had when the session began.
+    """
 
 
 class AccessDenied(SqlError):
