@@ -150,7 +150,8 @@ class LogOwner:
     def check_owned(self) -> None:
         """Raise Fenced when another driver owns the job: what fails an attempt follows from that.
 
-        Slots leave, and a sink may have forgotten what only this driver's log still lists.
+        Slots leave, and a sink may have forgotten what only this driver's log still lists. Raises
+        CheckpointCorrupt when the log lacks this driver's own claim.
         """
         if self._log is not None:
             with contextlib.suppress(StorageError):

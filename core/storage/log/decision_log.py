@@ -374,6 +374,10 @@ def draw_owner() -> str:
     return uuid.uuid4().hex[:12]
 
 
+_STORAGE_GONE = (
+    "checkpoint storage was deleted, moved, unmounted or replaced by an older copy under the"
+    " running job"
+)
 _TWO_DRIVERS = "Two drivers ran one job: stop the one that is not wanted"
 
 
@@ -405,6 +409,7 @@ class ClaimedLog:
 
         Raises:
             Fenced: Another driver has claimed the job since.
+            CheckpointCorrupt: The log lacks the driver's own claim.
             StorageError: The log cannot be read or written.
             DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
         """
@@ -417,6 +422,7 @@ class ClaimedLog:
 
         Raises:
             Fenced: Another driver has claimed the job since.
+            CheckpointCorrupt: The log lacks the driver's own claim.
             StorageError: The log cannot be read or written.
             DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
         """
@@ -427,6 +433,7 @@ class ClaimedLog:
 
         Raises:
             Fenced: Another driver has claimed the job.
+            CheckpointCorrupt: The log lacks the driver's own claim.
             StorageError: The log cannot be read.
         """
         self._next_claim(self._log.read())
@@ -525,6 +532,13 @@ class ClaimedLog:
 
     def _next_claim(self, view: LogView, above: AttemptId = NO_ATTEMPT) -> AttemptClaimed:
         mine = self.view
+        # A driver that takes the job over claims a higher attempt. So this log has lost records.
+        if view.attempt < mine.attempt:
+            raise CheckpointCorrupt(
+                f"job {self._log.job}: {self._log} lacks the claim of attempt {mine.attempt}, which"
+                f" this driver wrote, and no other driver has claimed the job: {_STORAGE_GONE}."
+                " Restore the directory, and start again"
+            )
         try:
             return claim_again(view, owner=mine.owner, attempt=mine.attempt, above=above)
         except Fenced as error:
@@ -548,10 +562,9 @@ class ClaimedLog:
         if counts and view.attempt == record.attempt:
             return CheckpointCorrupt(
                 f"job {self._log.job}: the records before {record.sequence} of {self._log} are"
-                " gone, and no other driver has claimed the job: somebody has deleted or moved"
-                " checkpoint storage under the running job. Nothing of checkpoint"
-                f" {record.completed.checkpoint} is committed; restore the directory, and start"
-                " again"
+                f" gone, and no other driver has claimed the job: {_STORAGE_GONE}. Nothing of"
+                f" checkpoint {record.completed.checkpoint} is committed; restore the directory,"
+                " and start again"
             )
         return Fenced(
             f"{message}. Attempt {view.attempt} ({owner_of(view)}) owns the job; its decision log"

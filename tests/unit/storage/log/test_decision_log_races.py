@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -37,6 +38,38 @@ def test_a_driver_that_was_fenced_once_decides_nothing_more_whatever_is_deleted(
     with pytest.raises(Fenced, match="attempt 1 is fenced"):
         older.append(decision(1, 1))
     assert storage.log.read().completed == (decision(0, 1),)
+
+
+@pytest.mark.parametrize("is_recreated", [False, True], ids=["moved", "emptied"])
+def test_a_driver_whose_storage_was_moved_away_names_that_and_no_other_driver(
+    storage: JobStorage, tmp_path: Path, is_recreated: bool
+) -> None:
+    log = storage.log.claim("driver")
+    log.append(decision(0, 1))
+    (tmp_path / "ledger").rename(tmp_path / "away")
+    if is_recreated:
+        (tmp_path / "ledger/log").mkdir(parents=True)
+    for step in (log.check_owned, log.claim_again):
+        with pytest.raises(
+            CheckpointCorrupt, match="no other driver has claimed the job"
+        ) as caught:
+            step()
+        assert "Two drivers" not in str(caught.value)
+    shutil.rmtree(tmp_path / "ledger", ignore_errors=True)
+    (tmp_path / "away").rename(tmp_path / "ledger")
+    assert log.claim_again().attempt == 2
+
+
+def test_a_driver_whose_storage_was_replaced_by_an_older_copy_names_that(
+    storage: JobStorage, tmp_path: Path
+) -> None:
+    first = storage.log.claim("driver")
+    shutil.copytree(tmp_path / "ledger", tmp_path / "copy")
+    second = first.claim_again()
+    shutil.rmtree(tmp_path / "ledger")
+    (tmp_path / "copy").rename(tmp_path / "ledger")
+    with pytest.raises(CheckpointCorrupt, match="lacks the claim of attempt 2"):
+        second.check_owned()
 
 
 def test_a_driver_that_loses_every_race_ends_and_leaves_the_job_to_the_others(
