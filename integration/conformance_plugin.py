@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """If --onceflow-sink is given, collect the kit's own test in addition to named tests."""
+    """Collect the kit's own test if --onceflow-sink is given, alone or with named tests."""
     config.stash[_TABLE] = ConformanceTable()
     if not config.getoption("--onceflow-sink"):
         return

@@ -117,7 +117,7 @@ class ContainerServer(Server):
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """As in `ServerProcess`."""
+        """Return True if the server answers, as in `ServerProcess`."""
 
     @property
     def running(self) -> bool:

@@ -201,7 +201,7 @@ appender.C.layout.pattern=[%d] %p %m (%c)%n
 
 
 class EmbeddedKafka(ServerProcess):
-    """One broker that is its own controller."""
+    """A Kafka broker that is also its controller."""
 
     name: ClassVar[str] = "kafka"
 

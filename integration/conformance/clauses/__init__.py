@@ -1,1 +1,1 @@
-"""Every clause of the two-phase contract, a module for each kind."""
+"""The clauses of the two-phase contract, with a module for each kind."""

@@ -1,4 +1,4 @@
-"""Clauses about the sink as a format of Spark: whole batches, killed at each step."""
+"""The clauses about the sink as a Spark format: whole batches, killed at each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onceflow.integration.conformance.clauses.writing import pre_committed_survi
 from onceflow.integration.conformance.harness import Harness
 from onceflow.integration.conformance.target import NotTestable, expect
 
-# A batch has no acks: its tasks' reports are that. As many are tried as there are rounds.
+# A batch has no acks, only its tasks' reports. Each round tries one point.
 _POINTS: tuple[CrashPoint, ...] = (
     "claimed",
     "settled",
@@ -44,7 +44,7 @@ def run_batch(
     number: int,
     parts: Sequence[pa.RecordBatch],
 ) -> None:
-    """Run a whole batch, in a process that may be killed at any step of it."""
+    """Run a whole batch in a process that may be killed at any step."""
     del link
     driver = BatchDriver(target, parts[0].schema, _itself, directory)
     driver.batch(number, *parts)
@@ -55,7 +55,7 @@ def _itself(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _Query:
-    """A query that writes into the sink under a sink id of its own, and what must be seen of it."""
+    """A query that writes to the sink under a separate sink id, and checks of its rows."""
 
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
@@ -77,7 +77,7 @@ class _Query:
             raise
 
     def run_killed(self, point: CrashPoint, number: int, *parts: Sequence[int]) -> bool:
-        """Run a batch whose process dies at `point`; return False where it never came there."""
+        """Run a batch whose process dies at `point`. Return False if it was not reached."""
         self._harness.processes.arm(point)
         rows = [self._harness.batch(part) for part in parts]
         try:
@@ -89,13 +89,13 @@ class _Query:
         return False
 
     def expect_settled(self, *seen: Sequence[int], when: str) -> None:
-        """Raise Violation unless readers see exactly `seen` and nothing is in doubt."""
+        """Raise Violation if readers do not see exactly `seen`, or a transaction is in doubt."""
         self._harness.expect_seen(*seen, when=when)
         names = sorted(str(one.transaction) for one in self.driver.in_doubt())
         expect(not names, f"{when}: in doubt are {names}, and should be none")
 
     def settle(self) -> None:
-        """Leave nothing in doubt, whatever has failed."""
+        """Resolve all transactions in doubt, also after a failure."""
         try:
             self.driver.abort()
         except OnceflowError:
@@ -104,13 +104,14 @@ class _Query:
 
 @clause(rests_on=[commit_again, abort_leaves_nothing, in_doubt_is_exact])
 def batch_is_visible_whole(harness: Harness) -> None:
-    """A batch of Spark is seen when it is decided, with the rows of all its tasks, once."""
+    """A Spark batch becomes visible when it is decided, with the rows of all its tasks, once."""
     query = _Query(harness)
     driver, first, second = query.driver, harness.ids(), harness.ids()
     try:
         plan = driver.plan(0)
         report = driver.task(plan, 0, first)
-        # Other rows, as of input that is not in order: of equal ones a unique key lets one wait.
+        # Use other rows, as if the input's order had changed: with equal rows, a unique key would
+        # make one task wait.
         driver.task(plan, 1, harness.ids())
         again = driver.task(plan, 1, second, task_attempt=1)
         harness.expect_seen(when="with all tasks of a batch done and nothing decided")
@@ -138,7 +139,7 @@ def batch_is_visible_whole(harness: Harness) -> None:
     ]
 )
 def batch_killed_at_each_step(harness: Harness) -> None:
-    """A batch of Spark killed at any step that comes again in other tasks is there once."""
+    """A Spark batch that is killed at any step and repeated with other tasks is written once."""
     query = _Query(harness)
     written: list[Sequence[int]] = []
     few = min(harness.effort.rounds, len(_POINTS))
@@ -160,7 +161,7 @@ def batch_killed_at_each_step(harness: Harness) -> None:
 
 @clause(rests_on=[batch_is_visible_whole, in_doubt_of_every_attempt])
 def batch_overtaken_is_not_decided(harness: Harness) -> None:
-    """Of two drivers at one batch of Spark only the one that planned last has its rows seen."""
+    """The last of two drivers to plan a Spark batch is the only one whose rows become visible."""
     query = _Query(harness)
     old, new = query.driver, query.driver.other()
     rows = harness.ids()

@@ -1,7 +1,7 @@
-"""Clauses about commits that are begun before their decision: the optional part of a committer.
+"""The clauses about commits that begin before their decision, which is optional for a committer.
 
-Each begins the second transaction of a subtask, after the first one was committed plainly: a target
-may need a commit before it can begin anything.
+Each clause begins the commit of a subtask's second transaction, after a normal commit of the first.
+A target may need one commit before it can begin another.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from onceflow.integration.conformance.target import (
 )
 
 _TRIES = 5
-"""How often a newer attempt may be kept from a commit by an older one that begins another."""
+"""The number of commits of a newer attempt that an older attempt may delay by beginning others."""
 _AWAY_S = 10.0
 _ENDS_S = 120.0
 
 
 @clause(rests_on=[in_doubt_is_exact, commit_elsewhere])
 def begun_is_hidden(harness: Harness) -> None:
-    """What is begun is seen by nobody and stays in doubt until it is committed."""
+    """A transaction whose commit has begun stays invisible and in doubt until it is committed."""
     begun = _begin(harness)
     harness.expect_seen(begun.first.ids, when="after begin_commit")
     harness.expect_in_doubt(begun.prepared, when="after begin_commit")
@@ -58,7 +58,7 @@ def begun_is_hidden(harness: Harness) -> None:
 
 @clause(rests_on=[begun_is_hidden])
 def begun_is_committed_once(harness: Harness) -> None:
-    """The first commit of what is begun shows its rows, every further one says AlreadyCommitted."""
+    """The first commit after begin_commit shows the rows, later ones return AlreadyCommitted."""
     committer, writer = harness.job.committer(), harness.job.writer()
     require_begin_commit(committer)
     prepared = [harness.prepare(1, writer=writer)]
@@ -71,7 +71,7 @@ def begun_is_committed_once(harness: Harness) -> None:
         harness.expect_seen(*(one.ids for one in prepared), when=when)
         expect(outcomes == [Committed(), *[AlreadyCommitted()] * 2], when)
         prepared.append(later)
-    # The first one of a subtask may have nothing to begin with.
+    # The first transaction of a subtask may not support begin_commit.
     _require_begun(any(answers[1:]))
     *_, last = prepared
     outcomes = [harness.commit(one) for one in prepared[:-1]]
@@ -82,7 +82,7 @@ def begun_is_committed_once(harness: Harness) -> None:
 
 @clause(rests_on=[begun_is_committed_once, abort_again])
 def withdrawn_is_in_doubt(harness: Harness) -> None:
-    """What is withdrawn is hidden and in doubt; it is committed later, or aborted, as any other."""
+    """A withdrawn transaction is hidden and in doubt, and can be committed or aborted."""
     all_begun = [_begin(harness, subtask=subtask) for subtask in range(3)]
     own, other, aborted = all_begun
     for begun in all_begun:
@@ -90,7 +90,7 @@ def withdrawn_is_in_doubt(harness: Harness) -> None:
     seen = [begun.first.ids for begun in all_begun]
     harness.expect_seen(*seen, when="after withdraw_commit")
     harness.expect_in_doubt(*(begun.prepared for begun in all_begun), when="after withdraw_commit")
-    # As after a checkpoint that was given up: the next one commits its rows with its own.
+    # As after an aborted checkpoint: the next checkpoint commits its transaction, too.
     later = harness.prepare(3)
     outcomes = [
         *(harness.commit(one, own.committer) for one in (own.prepared, later)),
@@ -109,7 +109,7 @@ def withdrawn_is_in_doubt(harness: Harness) -> None:
 
 @clause(rests_on=[begun_is_committed_once])
 def begun_is_committed_elsewhere(harness: Harness) -> None:
-    """What another attempt has committed is not harmed by the one that began it, or begins late."""
+    """A begun transaction that another attempt commits is not harmed by withdraw or late begin."""
     seen: list[tuple[int, ...]] = []
     for attempt, act in zip(count(1, 2), _Act, strict=False):
         begun, outcomes = _overtake(harness, children.commit, attempt, act)
@@ -126,7 +126,7 @@ def begun_is_committed_elsewhere(harness: Harness) -> None:
 
 @clause(rests_on=[begun_is_committed_elsewhere, commit_after_abort])
 def begun_is_aborted_elsewhere(harness: Harness) -> None:
-    """What another attempt has aborted stays gone, whatever the one does that began it."""
+    """A begun transaction that another attempt aborts is not restored by the first attempt."""
     seen: list[tuple[int, ...]] = []
     for attempt, act in zip(count(1, 2), _Act, strict=False):
         begun, outcomes = _overtake(harness, children.abort, attempt, act)
@@ -142,7 +142,7 @@ def begun_is_aborted_elsewhere(harness: Harness) -> None:
 
 @clause(rests_on=[begun_is_committed_once, abort_again])
 def begun_outlives_its_committer(harness: Harness) -> None:
-    """What is begun when its committer closes is hidden and in doubt, and another one ends it."""
+    """A begun transaction survives close of its committer: hidden, in doubt, ended by another."""
     first, second = (_begin(harness, subtask=subtask) for subtask in range(2))
     for begun in (first, second):
         begun.committer.close()
@@ -165,8 +165,8 @@ def begun_outlives_its_committer(harness: Harness) -> None:
 
 @clause(rests_on=[begun_outlives_its_committer])
 def begun_outlives_its_process(harness: Harness) -> None:
-    """What a process has begun outlives its SIGKILL: hidden, in doubt, and another one ends it."""
-    # One after the other: what is begun may hold up readers of all that comes after it.
+    """A begun transaction survives SIGKILL of its process: hidden, in doubt, ended by another."""
+    # One after the other: a begun commit may block readers of all later transactions.
     first = _begin_in_process(harness, attempt=1)
     when = "after the process was killed"
     _expect_hidden(harness, first, when=when)
@@ -182,10 +182,10 @@ def begun_outlives_its_process(harness: Harness) -> None:
 
 @clause(rests_on=[begun_is_aborted_elsewhere])
 def begun_by_an_older_attempt(harness: Harness) -> None:
-    """An older attempt that begins commits keeps no newer one from committing or aborting."""
+    """An older attempt that begins commits does not keep a newer one from commits and aborts."""
     lane = _open_second(harness)
     older, seen = lane.committer, [lane.first.ids]
-    # Pre-committed before the newer attempt begins, which has not aborted them yet.
+    # Pre-committed before the newer attempt starts, which has not aborted them yet.
     late = [lane.prepared, *(harness.prepare(3 + number) for number in range(2 * _TRIES))]
     _require_begun(_try_to_begin(older, lane.prepared))
     pairs = pairwise(late)
@@ -214,7 +214,7 @@ def begun_by_an_older_attempt(harness: Harness) -> None:
 
 @clause(needs=["kill", "start"], rests_on=[withdrawn_is_in_doubt, server_away_changes_nothing])
 def begun_while_the_server_is_away(harness: Harness) -> None:
-    """While the server is away begin and withdraw raise nothing, and commit works afterwards."""
+    """The calls begin and withdraw raise no error while the server is down; commit works later."""
     harness.patience_s = SERVER_PATIENCE_S
     begun, kept = (_begin(harness, subtask=subtask) for subtask in range(2))
     late = _open_second(harness, subtask=2)
@@ -231,7 +231,7 @@ def begun_while_the_server_is_away(harness: Harness) -> None:
     harness.target.kill()
     try:
         thread.start()
-        # Like a commit they may go on trying until the server is back.
+        # Like a commit, they may retry until the server is back.
         thread.join(_AWAY_S)
     finally:
         harness.target.start()
@@ -250,7 +250,7 @@ def begun_while_the_server_is_away(harness: Harness) -> None:
 
 @clause(rests_on=[begun_outlives_its_process, killed_in_commit])
 def killed_in_begun_commit(harness: Harness) -> None:
-    """Killed at any line of begin_commit and of the commit after it, the next committer ends it."""
+    """A commit that is killed at any line, from begin_commit on, is ended by the next committer."""
     lane = _begin(harness, subtask=1)
     outcome = harness.commit(lane.prepared, lane.committer)
     expect(outcome == Committed(), f"commit of what was begun answered {outcome}")
@@ -269,7 +269,7 @@ def killed_in_begun_commit(harness: Harness) -> None:
             prepared.committable,
             line,
         )
-        # As of a checkpoint that was decided, and of one that was not.
+        # Alternate between a decided and an undecided checkpoint.
         outcome = harness.abort(prepared) if number % 2 else harness.commit(prepared)
         when = (
             f"begin_commit and commit were {run.describe()}; then another process ended the same"
@@ -288,7 +288,7 @@ def killed_in_begun_commit(harness: Harness) -> None:
 
 
 class _Act(Enum):
-    """What a committer does with a transaction that the next attempt has ended meanwhile."""
+    """The action of a committer after the next attempt has ended its transaction."""
 
     END = "nothing else"
     WITHDRAW = "withdraw_commit here"
@@ -297,7 +297,7 @@ class _Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """A subtask's committer that has committed `first`, and could begin `prepared`."""
+    """A subtask's committer that has committed `first` and can begin `prepared`."""
 
     committer: Committer
     first: Prepared
@@ -305,10 +305,10 @@ class _Lane:
 
 
 def _begin(harness: Harness, *, attempt: int = 1, subtask: int = 0) -> _Lane:
-    """Return a lane of which the second transaction is begun.
+    """Return a lane whose second transaction is begun.
 
     Raises:
-        NotTestable: The sink begins nothing.
+        NotTestable: begin_commit returned False.
     """
     lane = _open_second(harness, attempt=attempt, subtask=subtask)
     _require_begun(_try_to_begin(lane.committer, lane.prepared))
@@ -327,7 +327,7 @@ def _open_second(harness: Harness, *, attempt: int = 1, subtask: int = 0) -> _La
 
 
 def _begin_in_process(harness: Harness, attempt: int) -> _Lane:
-    """Return a lane of which another process has begun the second transaction, and was killed."""
+    """Return a lane whose second transaction was begun by a process that was then killed."""
     committer = harness.job.committer(attempt)
     require_begin_commit(committer)
     first, prepared = (harness.prepare(checkpoint, attempt=attempt) for checkpoint in (1, 2))
@@ -347,7 +347,7 @@ def _begin_in_process(harness: Harness, attempt: int) -> _Lane:
 def _overtake(
     harness: Harness, end: Callable[..., object], attempt: int, act: _Act
 ) -> tuple[_Lane, list[object]]:
-    """Begin, have the next attempt `end` it in another process, and then act; return its answer."""
+    """Begin, run `end` as the next attempt in another process, then act. Return its outcomes."""
     lane = _open_second(harness, attempt=attempt)
     if act is not _Act.BEGIN:
         _require_begun(_try_to_begin(lane.committer, lane.prepared))
@@ -362,7 +362,7 @@ def _overtake(
 
 
 def _expect_hidden(harness: Harness, lane: _Lane, *seen: Prepared, when: str) -> None:
-    """Raise Violation unless what is begun in `lane` is hidden and in doubt, beside `seen`."""
+    """Raise Violation unless the begun transaction is hidden and in doubt, and `seen` visible."""
     harness.expect_seen(lane.first.ids, *(one.ids for one in seen), when=when)
     harness.expect_in_doubt(lane.prepared, when=when)
 
@@ -375,27 +375,27 @@ def require_begin_commit(committer: Committer) -> None:
     """Raise NotTestable unless the class of `committer` overrides `begin_commit`.
 
     Raises:
-        NotTestable: It has none.
+        NotTestable: The class does not override it.
     """
     if type(committer).begin_commit is Committer.begin_commit:
         raise NotTestable("the sink's committer has no begin_commit()")
 
 
 def _require_begun(is_begun: object) -> None:
-    """Raise NotTestable unless something is begun.
+    """Raise NotTestable unless `is_begun`.
 
     Raises:
-        NotTestable: The sink has begun nothing.
+        NotTestable: `is_begun` is false.
     """
     if not is_begun:
         raise NotTestable("begin_commit() returned False for the second transaction of a subtask")
 
 
 def _try_to_begin(committer: Committer, prepared: Prepared) -> bool:
-    """Return what `begin_commit` does.
+    """Call `begin_commit` and return its answer.
 
     Raises:
-        Violation: It raises.
+        Violation: The call raises an error.
     """
     try:
         return committer.begin_commit(prepared.committable)
@@ -409,7 +409,7 @@ def _withdraw(lane: _Lane) -> None:
     """Withdraw the second transaction.
 
     Raises:
-        Violation: It raises.
+        Violation: The call raises an error.
     """
     try:
         lane.committer.withdraw_commit(lane.prepared.committable)

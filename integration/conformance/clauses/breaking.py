@@ -1,4 +1,4 @@
-"""Clauses about a server that dies or freezes, and a network that loses one request or reply."""
+"""The clauses about a killed or paused server, and a network that loses a request or reply."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _EXCHANGES_MAX = 60
 
 @clause(scenarios=[14, 23], needs=_SERVER, rests_on=[commit_elsewhere])
 def server_killed_before_commit(harness: Harness) -> None:
-    """What is pre-committed outlives its server: hidden, in doubt, and committed once."""
+    """A pre-committed transaction survives its server's kill: hidden, in doubt, committed once."""
     harness.patience_s = SERVER_PATIENCE_S
     writer, committer = harness.job.writer(), harness.job.committer()
     first = harness.prepare(1, writer=writer)
     open_ids = harness.ids(50)
     expect(len(committer.in_doubt()) == 1, "in_doubt does not list what is pre-committed")
-    # Some targets notice only later that a row was written to a server that is gone.
+    # Some targets detect only later that a row was sent to a dead server.
     with suppress(OnceflowError):
         writer.write(harness.target.batch(open_ids))
     _bounce(harness)
     harness.expect_seen(when="after the server was killed and started")
     harness.expect_in_doubt(first, when="after the server was killed and started")
-    # The same committer: its connection died with the server.
+    # Use the same committer, whose connection died with the server.
     outcomes = [harness.commit(first, committer)]
     _bounce(harness)
     outcomes.append(harness.commit(first, committer))
@@ -54,7 +54,7 @@ def server_killed_before_commit(harness: Harness) -> None:
 
 @clause(scenarios=[43], needs=_SERVER, rests_on=[commit_elsewhere, abort_leaves_nothing])
 def server_away_changes_nothing(harness: Harness) -> None:
-    """While the server is away nothing is called committed, aborted, lost or not in doubt."""
+    """The sink reports no commit, abort, loss or empty doubt list while the server is down."""
     harness.patience_s = SERVER_PATIENCE_S
     prepared, committer = harness.prepare(1), harness.job.committer()
     writer = harness.job.writer()
@@ -73,7 +73,7 @@ def server_away_changes_nothing(harness: Harness) -> None:
     harness.commit_all(prepared)
     harness.expect_seen(prepared.ids, when="after the server came back, and commit")
     if isinstance(later, Committable):
-        # Durable somewhere else, as it says: then it can be committed.
+        # The sink has stored it durably elsewhere, so it can be committed.
         harness.commit_all(Prepared(later, later_ids))
         harness.expect_seen(prepared.ids, later_ids, when="after commit of what came meanwhile")
 
@@ -109,7 +109,7 @@ def frozen_server_commits_once(harness: Harness) -> None:
 
 @clause(scenarios=[37], needs=_NETWORK, rests_on=[commit_elsewhere, server_away_changes_nothing])
 def reply_lost_at_commit(harness: Harness) -> None:
-    """Whichever request or reply of commit is lost, it is asked again and applied once."""
+    """A commit that loses any request or reply can be repeated, and applies its rows once."""
     seen: list[tuple[int, ...]] = []
 
     def once(job_rig: _Remote, lose: Lose, exchange: int) -> None:
@@ -137,7 +137,7 @@ def reply_lost_at_commit(harness: Harness) -> None:
     rests_on=[commit_elsewhere, abort_leaves_nothing, server_away_changes_nothing],
 )
 def reply_lost_at_abort(harness: Harness) -> None:
-    """Whichever request or reply of abort is lost, nothing of the rows remains."""
+    """An abort that loses any request or reply can be repeated, and leaves no row."""
     checkpoints = iter(range(1, 1 << 20))
 
     def once(job_rig: _Remote, lose: Lose, exchange: int) -> None:
@@ -162,7 +162,7 @@ def reply_lost_at_abort(harness: Harness) -> None:
     rests_on=[orphans_are_rolled_back_on_start, server_away_changes_nothing],
 )
 def reply_lost_at_pre_commit(harness: Harness) -> None:
-    """Whichever reply of pre_commit is lost, it fails or is durable; the replay is there once."""
+    """A pre_commit that loses any reply fails or is durable, and the replay is written once."""
     attempts = iter(range(1, 1 << 20, 2))
     seen: list[tuple[int, ...]] = []
 
@@ -185,7 +185,7 @@ def reply_lost_at_pre_commit(harness: Harness) -> None:
         harness.job.begin(attempt + 1)
         committer = harness.job.committer(attempt + 1)
         if committable is not None:
-            # It was acknowledged, so it may be decided.
+            # The pre-commit was acknowledged, so it may be decided.
             harness.commit_all(Prepared(committable, ids))
         for one in committer.in_doubt():
             expect(one != committable, f"{when}: {one} is committed and still in doubt")
@@ -199,7 +199,7 @@ def reply_lost_at_pre_commit(harness: Harness) -> None:
 
 
 class _Remote:
-    """The clause's job through a network that can be broken."""
+    """The clause's job, connected through the proxy."""
 
     def __init__(self, harness: Harness, proxy: ExchangeProxy) -> None:
         self.proxy = proxy
@@ -209,12 +209,12 @@ class _Remote:
 
 
 def _each_exchange(harness: Harness, once: Callable[[_Remote, Lose, int], None]) -> None:
-    """Run `once` with a loss at the first exchange, the second … until no loss is met."""
+    """Run `once` with a loss at exchange 1, 2, … until a run has fewer exchanges."""
     harness.patience_s = SERVER_PATIENCE_S
     with ExchangeProxy(harness.target.address()) as proxy:
         for lose in Lose:
             for exchange in range(1, _EXCHANGES_MAX):
-                # A run in which nothing broke had fewer exchanges than that: all of them have been
+                # If the fault was not reached, the run had fewer exchanges, so all of them were
                 # tried.
                 broken = proxy.breaks
                 once(_Remote(harness, proxy), lose, exchange)

@@ -1,4 +1,4 @@
-"""Clauses about commit and abort: idempotent, from anywhere, in any order, and never a guess."""
+"""The clauses about commit and abort: idempotent, in any process and order, with exact answers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from onceflow.integration.conformance.target import NotTestable, expect
 
 @clause(scenarios=[2, 21], rests_on=[close_keeps_what_is_pre_committed])
 def commit_again(harness: Harness) -> None:
-    """The first commit says Committed, every further one AlreadyCommitted; rows are there once."""
+    """The first commit returns Committed, later ones AlreadyCommitted; rows are written once."""
     prepared = harness.prepare(1)
     committer = harness.job.committer()
     outcomes = [harness.commit(prepared, committer) for _ in range(5)]
-    # Another one knows nothing of the first: only the target can tell it.
+    # A new committer knows nothing of the first one. It must ask the target.
     outcomes += [harness.commit(prepared) for _ in range(5)]
     expected = [Committed(), *[AlreadyCommitted()] * 9]
     harness.expect_seen(prepared.ids, when="after ten commits")
@@ -40,7 +40,7 @@ def commit_again(harness: Harness) -> None:
 
 @clause(scenarios=[7, 26, 40], rests_on=[commit_again, pre_committed_survives_death])
 def commit_elsewhere(harness: Harness) -> None:
-    """Another process commits from the sink's description and the committable alone."""
+    """Another process can commit with only the sink's description and the committable."""
     prepared = harness.prepare(1)
     context = harness.job.committer_context()
     outcomes = harness.processes.run(children.commit, harness.sink, context, [prepared.committable])
@@ -53,7 +53,7 @@ def commit_elsewhere(harness: Harness) -> None:
 
 @clause(scenarios=[20, 26], rests_on=[commit_shows_its_rows])
 def commit_in_any_order(harness: Harness) -> None:
-    """Several prepared transactions are committed in any order, each by itself."""
+    """Several prepared transactions can be committed in any order, each independently."""
     if harness.sink is not harness.described:
         raise NotTestable("the sink commits whole checkpoints, in their order")
     writer = harness.job.writer()
@@ -69,7 +69,7 @@ def commit_in_any_order(harness: Harness) -> None:
 
 @clause(scenarios=[3, 17, 40], rests_on=[close_keeps_what_is_pre_committed])
 def abort_leaves_nothing(harness: Harness) -> None:
-    """Abort says Aborted; its rows are gone for ever, and nobody else's."""
+    """Abort returns Aborted, and removes the transaction's rows and no other rows."""
     aborted, kept = harness.prepare(1), harness.prepare(2)
     outcome = harness.abort(aborted)
     expect(outcome == Aborted(), f"abort of {aborted.committable.transaction}: {outcome}")
@@ -81,7 +81,7 @@ def abort_leaves_nothing(harness: Harness) -> None:
 
 @clause(scenarios=[40], rests_on=[abort_leaves_nothing])
 def abort_again(harness: Harness) -> None:
-    """Abort says Aborted however often it is asked, from anywhere, and for what never was."""
+    """Abort returns Aborted every time, in any process, and for transactions that never existed."""
     prepared = harness.prepare(1)
     committer = harness.job.committer()
     outcomes = [harness.abort(prepared, committer) for _ in range(3)]
@@ -99,7 +99,7 @@ def abort_again(harness: Harness) -> None:
 
 @clause(scenarios=[40], rests_on=[commit_again])
 def abort_after_commit(harness: Harness) -> None:
-    """Abort after commit says AlreadyCommitted and takes nothing away."""
+    """Abort after commit returns AlreadyCommitted and removes no rows."""
     prepared = harness.prepare(1)
     harness.commit_all(prepared)
     outcomes = [harness.abort(prepared), harness.abort(prepared)]
@@ -111,10 +111,10 @@ def abort_after_commit(harness: Harness) -> None:
 
 @clause(scenarios=[4], rests_on=[commit_again, abort_leaves_nothing])
 def unknown_is_lost(harness: Harness) -> None:
-    """Commit of a transaction that the target does not know says Lost: it proves no commit."""
+    """Commit of a transaction that the target does not know returns Lost, not AlreadyCommitted."""
     gone, kept = harness.prepare(1), harness.prepare(2)
     harness.abort(gone)
-    # With a payload of the sink's own making, which names nothing any more.
+    # Use a real payload of the sink, whose transaction no longer exists.
     unknown = Committable(TransactionId(harness.job.sink_id, 1, 3, 0), 3, gone.committable.payload)
     outcome = harness.commit(Prepared(unknown, ()))
     expect(isinstance(outcome, Lost), f"commit of {unknown}, never pre-committed: {outcome}")
@@ -124,7 +124,7 @@ def unknown_is_lost(harness: Harness) -> None:
 
 @clause(scenarios=[4], rests_on=[unknown_is_lost, abort_again])
 def lost_is_reported(harness: Harness) -> None:
-    """What somebody rolled back behind our back is Lost at commit, never taken for committed."""
+    """Commit of a transaction that was rolled back from outside returns Lost, not a success."""
     lost, other = harness.prepare(1), harness.prepare(2)
     if is_staged(lost.committable):
         harness.job.storage.staging(harness.job.sink_id).discard(lost.committable.transaction)
@@ -141,7 +141,7 @@ def lost_is_reported(harness: Harness) -> None:
 
 @clause(scenarios=[40], rests_on=[abort_leaves_nothing, unknown_is_lost])
 def commit_after_abort(harness: Harness) -> None:
-    """Commit after abort says Lost, never Committed, and shows nothing."""
+    """Commit after abort returns Lost, never Committed, and shows no rows."""
     prepared = harness.prepare(1)
     harness.abort(prepared)
     outcome = harness.commit(prepared)
@@ -159,7 +159,7 @@ def _name(prepared: Prepared) -> str:
     rests_on=[commit_again, abort_leaves_nothing],
 )
 def refused_commit_waits_for_a_person(harness: Harness) -> None:
-    """A commit that the target refuses says that a person must help, and succeeds after that."""
+    """A commit that the target refuses reports that a person must act, and succeeds afterwards."""
     prepared = harness.prepare(1)
     harness.target.obstruct(prepared.ids)
     committer = harness.job.committer()

@@ -1,4 +1,4 @@
-"""Clauses of sinks that commit whole checkpoints: one commit of all subtasks, in order."""
+"""The clauses for sinks that commit whole checkpoints: all subtasks in one commit, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onceflow.integration.conformance.target import NotTestable, expect
 
 @clause(rests_on=[commit_again, in_doubt_is_exact])
 def checkpoint_is_committed_whole(harness: Harness) -> None:
-    """A global commit shows the rows of all its subtasks, no others, and proves its checkpoint."""
+    """A global commit shows the rows of all its subtasks, no others, and records its checkpoint."""
     with harness.global_committer() as committer:
         expect(
             committer.read_committed_through() == 0,
@@ -35,7 +35,7 @@ def checkpoint_is_committed_whole(harness: Harness) -> None:
 
 @clause(rests_on=[checkpoint_is_committed_whole])
 def committed_checkpoint_only_rises(harness: Harness) -> None:
-    """What is not above the highest checkpoint committed is AlreadyCommitted, and not applied."""
+    """A checkpoint up to the highest committed one returns AlreadyCommitted and is not applied."""
     first, second, early = harness.prepare(3), harness.prepare(5), harness.prepare(4)
     with harness.global_committer() as committer, harness.global_committer() as other:
         for checkpoint, one in ((3, first), (5, second)):
@@ -51,7 +51,7 @@ def committed_checkpoint_only_rises(harness: Harness) -> None:
 
 @clause(rests_on=[checkpoint_is_committed_whole, abort_leaves_nothing])
 def checkpoint_is_whole_or_lost(harness: Harness) -> None:
-    """A checkpoint of which something is gone is Lost, and nothing of it is shown or proved."""
+    """A checkpoint with a missing transaction returns Lost, and nothing is shown or recorded."""
     first, gone, last = (harness.prepare(1, subtask=subtask) for subtask in range(3))
     with harness.global_committer() as committer:
         ask_until_known(lambda: committer.abort(gone.committable), harness.patience_s)
@@ -65,7 +65,7 @@ def checkpoint_is_whole_or_lost(harness: Harness) -> None:
 
 @clause(rests_on=[committed_checkpoint_only_rises])
 def gathered_commit_leaves_out_what_is_committed(harness: Harness) -> None:
-    """A commit of several decisions shows those of them that an earlier one has not shown."""
+    """A commit of several decisions applies only those that are not committed yet."""
     if harness.described.gathering is None:
         raise NotTestable("the sink does not gather decisions")
     first, second, third = (harness.prepare(checkpoint) for checkpoint in (1, 2, 3))

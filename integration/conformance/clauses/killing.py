@@ -1,4 +1,4 @@
-"""Clauses about a process that is killed at any line of the sink's own code, and about races."""
+"""The clauses about a process that is killed at any line of the sink's code, and about races."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onceflow.integration.conformance.target import describe_error, expect
 
 @clause(scenarios=[15, 37], rests_on=[commit_elsewhere])
 def killed_in_commit(harness: Harness) -> None:
-    """Killed at any line of commit, the next one ends it: every row there once."""
+    """A commit that is killed at any line is completed by the next one, with each row once."""
     seen: list[tuple[int, ...]] = []
     checkpoints = iter(range(1, 1 << 20))
 
@@ -61,7 +61,7 @@ def killed_in_commit(harness: Harness) -> None:
 
 @clause(scenarios=[37], rests_on=[commit_elsewhere, abort_again])
 def killed_in_abort(harness: Harness) -> None:
-    """Killed at any line of abort, the next one ends it: nothing seen, nothing in doubt."""
+    """An abort that is killed at any line is completed by the next: nothing visible or in doubt."""
     checkpoints = iter(range(1, 1 << 20))
 
     def attempt(line: int) -> int | None:
@@ -93,8 +93,8 @@ def killed_in_abort(harness: Harness) -> None:
     rests_on=[pre_committed_survives_death, orphans_are_rolled_back_on_start],
 )
 def killed_in_pre_commit(harness: Harness) -> None:
-    """Killed at any line of pre_commit, the rows are whole and in doubt, or not there at all."""
-    # Odd ones write; the even ones between them recover.
+    """A pre_commit that is killed at any line leaves all of its rows in doubt, or none."""
+    # Odd attempts write. Even attempts recover.
     attempts = iter(range(1, 1 << 20, 2))
     seen: list[tuple[int, ...]] = []
 
@@ -119,10 +119,10 @@ def killed_in_pre_commit(harness: Harness) -> None:
         harness.job.begin(number + 1)
         committer = harness.job.committer(number + 1)
         left = list(committer.in_doubt())
-        # One writer has pre-committed one checkpoint: two would be rows twice.
+        # One writer has pre-committed one checkpoint. Two transactions would double its rows.
         expect(len(left) <= 1, f"{when}: in doubt are {left}")
         harness.expect_seen(*seen, when=when)
-        # As if it had been decided after all: what is in doubt must be whole.
+        # Commit as if it had been decided: a transaction in doubt must have all rows.
         replayed = None if left else harness.prepare(number, attempt=number + 1, ids=ids)
         harness.commit_all(replayed or Prepared(left[0], ids))
         seen.append(ids)
@@ -135,7 +135,7 @@ def killed_in_pre_commit(harness: Harness) -> None:
 
 @clause(scenarios=[21], rests_on=[killed_in_commit])
 def commit_race(harness: Harness) -> None:
-    """Committers that commit one transaction at the same moment put its rows there once."""
+    """Committers that commit one transaction at the same time write its rows once."""
     seen: list[tuple[int, ...]] = []
     for checkpoint in range(1, 6):
         prepared = harness.prepare(checkpoint)
@@ -155,7 +155,7 @@ def _race_commits(harness: Harness, prepared: Prepared) -> list[CommitOutcome | 
     def race() -> None:
         try:
             committer = harness.sink.committer(harness.job.committer_context())
-            # All at once, and with their committers open: opening takes longer than a commit.
+            # Start all commits at once, with open committers: opening takes longer than a commit.
             start.wait(30)
             outcomes.append(harness.commit(prepared, committer))
             committer.close()
@@ -172,48 +172,48 @@ def _race_commits(harness: Harness, prepared: Prepared) -> list[CommitOutcome | 
 
 @dataclass(frozen=True, slots=True)
 class KilledRun:
-    """How a process ran some of the sink's own code: to its end, or until it was killed."""
+    """The result of running some of the sink's code in a process: finished, or killed."""
 
     lines: int | None
-    """How many lines it ran to its end; None when it was killed."""
+    """The number of lines that it ran, or None if it was killed."""
     location: str = ""
-    """The line before which it was killed: file, line, function and text."""
+    """The line before which it was killed: file, line, function and text; empty if not killed."""
 
     def describe(self) -> str:
-        """Say what became of it, behind "commit was"."""
+        """Return text that completes "commit was …"."""
         return f"killed right before {self.location}" if self.location else "not killed"
 
 
 def run_until_killed(
     harness: Harness, function: Callable[..., object], *arguments: object
 ) -> KilledRun:
-    """Run `function` in a process, which may send the location of a line and be killed there."""
+    """Run `function` in a process that may send the location of a line and be killed there."""
     child = harness.processes.start(function, *arguments)
     match child.receive():
         case Returned(lines):
             return KilledRun(cast("int", lines))
         case location:
-            # It has said where it dies, and that it is dead is what was wanted.
+            # The process has sent its location before the kill, so its death is expected.
             with suppress(ProcessKilled):
                 child.result()
             return KilledRun(None, str(location))
 
 
 def try_each_line(harness: Harness, attempt: Callable[[int], int | None]) -> None:
-    """Run whole once, then be killed at the first line, the last, and some in between."""
-    # Line 0 is never reached: this run counts the lines of a whole call, in this target.
+    """Run once to the end, then with kills at the first line, the last, and some in between."""
+    # Line 0 is never reached. This run counts the lines of a whole call.
     lines = attempt(0)
     expect(lines, "no line of the sink's own code ran")
     for line in spread(harness, lines or 1, 2 * harness.effort.rounds):
-        # Other paths may be shorter (a connection that is there): then it was not killed at all.
+        # A later run may be shorter, for example with an open connection. Then it is not killed.
         attempt(line)
 
 
 def spread(harness: Harness, lines: int, count: int) -> Sequence[int]:
-    """Return `count` lines of 1 … `lines`: the ends, and one drawn from each part between."""
+    """Return about `count` lines of 1 … `lines`: first, last, and a random one of each part."""
     if lines <= count:
         return range(1, lines + 1)
-    # One from each part, so that a few rounds reach the beginning, the middle and the end.
+    # Draw one from each part, so that a few rounds cover the beginning, the middle and the end.
     bounds = [1 + lines * part // count for part in range(count + 1)]
     drawn = {harness.random.randrange(low, high) for low, high in pairwise(bounds)}
     return sorted({*drawn, 1, lines})

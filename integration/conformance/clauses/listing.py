@@ -1,4 +1,4 @@
-"""Clauses about what is in doubt, what a committable is, and what is remembered of it."""
+"""The clauses about transactions in doubt, committables, and the proofs of commits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SECRET_LENGTH_MIN = 6
 
 @clause(scenarios=[23, 25], rests_on=[abort_leaves_nothing, commit_again])
 def in_doubt_is_exact(harness: Harness) -> None:
-    """In doubt is what is pre-committed and neither committed nor aborted, and nothing else."""
+    """in_doubt lists exactly the transactions pre-committed and neither committed nor aborted."""
     harness.job.begin(1)
     harness.expect_in_doubt(when="before anything was written")
     first, second, third = (harness.prepare(checkpoint) for checkpoint in (1, 2, 3))
@@ -52,14 +52,14 @@ def in_doubt_is_exact(harness: Harness) -> None:
 
 @clause(scenarios=[7, 25, 32, 38], rests_on=[in_doubt_is_exact])
 def in_doubt_of_every_subtask(harness: Harness) -> None:
-    """In doubt is what any subtask has pre-committed, also one that there is no longer."""
+    """in_doubt lists the transactions of every subtask, even of one that no longer exists."""
     prepared = [harness.prepare(1, subtask=subtask) for subtask in (0, 1, 2, 11)]
     harness.expect_in_doubt(*prepared, when="after four subtasks have pre-committed")
 
 
 @clause(scenarios=[17, 25], rests_on=[in_doubt_is_exact])
 def in_doubt_of_every_attempt(harness: Harness) -> None:
-    """In doubt is what any attempt has pre-committed, and a newer one lists it."""
+    """in_doubt lists the transactions of every attempt, also in a newer attempt."""
     prepared = [harness.prepare(1, attempt=attempt) for attempt in (1, 2, 11)]
     harness.job.begin(12)
     harness.expect_in_doubt(*prepared, when="after attempts 1, 2 and 11 have pre-committed")
@@ -67,7 +67,7 @@ def in_doubt_of_every_attempt(harness: Harness) -> None:
 
 @clause(scenarios=[25], rests_on=[in_doubt_is_exact])
 def in_doubt_of_no_other_sink(harness: Harness) -> None:
-    """Nothing of another sink id is in doubt here: a prefix, another case, a match of `_`."""
+    """in_doubt lists no other sink id: no prefix, no other case, no match of `_`."""
     own = harness.job.sink_id
     others = [f"{own}.1", f"{own}-1", f"{own}_", own[:-1], f"{own[:-1]}_", own.upper()]
     mine = harness.prepare(1)
@@ -88,7 +88,7 @@ def in_doubt_of_no_other_sink(harness: Harness) -> None:
 
 @clause(scenarios=[28], rests_on=[close_keeps_what_is_pre_committed])
 def committable_fits_the_log(harness: Harness) -> None:
-    """A committable is small, whatever it stands for, and comes back from the log as it was."""
+    """A committable is small for any number of rows, and the log returns it unchanged."""
     few, many = harness.prepare(1), harness.prepare(2, ids=harness.ids(3000))
     size_bytes = len(many.committable.payload)
     expect(size_bytes < _PAYLOAD_BYTES_MAX, f"the payload of 3000 rows has {size_bytes} bytes")
@@ -104,9 +104,9 @@ def committable_fits_the_log(harness: Harness) -> None:
 
 @clause(rests_on=[close_keeps_what_is_pre_committed])
 def description_pickles(harness: Harness) -> None:
-    """The sink's description crosses processes as a value, and works there the same."""
+    """The sink's description can be pickled to other processes and works the same there."""
     data = pickle.dumps(harness.sink)
-    again = pickle.loads(data)  # noqa: S301 - our own, of a moment ago
+    again = pickle.loads(data)  # noqa: S301 - pickled just above
     expect(type(again) is type(harness.sink), f"the sink comes back as {type(again)}")
     expect(again.routing_key() == harness.sink.routing_key(), "the copy routes by another key")
     prepared = harness.prepare(1)
@@ -118,7 +118,7 @@ def description_pickles(harness: Harness) -> None:
 
 @clause(needs=["secrets"], rests_on=[close_keeps_what_is_pre_committed])
 def no_secret_is_kept(harness: Harness) -> None:
-    """No password stands in a committable, a checkpoint's files, the sink's repr or a log line."""
+    """No password is in a committable, a checkpoint's files, the sink's repr or a log line."""
     secrets = harness.target.secrets()
     for secret in secrets:
         expect(len(secret) >= _SECRET_LENGTH_MIN, "a secret of the target is too short to look for")
@@ -149,7 +149,7 @@ def no_secret_is_kept(harness: Harness) -> None:
 
 @clause(rests_on=[commit_again])
 def prune_keeps_what_is_asked_for(harness: Harness) -> None:
-    """Pruning before a checkpoint forgets no proof of it or of a later one."""
+    """Pruning before a checkpoint keeps the proofs of that checkpoint and of later ones."""
     prepared = [harness.prepare(checkpoint) for checkpoint in (1, 2, 3, 10)]
     harness.commit_all(*prepared)
     committer = harness.job.committer()
@@ -166,7 +166,7 @@ def prune_keeps_what_is_asked_for(harness: Harness) -> None:
 
 @clause(rests_on=[commit_again])
 def prune_keeps_what_is_in_doubt(harness: Harness) -> None:
-    """Pruning takes nothing that is pre-committed, nor another sink's proofs."""
+    """Pruning removes no pre-committed transaction and no proof of another sink."""
     other = harness.another_job(f"{harness.job.sink_id}.1", log="other-log")
     proven = harness.prepare(1, job=other)
     harness.commit(proven, other.committer())
@@ -181,7 +181,7 @@ def prune_keeps_what_is_in_doubt(harness: Harness) -> None:
 
 @clause(rests_on=[commit_elsewhere])
 def committer_closes_and_comes_again(harness: Harness) -> None:
-    """A committer closes twice, and holds nothing that the next one would miss."""
+    """A committer can be closed twice, and the next committer works without it."""
     prepared = harness.prepare(1)
     first = harness.job.committer()
     expect(len(first.in_doubt()) == 1, "a committer does not list what a writer has pre-committed")
@@ -194,7 +194,7 @@ def committer_closes_and_comes_again(harness: Harness) -> None:
 
 
 def through_the_log(committable: Committable) -> Committable:
-    """Return what a decision log holds of `committable` once it is read again."""
+    """Write `committable` to a decision log record and return it as read back."""
     operator = OperatorSnapshot(UID, committables=(committable,))
     completed = CompletedCheckpoint(
         checkpoint=CheckpointId(committable.transaction.checkpoint),
@@ -217,7 +217,7 @@ def through_the_log(committable: Committable) -> Committable:
 
 @contextmanager
 def _collect_log() -> Generator[list[str], None, None]:
-    """Collect every line that anybody logs, at any level."""
+    """Collect every log line, at any level."""
     lines: list[str] = []
 
     class Collecting(logging.Handler):

@@ -1,7 +1,7 @@
-"""Clauses about a committer that is held up while another one commits, goes on and prunes.
+"""The clauses about a committer that is held while another commits, continues and prunes.
 
-A thread of a closed attempt, a driver that was frozen, a request on its way: what they do then is
-done when nothing in the target tells any more that the transaction was committed.
+A thread of a closed attempt, a frozen driver or a delayed request may act late. By then the target
+may have no proof left that the transaction was committed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from onceflow.integration.conformance.lines import LineTracer
 from onceflow.integration.conformance.target import NotTestable, Violation, describe_error, expect
 
 _BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 5.0
-"""After this long the one that is held up has what the other one waits for, and goes on first."""
+"""The time after which the held commit is assumed to own a lock that the other waits for. Then the
+held commit continues first."""
 _PATIENCE = 10
 """A commit counts as blocked after this many times the duration of the slowest one."""
 _ENDS_S = 120.0
@@ -44,7 +45,7 @@ _T = TypeVar("_T")
 
 @clause(rests_on=[prune_keeps_what_is_asked_for, commit_race])
 def commit_after_pruning(harness: Harness) -> None:
-    """Commit of what was committed and pruned long ago applies nothing, and says so."""
+    """Commit of a transaction that was committed and pruned applies no row, and says so."""
     committer = harness.job.committer()
     pair = _Series(harness).pair()
     pair.overtake()
@@ -55,7 +56,7 @@ def commit_after_pruning(harness: Harness) -> None:
 
 @clause(rests_on=[commit_after_pruning])
 def overtaken_in_a_thread(harness: Harness) -> None:
-    """A commit held up at any line, in a thread, while another commits and prunes is harmless."""
+    """A commit held at any line in a thread while another commits and prunes is harmless."""
 
     def run(pair: _Pair, line: int) -> HeldCommit:
         held, released = threading.Event(), threading.Event()
@@ -78,7 +79,7 @@ def overtaken_in_a_thread(harness: Harness) -> None:
 
 @clause(rests_on=[overtaken_in_a_thread])
 def overtaken_in_another_process(harness: Harness) -> None:
-    """A process frozen at any line of commit while the next attempt goes on does no harm."""
+    """A process frozen at any line of commit while the next attempt continues is harmless."""
 
     def run(pair: _Pair, line: int) -> HeldCommit:
         context = harness.job.committer_context(pair.attempt)
@@ -103,7 +104,7 @@ def overtaken_in_another_process(harness: Harness) -> None:
 
 @clause(needs=["address", "sink_at"], rests_on=[overtaken_in_a_thread])
 def overtaken_on_the_way(harness: Harness) -> None:
-    """A request of commit that arrives after another has committed and pruned does no harm."""
+    """A commit request that arrives after another has committed and pruned is harmless."""
     series = _Series(harness)
     with ExchangeProxy(harness.target.address()) as proxy:
         harness.job.begin(1)
@@ -113,12 +114,12 @@ def overtaken_on_the_way(harness: Harness) -> None:
             hold = proxy.hold(exchange)
             thread = _Thread(partial(_answer, remote.committer(), pair))
             thread.wait_for(hold.held)
-            # A fault that was not met must not wait for the requests of the next pair.
+            # Disarm a fault that was not reached, so that it does not affect the next pair.
             proxy.heal()
             pair.overtake(hold.released.set)
             outcome = thread.result(f"a commit of which request {exchange} came late does not end")
             pair.expect_harmless(outcome, f"commit of which request {exchange} came late")
-            # The commit had fewer exchanges than that: all of them have been tried.
+            # The commit had fewer exchanges, so all of them were tried.
             if not hold.held.is_set():
                 break
         else:
@@ -129,25 +130,25 @@ def overtaken_on_the_way(harness: Harness) -> None:
 
 
 class _Series:
-    """Transactions one after the other, each of which is overtaken; all are seen at the end."""
+    """A series of transactions, each of which is overtaken. All must be visible at the end."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
         self.seen: list[Sequence[int]] = []
         self.blocked_s = _BLOCKED_S_MAX
         self.slowest_s = 0.0
-        """The duration of the slowest commit that waited for no lock."""
+        """The duration of the slowest commit that did not wait for a lock."""
         self._checkpoints = count(1, 2)
 
     def pair(self, attempt: int = 1) -> _Pair:
-        """Return the next one, pre-committed by `attempt`."""
+        """Return the next pair, pre-committed by `attempt`."""
         first = self.harness.prepare(next(self._checkpoints), attempt=attempt)
         self.seen.append(first.ids)
         return _Pair(self, first)
 
 
 class _Pair:
-    """A transaction, and a later one: of the same rows with other values, where the sink can."""
+    """A transaction, and a later one with new values of the same rows if the sink can update."""
 
     def __init__(self, series: _Series, first: Prepared) -> None:
         self._series = series
@@ -156,29 +157,29 @@ class _Pair:
 
     @property
     def committable(self) -> Committable:
-        """The one that two commit."""
+        """The committable that both committers commit."""
         return self._first.committable
 
     @property
     def attempt(self) -> int:
-        """Who has pre-committed it."""
+        """The attempt that has pre-committed it."""
         return self.committable.transaction.attempt
 
     def overtake(self, release: Callable[[], None] = lambda: None, attempt: int = 1) -> None:
-        """Commit both and prune, as `attempt`; then release who is held up in the first commit.
+        """Commit both and prune, as `attempt`. Then release the held commit.
 
-        When that one has what this one waits for, it is released before.
+        If this commit waits for a lock of the held commit, the held commit is released earlier.
         """
         began = time.monotonic()
         thread = _Thread(lambda: self._go_on(attempt))
-        # The one that is held up may hold a lock that this commit waits for; it is released then,
-        # and the order is the other one.
+        # The held commit may own a lock that this commit waits for. Then it is released, and the
+        # order is reversed.
         thread.join(self._series.blocked_s)
         if not thread.is_alive():
             took_s = time.monotonic() - began
-            # Learned from commits that were not blocked: a fast target need not be waited for as
-            # long as a slow one at each line. On a busy machine the next commit may take much
-            # longer than this one. It would pass for blocked, and not overtake the held one.
+            # Adapt the wait to commits that were not blocked, so that a fast target needs less time
+            # at each line. Keep a margin: on a busy machine the next commit may take much longer.
+            # It would count as blocked and would not overtake the held commit.
             self._series.slowest_s = max(self._series.slowest_s, took_s)
             patience_s = _PATIENCE * self._series.slowest_s
             self._series.blocked_s = min(max(_BLOCKED_S_MIN, patience_s), _BLOCKED_S_MAX)
@@ -186,7 +187,7 @@ class _Pair:
         thread.result("a commit does not end that has overtaken another one")
 
     def expect_harmless(self, outcome: CommitOutcome | str, what: str) -> None:
-        """Raise Violation unless both are there once, after a late committer said `outcome`."""
+        """Raise Violation if not both are there once, after a late committer returned `outcome`."""
         when = (
             f"after a {what}. Meanwhile another committer committed the same transaction, which"
             f" answered {self._overtaking}, committed a later one, and pruned; then the first"
@@ -239,7 +240,7 @@ class _Thread(Generic[_T]):
             pass
 
     def result(self, if_none: str) -> _T:
-        """Return what it returned, or raise what it raised, or that there is nothing in time."""
+        """Return the thread's result, raise its error, or raise Violation on timeout."""
         self._thread.join(_ENDS_S)
         if self._errors:
             raise self._errors[0]
@@ -254,7 +255,7 @@ class _Thread(Generic[_T]):
 
 
 def _answer(committer: Committer, pair: _Pair) -> CommitOutcome | str:
-    """Return how a commit ended; who was overtaken may also be told so by an error."""
+    """Commit and return the outcome, or the text of the error: an overtaken commit may fail."""
     try:
         return committer.commit(pair.committable)
     except OnceflowError as error:
@@ -264,7 +265,7 @@ def _answer(committer: Committer, pair: _Pair) -> CommitOutcome | str:
 def _at_each_line(
     harness: Harness, run: Callable[[_Pair, int], HeldCommit], attempts: Iterator[int]
 ) -> None:
-    """Run whole once, then be held up at lines of the sink's own, and some of what it inherits."""
+    """Run once to the end, then hold at lines of the sink's own and inherited code."""
     series = _Series(harness)
 
     def hold(line: int) -> HeldCommit:
@@ -276,8 +277,8 @@ def _at_each_line(
     whole = hold(0)
     expect(whole.lines, "no line of the sink's own code ran")
     rounds = harness.effort.rounds
-    # The sink's own module has most of the rounds: what it inherits is held up for every sink that
-    # inherits it.
+    # Most rounds go to the sink's own module, because inherited code is also tested with other
+    # sinks.
     lines = {whole.own[at - 1] for at in spread(harness, len(whole.own), 2 * rounds)}
     for line in sorted(lines.union(spread(harness, whole.lines, rounds))):
         hold(line)

@@ -1,4 +1,4 @@
-"""Clauses about decisions that arrive late, attempts that take over, and jobs that must not."""
+"""The clauses about late decisions, recovery by newer attempts, and jobs that are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from onceflow.integration.conformance.target import NotTestable, Violation, expe
     scenarios=[1, 2, 11, 20, 21], rests_on=[commit_in_any_order, commit_again, empty_checkpoint]
 )
 def notifications_late_and_twice(harness: Harness) -> None:
-    """Decisions heard late, twice, out of order or not at all commit each checkpoint once."""
+    """Decisions that arrive late, twice, out of order or not at all commit each checkpoint once."""
     writer, committer = harness.job.writer(), harness.job.committer()
     queue = CommitQueue(CommitRetryPolicy())
     prepared: list[Prepared] = []
@@ -62,17 +62,18 @@ def notifications_late_and_twice(harness: Harness) -> None:
     prepare(1)
     prepare(2)
     hear(1, seen=1)
-    # The same decision twice, as a log that is read again tells it.
+    # The same decision twice, as when the log is read again.
     hear(1, 1, seen=1)
     prepare(3)
-    # The newest first: it commits the older ones, and they change nothing when they are heard.
+    # The newest decision arrives first and commits the older checkpoints. Their decisions then
+    # change nothing.
     hear(3, 2, 1, seen=3)
-    # A checkpoint without rows between others must not hold up the queue.
+    # A checkpoint without rows between others must not block the queue.
     queue.pre_committed(CheckpointId(4), writer.pre_commit(CheckpointId(4)))
     prepare(5)
     hear(4, 4, 3, seen=3)
     prepare(6)
-    # 5 is heard after 6, which has committed it: it changes nothing.
+    # Decision 5 arrives after 6, which has committed it, and changes nothing.
     hear(6, 5, 6, seen=5)
     harness.expect_in_doubt(when="after every checkpoint was decided")
     expect(queue.committed_through == 6, f"committed through {queue.committed_through}, not 6")
@@ -80,7 +81,7 @@ def notifications_late_and_twice(harness: Harness) -> None:
 
 @clause(scenarios=[17, 31, 32, 36], rests_on=[in_doubt_of_every_attempt, in_doubt_of_every_subtask])
 def orphans_are_rolled_back_on_start(harness: Harness) -> None:
-    """What was pre-committed and never decided is rolled back by the next attempt."""
+    """The next attempt rolls back transactions that were pre-committed and never decided."""
     for subtask in range(5):
         harness.prepare(1, subtask=subtask)
     counts = _recover(harness, attempt=2, decided=[])
@@ -91,7 +92,7 @@ def orphans_are_rolled_back_on_start(harness: Harness) -> None:
 
 @clause(scenarios=[7, 18, 35], rests_on=[orphans_are_rolled_back_on_start])
 def commit_upon_start(harness: Harness) -> None:
-    """What was decided and never committed is committed by the next attempt, which then goes on."""
+    """The next attempt commits transactions that were decided and not committed, and continues."""
     first, second = harness.prepare(1), harness.prepare(2)
     undecided = harness.prepare(3)
     _recover(harness, attempt=2, decided=[first, second])
@@ -103,7 +104,7 @@ def commit_upon_start(harness: Harness) -> None:
 
 @clause(scenarios=[3, 15, 29], rests_on=[commit_upon_start, close_rolls_back_what_is_open])
 def crash_and_replay_double_nothing(harness: Harness) -> None:
-    """Rows that are sent again after a crash are there once, whether committed before or not."""
+    """Rows that are sent again after a crash are written once, committed before or not."""
     writer = harness.job.writer()
     first = harness.prepare(1, writer=writer)
     harness.commit_all(first)
@@ -112,7 +113,7 @@ def crash_and_replay_double_nothing(harness: Harness) -> None:
     writer.write(harness.target.batch(open_ids))
     writer.close()
     for attempt in (2, 3):
-        # The decision of 1 may be asked for again; 2 was never decided and is sent again.
+        # Checkpoint 1 may be committed again. Checkpoint 2 was never decided and is sent again.
         _recover(harness, attempt=attempt, decided=[first])
         harness.expect_seen(first.ids, when=f"after the recovery of attempt {attempt}")
         replayed = harness.prepare(2, attempt=attempt, ids=(*second.ids, *open_ids))
@@ -124,7 +125,7 @@ def crash_and_replay_double_nothing(harness: Harness) -> None:
 
 @clause(scenarios=[7, 25, 32, 33, 38], rests_on=[commit_upon_start])
 def rescaling_loses_nothing(harness: Harness) -> None:
-    """Recovery at any other parallelism commits all that is decided and aborts the rest."""
+    """Recovery at any other parallelism commits decided transactions and aborts the others."""
     attempt, checkpoint = 1, 1
     seen: list[tuple[int, ...]] = []
     for parallelism, after in ((3, 1), (1, 5), (5, 2), (2, 3)):
@@ -133,8 +134,8 @@ def rescaling_loses_nothing(harness: Harness) -> None:
             for subtask in range(parallelism)
         ]
         for subtask in range(parallelism):
-            # What the next checkpoint has prepared and nobody has decided: aborted by whichever
-            # subtask takes over.
+            # Prepared for the next checkpoint and not decided. Any subtask of the next attempt
+            # aborts it.
             harness.prepare(checkpoint + 1, attempt=attempt, subtask=subtask)
         attempt += 1
         _recover(harness, attempt=attempt, decided=decided)
@@ -146,7 +147,7 @@ def rescaling_loses_nothing(harness: Harness) -> None:
 
 @clause(scenarios=[3], rests_on=[commit_upon_start, commit_elsewhere])
 def recovery_again_changes_nothing(harness: Harness) -> None:
-    """Recovery that runs three times, or that was killed in its middle, ends the same."""
+    """Recovery that runs three times, or was killed halfway, has the same result."""
     decided = [harness.prepare(1 + number, subtask=number) for number in range(4)]
     for subtask in range(2):
         harness.prepare(5, subtask=subtask)
@@ -168,8 +169,8 @@ def recovery_again_changes_nothing(harness: Harness) -> None:
 
 @clause(scenarios=[17], rests_on=[in_doubt_of_every_attempt])
 def replay_beside_an_orphan(harness: Harness) -> None:
-    """A checkpoint number used again by a newer attempt does not meet the old one's transaction."""
-    # Other rows: with the same ones a unique key would let the replay wait for the orphan.
+    """A newer attempt can reuse a checkpoint number without conflict with the older transaction."""
+    # Use other rows: with equal rows, a unique key would make the replay wait for the orphan.
     orphan = harness.prepare(1)
     replayed = harness.prepare(1, attempt=2)
     harness.expect_in_doubt(orphan, replayed, when="after attempt 2 has replayed checkpoint 1")
@@ -181,10 +182,9 @@ def replay_beside_an_orphan(harness: Harness) -> None:
 
 @clause(scenarios=[25, 41])
 def another_job_is_refused(harness: Harness) -> None:
-    """A job with another decision log is refused the sink id, whatever its attempt."""
+    """A job with another decision log is refused the sink id, for any attempt number."""
     harness.job.check(3)
-    # Lower, equal and higher than the attempt seen: another log's numbers say nothing about this
-    # one's.
+    # Lower, equal and higher than the known attempt: numbers of another log are not comparable.
     for attempt in (1, 3, 9):
         other = harness.another_job(harness.job.sink_id, log="another-log")
         try:
@@ -199,13 +199,13 @@ def another_job_is_refused(harness: Harness) -> None:
             f"check of attempt {attempt} with another decision log was let in: two jobs would"
             " commit and abort each other's rows"
         )
-    # The refusals left no trace: the owner goes on.
+    # The refusals must not change anything: the owner continues.
     harness.job.check(4)
 
 
 @clause(scenarios=[25])
 def older_attempt_is_refused(harness: Harness) -> None:
-    """An attempt that is not newer than the last one seen is refused by check."""
+    """`Sink.open` refuses an attempt that is not newer than the last one."""
     harness.job.check(2)
     for attempt in (2, 1):
         try:
@@ -218,11 +218,11 @@ def older_attempt_is_refused(harness: Harness) -> None:
 
 @clause(scenarios=[36], rests_on=[older_attempt_is_refused, crash_and_replay_double_nothing])
 def older_attempt_is_harmless(harness: Harness) -> None:
-    """A writer that outlives its attempt is fenced, or what it pre-commits is swept away."""
+    """A writer that outlives its attempt is fenced, or the next attempt rolls its rows back."""
     old = harness.job.writer()
     before = harness.prepare(1, writer=old)
     ids = harness.ids()
-    # Before the newer attempt begins: the transaction is open while it is fenced.
+    # Write before the newer attempt starts, so that the transaction is open when it is fenced.
     old.write(harness.target.batch(ids))
     _recover(harness, attempt=2, decided=[before])
     try:
@@ -237,7 +237,7 @@ def older_attempt_is_harmless(harness: Harness) -> None:
     committer = harness.job.committer(2)
     left = [str(one.transaction) for one in committer.in_doubt()]
     if late is not None:
-        # Then the newer attempt must find it, and sweeps it away.
+        # The newer attempt must find the transaction and abort it.
         expect(str(late.transaction) in left, f"{late.transaction} is not in doubt: {left}")
         harness.abort(Prepared(late, ids), committer)
     replayed = harness.prepare(2, attempt=2, ids=ids)
@@ -255,14 +255,14 @@ def older_attempt_is_harmless(harness: Harness) -> None:
     ]
 )
 def commits_are_told_before_a_start(harness: Harness) -> None:
-    """What a sink tells of its target names the newest attempt and its last commit, or nothing."""
+    """The target record has the newest attempt and its last commit, or the sink provides none."""
     _expect_record(harness, None, when="before the sink id was claimed")
     first = [harness.prepare(number, subtask=subtask) for number, subtask in ((2, 1), (3, 0))]
     _expect_record(harness, Decided(1, 0), when="while everything is in doubt")
     harness.commit_all(*first)
     _expect_record(harness, Decided(1, 3), when="after the commit of checkpoint 3")
     harness.commit_all(harness.prepare(5, attempt=2))
-    # The proofs go; the last commit must be told all the same.
+    # Pruning removes proofs, but the record must still have the last commit.
     harness.job.committer(2).prune(CheckpointId(5))
     harness.prepare(7, attempt=2)
     _expect_record(harness, Decided(2, 5), when="after the commit of checkpoint 5, and pruning")
@@ -278,7 +278,7 @@ def commits_are_told_before_a_start(harness: Harness) -> None:
 
 
 def _expect_record(harness: Harness, last: Decided | None, *, when: str) -> None:
-    """Raise Violation unless the last commit is told; `last` has the newest attempt, and it."""
+    """Raise Violation if the target record differs from `last`, the newest attempt and commit."""
     record = harness.described.target_record(harness.job.committer_context(9))
     if record is None:
         if last is None:
@@ -300,7 +300,7 @@ def _expect_record(harness: Harness, last: Decided | None, *, when: str) -> None
 
 
 def _empty(queue: CommitQueue, committer: Committer) -> None:
-    """Commit all that the queue says, as a slot does."""
+    """Commit all transactions that the queue returns, like a slot."""
     now_s = 0.0
     while (step := queue.next_commit(now_s)) is not None:
         if isinstance(step, WaitUntil):
@@ -311,7 +311,7 @@ def _empty(queue: CommitQueue, committer: Committer) -> None:
 
 
 def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> tuple[int, int]:
-    """Do what the driver does before an attempt's slots begin; return commits and aborts."""
+    """Recover like the driver before an attempt. Return the numbers of commits and aborts."""
     harness.job.check(attempt)
     committer = harness.job.committer(attempt)
     listed = [through_the_log(one.committable) for one in decided]
@@ -334,14 +334,14 @@ def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> 
 def _commits(
     harness: Harness, committables: Sequence[Committable]
 ) -> list[tuple[Committable, ...]]:
-    """Return what is committed at once: each by itself, or a whole checkpoint."""
+    """Return the groups that are committed together: single transactions or whole checkpoints."""
     if harness.sink is harness.described:
         return [(one,) for one in committables]
     return [tuple(some) for _, some in groupby(committables, key=lambda one: one.checkpoint)]
 
 
 def _commit_some(harness: Harness, some: Sequence[Committable], committer: Committer) -> int:
-    """Commit `some`; return how many this call has committed."""
+    """Commit `some`. Return the number of transactions that this call has committed."""
     if isinstance(committer, WholeCommitter):
         outcome = ask_until_known(lambda: committer.commit_whole(some), harness.patience_s)
     else:

@@ -1,4 +1,4 @@
-"""Clauses about a whole job of real processes, killed at each step and started again."""
+"""The clauses about a whole job of real processes that is killed at each step and restarted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ from onceflow.integration.conformance.whole_job import (
 _ROWS = 120
 _ROWS_A_CHECKPOINT = 40
 _SOAK_ROWS_A_ROUND = 3 * _ROWS_A_CHECKPOINT
-"""An attempt is killed at its first or second checkpoint. Then the next ones still have rows."""
+"""The rows for each round. An attempt is killed at its first or second checkpoint, so rows remain
+for later attempts."""
 
 
 _STEPS = (
@@ -56,7 +57,7 @@ _STEPS = (
 
 
 class _JobRun:
-    """One job, attempt by attempt, and what must hold between any two."""
+    """A job that runs attempt by attempt, with checks between attempts."""
 
     def __init__(self, harness: Harness, rows: int) -> None:
         self._harness = harness
@@ -72,7 +73,7 @@ class _JobRun:
         self._history: list[str] = []
 
     def attempt(self, plan: KillPlan, kill_after_s: float | None = None) -> bool:
-        """Run one attempt to its end or its death; return whether all rows are committed."""
+        """Run an attempt until it ends or dies. Return True if all rows are committed."""
         child = self._harness.processes.start(run_attempt, self._work, plan)
         done = False
         try:
@@ -91,17 +92,17 @@ class _JobRun:
         return done
 
     def finish(self) -> None:
-        """Run an attempt that nobody kills, and look whether every row is there once."""
+        """Run an attempt without kills, and check that every row is there once."""
         expect(self.attempt(KillPlan(2)), f"{self}: an attempt that nobody killed did not end")
         self.expect_all()
 
     def expect_all(self) -> None:
-        """Raise Violation unless every row is there once and nothing is in doubt."""
+        """Raise Violation if not every row is there once, or a transaction is in doubt."""
         self._harness.expect_seen(self.ids, when=str(self))
         self._harness.expect_in_doubt(when=str(self))
 
     def _look(self) -> None:
-        """Nothing may be seen twice, and nothing that the log has not decided."""
+        """Raise Violation if a row is visible twice, or is not decided by the log."""
         seen = self._harness.read_ids()
         expect(len(seen) == len(set(seen)), f"{self}: rows are there more than once")
         decided = find_decided_rows(self._storage.log.read())
@@ -154,8 +155,8 @@ _KILLS = tuple(
 
 @clause(scenarios=[15, 18, 27], rests_on=_STEPS)
 def job_killed_at_begun(harness: Harness) -> None:
-    """A job whose process is killed with a commit begun has each row there once."""
-    # Under another sink id, for the job comes with a decision log of its own.
+    """A job whose process is killed after a commit has begun has each row there once."""
+    # Use another sink id, because the job has its own decision log.
     other = harness.another_job(f"{harness.job.sink_id}.begins", log="begins")
     require_begin_commit(other.committer())
     _kill_job(harness, "begun")
@@ -163,7 +164,7 @@ def job_killed_at_begun(harness: Harness) -> None:
 
 @clause(scenarios=[15, 27, 29, 30, 33, 42], rests_on=[*_KILLS, rescaling_loses_nothing])
 def job_killed_again_and_again(harness: Harness) -> None:
-    """A job killed at random steps and moments, and rescaled, has each row there once."""
+    """A job that is killed at random steps and moments, and rescaled, has each row there once."""
     rounds = harness.effort.rounds
     job = _JobRun(harness, _SOAK_ROWS_A_ROUND * rounds)
     passed: Sequence[CrashPoint] = [one for one in CRASH_POINTS if one not in SINK_POINTS]

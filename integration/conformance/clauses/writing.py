@@ -1,4 +1,4 @@
-"""Clauses about rows before they are decided: hidden, durable from pre-commit on, and whole."""
+"""The clauses about undecided rows: hidden, durable from pre-commit on, and complete."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from onceflow.integration.conformance.target import Violation, describe_error, e
 
 @clause(scenarios=[13, 14])
 def hidden_after_write(harness: Harness) -> None:
-    """Rows that were only written are seen by nobody."""
+    """Rows that are only written are not visible."""
     writer = harness.job.writer()
     for _ in range(3):
-        # Several batches, so that a sink that sends rows when it has enough has sent some.
+        # Write several batches, so that a sink that buffers rows has sent some.
         writer.write(harness.target.batch(harness.ids(200)))
         harness.expect_seen(when="after write")
 
 
 @clause(scenarios=[13, 14], rests_on=[hidden_after_write])
 def hidden_after_pre_commit(harness: Harness) -> None:
-    """Pre-committed rows are seen by nobody, also while the writer goes on."""
+    """Pre-committed rows are not visible, also while the writer continues."""
     writer = harness.job.writer()
     harness.prepare(1, writer=writer)
     harness.expect_seen(when="after pre_commit")
@@ -34,13 +34,13 @@ def hidden_after_pre_commit(harness: Harness) -> None:
 
 @clause(scenarios=[24])
 def names_follow_the_checkpoint(harness: Harness) -> None:
-    """A transaction is named by sink id, attempt, checkpoint and subtask; no name comes twice."""
+    """A transaction's name has sink id, attempt, checkpoint and subtask, and no name repeats."""
     names: set[str] = set()
     for attempt in (1, 2):
         for subtask in (0, 3):
             writer, before = harness.job.writer(attempt, subtask, first_checkpoint=5), 4
-            # Beyond 31 bits: a target that keeps the number in a narrow field fails here, and not
-            # after years.
+            # Beyond 31 bits: a target with a narrow field for the number fails here, not after
+            # years.
             for checkpoint in (5, 6, 2**31):
                 transaction = harness.prepare(checkpoint, writer=writer).committable.transaction
                 parts = (transaction.sink_id, transaction.attempt, transaction.subtask)
@@ -65,7 +65,8 @@ def commit_shows_its_rows(harness: Harness) -> None:
     first = harness.prepare(1, writer=writer, ids=harness.ids(300))
     second = harness.prepare(2, writer=writer)
     open_ids = harness.ids()
-    # Written and still open while others are committed: they must neither be seen nor lost.
+    # These rows are still open while others are committed. They must not become visible or get
+    # lost.
     writer.write(harness.target.batch(open_ids))
     harness.commit_all(first)
     harness.expect_seen(first.ids, when="after commit of 1 of 2 checkpoints")
@@ -77,10 +78,10 @@ def commit_shows_its_rows(harness: Harness) -> None:
 
 @clause(scenarios=[19, 36], rests_on=[commit_shows_its_rows])
 def empty_checkpoint(harness: Harness) -> None:
-    """A checkpoint without rows returns nothing, prepares nothing, and does not end the writer."""
+    """A checkpoint without rows returns nothing and prepares nothing, and the writer continues."""
     writer = harness.job.writer()
     committables = [*writer.pre_commit(CheckpointId(1))]
-    # A batch without rows is no reason to prepare a transaction.
+    # An empty batch must not prepare a transaction.
     writer.write(harness.target.batch(()))
     committables += writer.pre_commit(CheckpointId(2))
     expect(not committables, f"pre_commit without rows returned {committables}")
@@ -92,7 +93,7 @@ def empty_checkpoint(harness: Harness) -> None:
 
 @clause(scenarios=[14, 35], rests_on=[commit_shows_its_rows])
 def close_keeps_what_is_pre_committed(harness: Harness) -> None:
-    """Closing a writer, twice even, neither shows nor rolls back what it has pre-committed."""
+    """Closing a writer, even twice, does not show or roll back its pre-committed transactions."""
     writer = harness.job.writer()
     prepared = harness.prepare(1, writer=writer)
     writer.close()
@@ -104,7 +105,7 @@ def close_keeps_what_is_pre_committed(harness: Harness) -> None:
 
 @clause(scenarios=[14, 16, 36], rests_on=[hidden_after_write])
 def close_rolls_back_what_is_open(harness: Harness) -> None:
-    """A writer that is closed before pre_commit leaves nothing: no row and nothing in doubt."""
+    """A writer that is closed before pre_commit leaves no row and no transaction in doubt."""
     writer = harness.job.writer()
     writer.write(harness.target.batch(harness.ids(50)))
     writer.close()
@@ -114,7 +115,7 @@ def close_rolls_back_what_is_open(harness: Harness) -> None:
 
 @clause(scenarios=[14, 16, 31], rests_on=[close_keeps_what_is_pre_committed])
 def death_rolls_back_what_is_open(harness: Harness) -> None:
-    """A process that is killed after write leaves nothing, and hinders no later writer."""
+    """A process that is killed after write leaves no row and does not block later writers."""
     ids = harness.ids(50)
     harness.job.begin(1)
     child = harness.processes.start(
@@ -127,7 +128,7 @@ def death_rolls_back_what_is_open(harness: Harness) -> None:
     child.kill()
     harness.expect_in_doubt(when="after the writer's process was killed")
     harness.expect_seen(when="after the writer's process was killed")
-    # The same rows: what the dead writer has left behind, a lock on a key say, would block them.
+    # Write the same rows: anything left by the dead writer, such as a lock on a key, would block.
     again = harness.prepare(1, attempt=2, ids=ids)
     harness.commit_all(again)
     harness.expect_seen(ids, when="after the same rows were written again")
@@ -135,7 +136,7 @@ def death_rolls_back_what_is_open(harness: Harness) -> None:
 
 @clause(scenarios=[14, 23, 26, 40], rests_on=[close_keeps_what_is_pre_committed])
 def pre_committed_survives_death(harness: Harness) -> None:
-    """What a process has pre-committed outlives its SIGKILL: hidden, in doubt, ready to commit."""
+    """A pre-committed transaction survives its process's SIGKILL: hidden, in doubt, committable."""
     ids = harness.ids(50)
     harness.job.begin(1)
     child = harness.processes.start(
@@ -160,7 +161,7 @@ def pre_committed_survives_death(harness: Harness) -> None:
     rests_on=[close_keeps_what_is_pre_committed, close_rolls_back_what_is_open],
 )
 def bad_batch_is_refused(harness: Harness) -> None:
-    """A row that the target can never take fails write or pre_commit; nothing of it remains."""
+    """A row that the target can never accept fails write or pre_commit, and no row remains."""
     writer = harness.job.writer()
     good = harness.prepare(1, writer=writer)
     try:
@@ -177,7 +178,7 @@ def bad_batch_is_refused(harness: Harness) -> None:
 
 @clause(scenarios=[22], needs=["bad_batch"], rests_on=[bad_batch_is_refused])
 def bad_rows_end_by_name(harness: Harness) -> None:
-    """A row that is refused is a bad row or a named end, and never tried again without an end."""
+    """A refused row raises an error that ends the job or names the row, never endless retries."""
     writer = harness.job.writer()
     try:
         writer.write(harness.target.bad_batch(harness.ids()))
