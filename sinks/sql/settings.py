@@ -89,9 +89,11 @@ def chosen_mode(
     if context.staging is None and support.obstacles:
         unused = settings.commit_mode is CommitMode.TWO_PHASE
         raise StagingMissing(
-            f"{settings.endpoint} cannot prepare transactions ({support.obstacles[0]}), and"
-            " no storage was given in which rows could wait until they are decided"
+            f"{settings.endpoint} cannot prepare transactions, and no storage was given in which"
+            " rows could wait until they are decided"
             + (", nor would commit_mode='two_phase' use it: leave that out, too" if unused else "")
+            # Last, for it ends with a statement to run.
+            + f". {support.obstacles[0]}"
         )
     if settings.commit_mode is CommitMode.TWO_PHASE or context.staging is None:
         if support.obstacles:
