@@ -14,9 +14,11 @@ asked. The log must know all decisions made until the target had answered.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.log.target_records import (
@@ -88,7 +90,7 @@ def judge_sink(
         for one in (committables_of(before.completed[-1]) if before.decided else ())
         if one.transaction.sink_id == sink_id
     ]
-    agreement, reason = _judge(sink_id, decided, record, before, after)
+    agreement, reason = _judge(decided, listed, record, before, after)
     return SinkProof(
         uid=uid,
         sink_id=sink_id,
@@ -121,8 +123,8 @@ def describe_unreachable(uid: str, sink_id: str, view: LogView, error: str) -> S
 
 
 def _judge(
-    sink_id: str,
     decided: Decided | None,
+    listed: Sequence[Committable],
     record: TargetRecord | None,
     before: LogView,
     after: LogView,
@@ -134,7 +136,7 @@ def _judge(
             f"the target has committed {unknown}, which the decision log does not know: stop the"
             " job and see 'Storage that is behind its target' in docs/operations.md"
         )
-    if is_set_back(record, before.memory.of_sink(sink_id)):
+    if is_set_back(record, before.memory.of_sink(record.sink_id)):
         return Agreement.BEHIND, (
             "the target lacks rows that the log knows to be committed: it was put back to an older"
             " copy. Stop the job and see docs/operations.md"
@@ -143,9 +145,12 @@ def _judge(
     if decided is None:
         return Agreement.AGREES, "nothing is decided of this sink yet, and nothing is committed"
     through = record.through >= decided.checkpoint
-    if through or (
-        proven and (proven.attempt, proven.checkpoint) >= (decided.attempt, decided.checkpoint)
-    ):
+    reached = proven and (proven.attempt, proven.checkpoint) >= (
+        decided.attempt,
+        decided.checkpoint,
+    )
+    # Not by the highest proof alone: one subtask may have committed the checkpoint, another not.
+    if through or (reached and not is_set_back(record, listed)):
         return Agreement.AGREES, "the target proves the last decision of the log"
     return Agreement.COMMITTING, (
         f"checkpoint {decided.checkpoint} is decided, and the target does not prove its commit yet"

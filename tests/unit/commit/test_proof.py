@@ -71,6 +71,20 @@ def test_a_target_proves_what_was_decided_before_it_was_asked_and_no_more_than_i
     assert proof.agreement is agreement, proof.reason
 
 
+@pytest.mark.parametrize(
+    ("subtasks", "agreement"), [((0,), Agreement.COMMITTING), ((0, 1), Agreement.AGREES)]
+)
+def test_a_target_does_not_prove_a_decision_of_which_one_subtask_has_not_committed(
+    subtasks: tuple[int, ...], agreement: Agreement
+) -> None:
+    """Such as a copy that was made between the commits of two subtasks."""
+    log = view(7, (2, 7), (2, 7))
+    proofs = frozenset(TransactionId(SINK, 2, 7, subtask) for subtask in subtasks)
+    said = TargetRecord(SINK, AttemptId(2), (Decided(2, 7),), proofs=proofs)
+    proof = judge_sink("out", SINK, log, said, log, 0)
+    assert proof.agreement is agreement, proof.reason
+
+
 def test_a_proof_counts_what_the_last_decision_lists() -> None:
     log = view(7, (2, 6), (2, 7))
     proof = judge_sink("out", SINK, log, record((2, 7)), log, 3)
