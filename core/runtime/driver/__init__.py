@@ -1,1 +1,1 @@
-"""What runs where the user called `start`: attempts, recovery, decisions, and who may ask."""
+"""The driver, which runs in the user's process: attempts, recovery, decisions, HTTP endpoint."""

@@ -1,8 +1,8 @@
-"""One attempt of a job: claim, recover, deploy, run the coordinator, end.
+"""An attempt of a job: recover the sinks, deploy the slots, run checkpoints until the end.
 
-Runs on the job driver's own thread. Everything that happens elsewhere (slots, Spark, the user)
-comes in as an event. `protocol.loops.attempt` decides what follows, and this file carries the
-decisions out. Nothing here knows what a checkpoint means.
+An attempt runs on the job driver's own thread. Everything that happens on other threads or in other
+processes (slots, Spark, the user) arrives as an event. `protocol.loops.attempt` decides what
+follows, and this module carries out its decisions. This module knows no rules about checkpoints.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class Attempt:
         self._events = events
         self._slots = SlotPool()
         self._dialled: SlotLink | None = None
-        """The slot that has dialled in last."""
+        """The slot that connected last."""
         self._is_finished: bool | None = None
-        """How the attempt has ended, once it has; see `CloseAttempt`."""
+        """True if the job is finished, False if it was stopped, None before `CloseAttempt`."""
         self._background = Background("driver background")
         self._appender = Background("decision log")
         self._savepoint_writer = Background("savepoints")
@@ -130,40 +130,42 @@ class Attempt:
         self._loop = AttemptLoop(_settings_of(context), context.coordinator, offers)
 
     def run(self) -> bool:
-        """Run to the end; return True when the job is finished, False when it was stopped.
+        """Run the attempt to its end. Return True if the job is finished, False if it was stopped.
 
         Raises:
-            OnceflowError: The attempt failed; `.retry` says whether another may be tried.
+            OnceflowError: The attempt failed; `.retry` says whether another attempt may be tried.
         """
-        # Beside the slots' start: a slow database and slow executors are waited for at the same
-        # time.
+        # Recovery runs while the slots start, so that a slow database and slow executors are waited
+        # for at the same time.
         self._recovered = self._background.submit(self._recover)
         self._recovered.add_done_callback(self._report_recovery)
         while True:
             self._carry_out(self._loop.tick(time.monotonic()))
             if self._is_finished is not None:
-                # Not `close` alone: what is deleted here after a job's end, the next start would
-                # have to look for.
+                # Finish the deletions here: `close` alone would drop them, and the next start of
+                # the job would have to search for those files.
                 self._background.finish(self._plan.settings.cancel_timeout_s)
                 return self._is_finished
             wait_s = self._loop.wait_s(time.monotonic())
-            # Until then at the latest this thread is heard of again; the health check holds it to
-            # that.
+            # This thread runs again within `wait_s`; the health check reports it otherwise.
             self._context.promise(wait_s)
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=wait_s))
 
     @property
     def unanswered(self) -> tuple[Request, ...]:
-        """What the user asked for and this attempt, now ended, has neither done nor refused."""
+        """The user's requests that this attempt neither carried out nor refused.
+
+        Read after its end.
+        """
         return self._loop.unanswered
 
     def close(self) -> None:
-        """End what runs beside the attempt, and its committers.
+        """End the attempt's background threads and its committers.
 
-        A committer that hangs is left to itself: this attempt commits and aborts nothing that the
-        next one would not. Nor does an append that hangs: it loses against the next claim, or the
-        next attempt reads what it has appended.
+        A committer that hangs is abandoned: it commits and aborts only what the next attempt would
+        commit and abort, too. An append that hangs is abandoned as well: either the next claim
+        makes it fail, or the next attempt reads the appended decision.
         """
         self._lag.close()
         self._appender.end(lambda: None, self._plan.settings.cancel_timeout_s)
@@ -177,7 +179,10 @@ class Attempt:
             _log.warning("attempt %d is over and waits for %s", self._plan.attempt, step)
 
     def _recover(self) -> tuple[RecoveredSink, ...]:
-        """Runs beside the slots' start: neither needs the other before deployment."""
+        """Open and recover the sinks while the slots start.
+
+        Deployment needs both to be complete.
+        """
         self._context.recovery.open()
         return self._context.recovery.recover(self._context.restored)
 
@@ -212,8 +217,8 @@ class Attempt:
                 self._publish(SlotLeft(slot))
             case SendHeartbeats():
                 self._slots.send_all(Heartbeat())
-                # A slot that is frozen takes no heartbeat, although its connection stands: its
-                # outbox shows it.
+                # The connection of a frozen slot stays open, but the slot takes no heartbeat from
+                # its outbox. The age of the outbox shows that.
                 self._tell(OutboxesMeasured(self._slots.waiting_s(time.monotonic())))
             case LookAtRecovery():
                 self._tell(self._context.recovery.step)
@@ -235,8 +240,8 @@ class Attempt:
                 self._tell(SavepointBegun(decision, self._context.savepoints.begin(decision)))
             case SavepointWritten(_, checkpoint, request, size_bytes):
                 location = self._context.savepoints.find_location(request)
-                # Published before the request is answered: whoever waits for the answer may look at
-                # the status next.
+                # Publish before answering the request: a caller that gets the answer may read the
+                # status next.
                 self._publish(SavepointCompleted(checkpoint, location, size_bytes))
                 self._context.savepoints.record_success(request)
             case TriggerCheckpoint(checkpoint, kind):
@@ -308,8 +313,8 @@ class Attempt:
     def _deploy(self) -> None:
         plan, restored = self._plan, self._context.restored
         addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
-        # Here and not in the slots: which state is whose depends on all of it, and each slot would
-        # read the whole record of the checkpoint.
+        # The driver assigns the state, not the slots: the assignment depends on the state of all
+        # slots, so each slot would have to read the whole record of the checkpoint.
         begins = assign_state(self._context.graph, restored, plan.parallelism)
         for slot, link in self._slots:
             link.send(
@@ -334,15 +339,15 @@ class Attempt:
             self._publish(SplitsDiscovered(uid, tuple(splits)))
 
     def _write_savepoint(self, decision: WriteSavepoint) -> None:
-        """Copy the state beside the stream, and tell this thread how that ended."""
+        """Copy the state on another thread; report the outcome as an event."""
         context, checkpoint = self._context, decision.completed.checkpoint
         job = self._plan.job
 
         def write() -> None:
             size_bytes, error = 0, ""
             try:
-                # An error fails this savepoint alone: the checkpoint that it copies is decided, and
-                # the job runs.
+                # An error fails this savepoint only: the checkpoint that it copies is decided, and
+                # the job goes on.
                 size_bytes = context.savepoints.write(decision, context.log)
             except Exception as caught:
                 fields = {"checkpoint": checkpoint}
@@ -354,7 +359,7 @@ class Attempt:
         self._savepoint_writer.submit(write)
 
     def _append(self, completed: CompletedCheckpoint) -> None:
-        """Write the decision beside the heartbeats: storage may be slower than slots are patient.
+        """Append the decision on another thread, so that slow storage does not delay heartbeats.
 
         The append is the commit point of the whole job.
         """
@@ -366,11 +371,11 @@ class Attempt:
             try:
                 log.append(completed)
             except BaseException as caught:
-                # Every error, also KeyboardInterrupt: the attempt's thread waits for this answer,
-                # and nothing else ends that wait.
+                # Catch every error, also KeyboardInterrupt: the attempt's thread waits for this
+                # event, and nothing else ends that wait.
                 error = caught
             else:
-                # From here on the checkpoint is decided, whatever happens to this process.
+                # From here on the checkpoint is decided, even if this process dies.
                 reach("logged")
             tell(AppendEnded(attempt, completed, (time.perf_counter() - began) * 1000, error))
 
@@ -383,8 +388,8 @@ class Attempt:
             sink_id: retain_ledger_from(retained, log.list_committed_last(sink_id), savepoint)
             for sink_id in log.memory.sinks
         }
-        # Slots first: their commits make rows visible. Then what may take longer, and cleaning
-        # last.
+        # Notify the slots first: their commits make rows visible. Global commits may take longer.
+        # Clean up last.
         self._slots.send_all(Complete(checkpoint, needed))
         self._global_commits.commit_decided(retained[-1])
         self._lag.measure_by(retained[-1])

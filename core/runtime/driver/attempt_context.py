@@ -1,4 +1,4 @@
-"""What an attempt is given by the job driver, and what its thread is told by everybody else."""
+"""The context that the job driver passes to an attempt, and the events that the attempt handles."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from onceflow.core.storage import ClaimedLog, JobStorage
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """What an attempt is given by the job driver."""
+    """The objects and callbacks that the job driver passes to one attempt."""
 
     plan: AttemptPlan
     graph: Graph
     program: bytes = field(repr=False)
-    """What slots are deployed with; see `program`."""
+    """The pickled program that slots are deployed with; see `slot.program`."""
     log: ClaimedLog
     storage: JobStorage
     storage_token: str
@@ -34,18 +34,18 @@ class AttemptContext:
     restored: CompletedCheckpoint
     next_checkpoint: CheckpointId
     coordinator: Callable[[float], CheckpointCoordinator]
-    """Builds the coordinator as of the time given, once every slot runs."""
+    """Builds the coordinator, given the time, once all slots run."""
     publish: Callable[[JobEvent], None]
-    """Records what happens; from any thread, at once."""
+    """Records an event. Any thread may call it; it returns at once."""
     savepoints: Savepoints
     running: Callable[[], None]
-    """Called once, when every slot runs."""
+    """Called once, when all slots run."""
     retain: Callable[[Sequence[CompletedCheckpoint]], None] = lambda _retained: None
-    """Says which checkpoints the log retains now."""
+    """Called with the checkpoints that the log retains now."""
     promise: Callable[[float], None] = lambda _within_s: None
-    """Says that the attempt's thread turns again within so many seconds."""
+    """Called with the number of seconds within which the attempt's thread runs its loop again."""
 
 
 AttemptEvent: TypeAlias = SlotConnected | AttemptFact
-"""What reaches the thread of the job driver; a slot that dials in is known to the loop by its
+"""The events that the attempt's thread handles. If a slot connects, the loop sees only its
 hello."""

@@ -1,7 +1,7 @@
-"""Work beside an attempt's thread: done in order, and awaited within a deadline.
+"""Background threads of an attempt: work is done in order and awaited up to a deadline.
 
 Correctness never depends on cleaning up. Work that fails is tried again at the next completed
-checkpoint (I3, I9); a later attempt does what a crash has left undone.
+checkpoint (I3, I9). If the process crashes, a later attempt does the work that is left.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class Background:
-    """One thread that does submitted work in order. One other thread calls all methods.
+    """A thread that does submitted work in order. All methods are called by one other thread.
 
-    It is a daemon: work that hangs for ever must not keep the process from ending.
+    The thread is a daemon, so that work that hangs does not keep the process from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,19 +39,19 @@ class Background:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` after everything asked for before; the future holds how it ended."""
+        """Do `work` after all work submitted before; the future holds its result or error."""
         future: Future[T] = Future()
         self._asked.put((work, future))
         return future
 
     def finish(self, timeout_s: float) -> bool:
-        """Return whether all that was asked for is done within `timeout_s`."""
+        """Return True if all submitted work is done within `timeout_s`."""
         done = threading.Event()
         self.submit(done.set)
         return done.wait(timeout_s)
 
     def end(self, last: Callable[[], object], timeout_s: float) -> bool:
-        """Drop work that has not begun, do `last` after the rest; return whether all is in time."""
+        """Drop work that has not begun and do `last`. Return True if the thread ends in time."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._asked.get_nowait()
@@ -72,22 +72,26 @@ class Background:
 
 
 class CheckpointsCleaner:
-    """Asked by the attempt's thread, done on `background`, in order."""
+    """Deletes files and records of old checkpoints, in order, on `background`.
+
+    The attempt's thread calls `discard` and `clean_after`.
+    """
 
     def __init__(self, context: AttemptContext, background: Background) -> None:
         self._context = context
         self._background = background
-        # Dropped by the coordinator alone, who knows which of them a pending checkpoint names.
+        # The sweep spares these files. Only the coordinator drops them: it alone knows which of
+        # them a pending checkpoint references.
         self._restored_files = paths_of(
             snapshot for kept in context.log.view.completed for snapshot in kept.snapshots
         )
-        # A slot of an older attempt may have written after recovery and the first sweep had looked.
+        # A slot of an older attempt may have written after recovery and the first sweep ran.
         self._left_by_older = [self._sweep_sinks, self._sweep_storage]
         self._undeleted: list[StateHandle] = []
         self._sweeping = False
 
     def discard(self, handles: Sequence[StateHandle]) -> None:
-        """Delete state that no checkpoint names any more."""
+        """Delete state files that no checkpoint references any more."""
         self._background.submit(lambda: self._discard(handles))
 
     def clean_after(
@@ -96,11 +100,12 @@ class CheckpointsCleaner:
         oldest_retained: CheckpointId,
         newest: CompletedCheckpoint,
     ) -> None:
-        """Delete records that `checkpoint` has superseded, and once what older attempts left.
+        """Delete records older than `oldest_retained`, and once the leftovers of older attempts.
 
-        Called by the attempt's thread with each completed checkpoint; returns at once.
+        The attempt's thread calls this method with each completed checkpoint; it returns at once.
         """
-        # Records go before the files that they name: a crash in between leaves no dangling name.
+        # Delete records before the files they reference: a crash in between leaves no record that
+        # references a missing file.
         self._background.submit(lambda: self._try(lambda: self._context.log.prune(oldest_retained)))
         if self._undeleted:
             self.discard(())

@@ -1,7 +1,8 @@
-"""What a cancelled job leaves behind where its checkpoints are not to be kept.
+"""Deletion of a cancelled job's checkpoints, if the settings do not keep them.
 
-The decision log stays, for it alone tells committed from not committed: it gets one decision more,
-of a checkpoint without state and positions. A later start of the job begins anew from there.
+The decision log stays, because only the log distinguishes committed transactions from others. It
+gets one more decision: a checkpoint without state and positions. A later start begins from there,
+with no state.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from onceflow.core.storage import ClaimedLog, JobStorage
 
 
 def delete_checkpoints(log: ClaimedLog, recovery: SinkRecovery, storage: JobStorage) -> None:
-    """Have every sink commit or roll back, and delete every state file of a checkpoint.
+    """Commit or roll back the transactions of every sink, then delete all checkpoint state files.
 
-    Runs on the driver, once all slots have ended; `log` is claimed by a number that none of them
-    had, so that what they have prepared is an older attempt's. A crash leaves all checkpoints, or
-    the decision that there are none; the next start's sweep deletes what is still there then.
+    Runs on the driver after all slots have ended. `log` is claimed with a new attempt number, so
+    transactions that the slots prepared belong to an older attempt. A crash leaves either all
+    checkpoints, or the decision that there are none; in that case the sweep of the next start
+    deletes the remaining files.
 
     Raises:
-        OnceflowError: A sink or the storage did not take part; the checkpoints are kept.
+        OnceflowError: A sink or the storage failed; the checkpoints are kept.
     """
     restored = log.view.completed[-1]
     try:
-        # 1. What is decided is committed, the rest is rolled back: nothing will ask for it again.
+        # 1. Commit the decided transactions and roll back the others: no later start asks for them.
         recovery.open()
         recovery.recover(restored)
     finally:
@@ -34,6 +36,6 @@ def delete_checkpoints(log: ClaimedLog, recovery: SinkRecovery, storage: JobStor
     number, now_ms = log.view.next_checkpoint, int(time.time() * 1000)
     anew = begin_anew(restored, number, log.attempt, now_ms)
     log.append(anew)
-    # 3. Nothing names the files any more.
+    # 3. No record references the files any more.
     log.prune(anew.checkpoint)
     storage.sweep(log.view, log.attempt)

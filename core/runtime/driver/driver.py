@@ -1,4 +1,4 @@
-"""The job driver: one attempt after another until the job is done or may not be tried again."""
+"""The job driver: runs one attempt after another until the job ends or no restart is allowed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _log = logging.getLogger("onceflow.runtime.driver")
 
 
 class JobDriver:
-    """Owns a running job. `start` returns at once; the job runs on a thread of its own."""
+    """The driver of one job. `start` returns at once; the job runs on its own thread."""
 
     def __init__(self, cluster: Cluster, plan: JobPlan) -> None:
         self._cluster = cluster
@@ -107,7 +107,7 @@ class JobDriver:
             plan.logging,
             plan.telemetry,
         )
-        # Pickled on the caller's thread: what cannot be sent to slots is refused before a job
+        # Pickle on the caller's thread: a program that cannot be pickled is refused before the job
         # starts.
         self._program = pickle_program(Program(plan.graph, plan.backend))
         if isinstance(plan.settings.tls, TlsFiles):
@@ -137,7 +137,8 @@ class JobDriver:
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
         self._failed_at: float | None = None
-        """When the attempt failed whose slots were then waited for."""
+        """The time at which the last attempt failed, before the driver waited for its slots
+        to end."""
         self._cancelled_by_request = False
         self._owner = LogOwner(plan, self._storage, restore, self._tracker.publish)
         self._failures = JobFailures(plan.restart.tracker(random.Random()))  # noqa: S311 - jitter
@@ -160,41 +161,41 @@ class JobDriver:
 
     @property
     def stop_timeout_s(self) -> float:
-        """How long a stop by a signal may take."""
+        """The time in seconds that a stop by a signal may take."""
         return self._plan.settings.stop_timeout_s
 
     def stopping_on_signals(self) -> AbstractContextManager[None]:
-        """Have SIGINT and SIGTERM stop the job meanwhile, unless it is set to leave them alone."""
+        """Stop the job on SIGINT and SIGTERM inside the context, unless the settings disable it."""
         if self._plan.settings.stop_on_signals:
             return STOP_SIGNALS.handle(self._cluster.take_signals)
         return contextlib.nullcontext()
 
     def status(self) -> JobStatus:
-        """Return the job as of now. Any thread."""
+        """Return the status of the job now. Any thread."""
         return self._tracker.status
 
     def measure(self) -> Measured:
-        """Return what the job has measured up to now. Any thread."""
+        """Return the job's metrics up to now. Any thread."""
         return self._observation.measure()
 
     def read_latencies(self) -> dict[str, RecentLatency]:
-        """Return, by sink, how long records have lately taken to be visible. Any thread."""
+        """Return, by sink, the recent latency until records became visible. Any thread."""
         return self._observation.read_latencies()
 
     def judge_health(self) -> Health:
-        """Return whether the job gets on, and whether it runs. Any thread."""
+        """Return the job's health: whether it makes progress, and whether it runs. Any thread."""
         return self._observation.judge_health()
 
     def add_listener(self, listener: JobListener) -> None:
-        """Tell `listener` of every event from now on. Any thread."""
+        """Pass every event from now on to `listener`. Any thread."""
         self._tracker.add_listener(listener)
 
     def request(self, kind: CheckpointKind) -> None:
-        """Ask for a checkpoint of `kind`. Any thread; returns at once."""
+        """Request a checkpoint of `kind`. Any thread; returns at once."""
         self._events.put(CheckpointRequested(kind))
 
     def graph_view(self) -> GraphView:
-        """Return the dataflow, as a page draws it. Any thread."""
+        """Return the dataflow as the web page draws it. Any thread."""
         return describe_graph(self._plan.graph, self._plan.parallelism)
 
     def settings(self) -> Sequence[EffectiveSetting]:
@@ -202,25 +203,25 @@ class JobDriver:
         return self._plan.shown_settings
 
     def prove_sinks(self) -> Mapping[str, Any]:
-        """Read what the decision log and each target say now. Any thread; connects to targets.
+        """Read the decision log and each target, and compare them. Any thread; connects to targets.
 
         Raises:
             StorageError: The log cannot be read.
-            CheckpointCorrupt: It is damaged.
+            CheckpointCorrupt: The log is damaged.
         """
         return prove_sinks(self._plan.graph, self._storage)
 
     def describe_stored(self) -> Mapping[str, Any]:
-        """Read which checkpoints and savepoints are in storage. Any thread; reads files.
+        """Read the list of checkpoints and savepoints in storage. Any thread; reads files.
 
         Raises:
-            StorageError: They cannot be read.
+            StorageError: The checkpoints or savepoints cannot be read.
             CheckpointCorrupt: The log, or a savepoint, is damaged.
         """
         return describe_stored(self._described, self._storage)
 
     def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
-        """Return what the last completed checkpoint holds under one key. Any thread; reads files.
+        """Return the value of one key in the last completed checkpoint. Any thread; reads files.
 
         Raises:
             ConfigError: There is no such state, or no checkpoint yet.
@@ -231,43 +232,49 @@ class JobDriver:
     def savepoint(
         self, kind: CheckpointKind, directory: str | None, form: StateForm = StateForm.CANONICAL
     ) -> AskedSavepoint:
-        """Ask for a savepoint of `kind`. Any thread; returns at once.
+        """Request a savepoint of `kind`. Any thread; returns at once.
 
-        It is done, or fails with `SavepointFailed`, while the job goes on or by its end.
+        The savepoint completes, or fails with `SavepointFailed`, at the latest when the job ends.
 
         Raises:
-            ConfigError: `directory` is nowhere that the checkpoint storage can reach.
-            StorageError: It cannot be written to; the job is left alone.
+            ConfigError: The checkpoint storage cannot reach `directory`.
+            StorageError: `directory` cannot be written to; the job is not affected.
         """
         asked = self._savepoints.ask(kind, directory, form)
         self._events.put(asked.request)
-        # The job may have ended between the two: then nobody takes the request from the queue.
+        # The job may have ended between the two lines. No attempt then takes the request.
         if self._ended.is_set():
             self._savepoints.fail_all("the job has ended")
         return asked
 
     def stop(self) -> None:
-        """Ask to stop with a last checkpoint. Any thread; returns at once."""
+        """Request a stop with a last checkpoint. Any thread; returns at once."""
         self.request(CheckpointKind.STOP)
 
     def cancel(self) -> None:
-        """As `leave`, by the user's wish: checkpoints go, if they are set to."""
+        """Cancel the job by the user's wish.
+
+        Like `leave`, but deletes checkpoints if so configured.
+        """
         self._cancelled_by_request = True
         self.leave()
 
     def leave(self) -> None:
-        """Ask to leave without a checkpoint. Any thread; returns at once."""
+        """Request an end without a checkpoint. Any thread; returns at once."""
         self._asked_to_leave.set()
-        # The flag wakes a driver that waits for a restart, the event one that runs an attempt.
+        # The flag wakes a driver that waits for a restart, the event wakes a running attempt.
         self._events.put(CancelRequested())
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the job's end; return whether it came."""
+        """Wait for the job's end. Return True if the job ended within `timeout_s`."""
         return self._ended.wait(timeout_s)
 
     @property
     def error(self) -> BaseException | None:
-        """Why the job failed; None while it runs and when it ended well."""
+        """The error that made the job fail.
+
+        None while the job runs and if it ended without error.
+        """
         return self._error
 
     # --- the restart loop ---------------------------------------------------------------------
@@ -276,7 +283,7 @@ class JobDriver:
         bind_thread_fields(job=self._plan.name)
         try:
             finished = self._attempts()
-            # Only now all that was decided is committed, and the savepoints may say so.
+            # All decided transactions are committed now, so savepoints can store the proofs.
             self._savepoints.add_proofs()
             if finished:
                 self._tell_sources()
@@ -300,13 +307,14 @@ class JobDriver:
             if self._endpoint is not None:
                 self._endpoint.close()
             self._observation.hide()
-            # Last: whoever waits for the end finds the status final and all savepoints answered.
+            # Last, so that a caller that waits for the end finds a final status and all savepoints
+            # answered.
             self._ended.set()
 
     def _finish_cancelled(self) -> JobEnded:
-        """Delete the checkpoints if the settings say so; return how the job has ended.
+        """Delete the checkpoints if the settings say so; return the JobEnded event.
 
-        A job that is cancelled because its process ends keeps them.
+        A job that is cancelled because its process ends keeps its checkpoints.
         """
         deletes_checkpoints = (
             self._cancelled_by_request and self._plan.checkpointing.deletes_on_cancel()
@@ -316,8 +324,8 @@ class JobDriver:
             return JobEnded(JobState.CANCELLED)
         self._observation.promise(math.inf)  # There may be many files to delete.
         try:
-            # A new claim fails if another driver owns the job by now: these are its checkpoints
-            # then.
+            # The new claim fails if another driver owns the job by now: the checkpoints then belong
+            # to that driver.
             log = self._owner.claim()
             delete_checkpoints(log, self._owner.open_recovery(log), self._storage)
         except Exception as error:  # the job is cancelled all the same, and can go on
@@ -336,10 +344,10 @@ class JobDriver:
                 _log.warning("source %s could not clean up: %s", uid, error)
 
     def _end_with_process(self) -> None:
-        """Cancel the job: it needs this process, whose main thread is at its end.
+        """Cancel the job, because the process's main thread ends and the job needs the process.
 
-        Flight's threads that still called into the interpreter afterwards would abort the process,
-        and Flight waits for the slots at the interpreter's end.
+        Otherwise Flight's threads would call into the ended interpreter and abort the process.
+        Flight waits for the slots at the interpreter's end.
         """
         _log.warning("the process ends, and job %s with it: it is cancelled", self._plan.name)
         self.leave()
@@ -355,7 +363,10 @@ class JobDriver:
                 self._await_restart(error)
 
     def _await_restart(self, error: Exception) -> None:
-        """Wait until the next attempt is due; raise `error`, or what explains it, if none is."""
+        """Wait until the next attempt is due.
+
+        If no restart is allowed, raise `error` or its cause.
+        """
         self._owner.check_owned()
         if not isinstance(error, OnceflowError):
             self._cluster.check_alive()
@@ -373,10 +384,10 @@ class JobDriver:
                 raise type(error)(text.removeprefix(f"{type(error).__name__}: ")) from error
             case RestartAfter(delay_s):
                 self._cluster.check_alive()
-                # Since the failure: a part has passed while the slots left.
+                # Count from the failure: part of the delay has passed while the slots ended.
                 left_s = max(0.0, (self._failed_at or now) + delay_s - now)
                 text = self._failures.describe(text, now)
-                # The rest is a traceback, and the same one as often as it fails.
+                # The other lines are a traceback, which is the same each time the attempt fails.
                 fields = {"error": type(error).__name__, "cause": text}
                 first_line = text.partition("\n")[0]
                 _log.warning("restart in %.2f s: %s", left_s, first_line, extra=fields)
@@ -400,11 +411,12 @@ class JobDriver:
         for _, source in plan.graph.sources():
             source.validate()
         log = self._owner.agree_with_targets(log)
-        # After the targets were asked: a log that is behind its targets must decide nothing.
+        # Only after the targets were queried: a log that is behind its targets must decide nothing.
         view, max_parallelism = self._owner.find_restore_point(log)
         restored = view.completed[-1]
         self._observation.retain(view.completed)
-        # After the claim: what older attempts have not decided by now they never will.
+        # After the claim: older attempts can decide nothing any more, so their files can be
+        # deleted.
         self._owner.sweep_storage(log, view)
         self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
         changed = find_changed_operators(plan.graph, restored)
@@ -462,7 +474,8 @@ class JobDriver:
     def _run_on_cluster(self, context: AttemptContext, server: ControlServer) -> bool:
         slots: RunningSlots | None = None
         attempt = Attempt(context, self._events)
-        # Hooks run last registered first, and this one must run before those of Flight's servers.
+        # atexit hooks run in reverse order, and this hook must run before those of Flight's
+        # servers.
         atexit.register(self._end_with_process)
         try:
             settings = context.plan.settings
@@ -477,8 +490,7 @@ class JobDriver:
         except BaseException as error:
             self._failed_at = time.monotonic()
             self._tracker.publish(AttemptEnded(context.plan.attempt, _text_of(error)))
-            # Before the slots are waited for below: they leave by themselves only when they are
-            # told.
+            # Dismiss the slots before waiting for them below: they end only when told to.
             server.dismiss(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
         finally:
@@ -486,12 +498,13 @@ class JobDriver:
             self._observation.promise(8 * self._plan.settings.cancel_timeout_s)
             if slots is not None:
                 self._end_slots(slots)
-            # After the slots, whose last words it may still have to take, and before the server
-            # goes.
+            # Close after the slots have ended, because the attempt may still handle their last
+            # messages, and before the server closes.
             attempt.close()
             server.close(self._plan.settings.cancel_timeout_s)
             atexit.unregister(self._end_with_process)
-            # Requests outlive attempts. Everything else in the queue is of slots that are gone.
+            # Keep requests for the next attempt. All other events in the queue are from ended
+            # slots.
             self._drain(attempt.unanswered)
             self._savepoints.fail_begun(f"attempt {context.plan.attempt} has ended")
 
@@ -517,14 +530,14 @@ class JobDriver:
         )
 
     def _end_slots(self, slots: RunningSlots) -> None:
-        """Wait for the slots to leave; kill what does not."""
+        """Wait for the slots to end; kill those that do not end in time."""
         if not slots.join(self._plan.settings.cancel_timeout_s):
             slots.kill()
             if not slots.join(self._plan.settings.cancel_timeout_s):
                 _log.error("the slots of job %s did not end, though killed", self._plan.name)
 
     def _drain(self, unanswered: Sequence[Request]) -> None:
-        """Drop what the ended attempt has left; ask the next one for what the user asked for."""
+        """Drop the ended attempt's events; keep the user's unanswered requests in the queue."""
         kept: list[Request] = [*unanswered]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -535,7 +548,7 @@ class JobDriver:
             self._events.put(event)
 
     def _tls(self) -> tuple[TlsIdentity | None, TlsIdentity | TlsFiles | None]:
-        """Return what the driver shows, and what its slots are to show."""
+        """Return the TLS identity of the driver, and that of its slots."""
         setting = self._plan.settings.tls
         match setting:
             case TlsFiles() as files:

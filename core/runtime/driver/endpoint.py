@@ -1,7 +1,7 @@
-"""Serves the driver's HTTP endpoint while the driver owns its job.
+"""The driver's HTTP endpoint, open while the driver owns its job.
 
-The server has threads of its own, all daemons. It is started after the first claim, so that a
-start which is refused disturbs nobody's address, and what fails here never fails the job.
+The server runs on its own daemon threads. The driver starts it after the first claim, so that a
+refused start does not overwrite the address of a running driver. An error here never fails the job.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from onceflow.core.storage.log.driver_address import AddressFiles, DriverAddress
 from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
 
 TOLD_TIMEOUT_S = 2.0
-"""How long an ended job waits for those who asked for something to hear how that ended."""
+"""The time in seconds that an ended job waits for clients to read the outcome of their
+operations."""
 
 _log = logging.getLogger("onceflow.runtime.endpoint")
 
 
 class ServedJob(ControlledJob, Protocol):
-    """A job that is asked over HTTP."""
+    """A job that answers requests over HTTP."""
 
     @property
     def name(self) -> str:
@@ -42,12 +43,12 @@ class ServedJob(ControlledJob, Protocol):
         ...
 
     def add_listener(self, listener: JobListener) -> None:
-        """Tell `listener` of every event from now on."""
+        """Pass every event from now on to `listener`."""
         ...
 
 
 class EndpointServer:
-    """One driver's server. `serve` and `close` on the job's thread."""
+    """The HTTP server of one driver. The job's thread calls `serve` and `close`."""
 
     def __init__(self, settings: Endpoint, job: ServedJob, files: AddressFiles) -> None:
         self._settings = settings
@@ -62,18 +63,18 @@ class EndpointServer:
         self._closed = False
 
     def serve(self) -> None:
-        """Begin to answer, on other threads; does nothing when it has begun."""
+        """Start the server on other threads. Does nothing if the server has started."""
         if self._thread is None:
             name = f"endpoint of job {self._job.name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
-            # A program may leave as soon as it sees that its job has ended.
+            # A program may exit as soon as it sees that its job has ended.
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop answering, once those who asked for something know how it ended, or soon after.
+        """Stop the server once clients know the outcome of their operations, or after a timeout.
 
-        Safe to call twice, and from two threads: each returns when that is done.
+        Two calls, also from two threads, are safe: each returns when the server is closed.
         """
         with self._closing:
             with self._lock:
@@ -142,10 +143,10 @@ class EndpointServer:
         )
 
     def _token(self) -> tuple[str, bool]:
-        """Return the token, and whether it is kept elsewhere than in checkpoint storage.
+        """Return the token, and True if it is in a token file outside checkpoint storage.
 
         Raises:
-            ConfigError: Others than its owner may read the file that is to hold it.
+            ConfigError: Users other than the owner may read the token file, or it holds no token.
         """
         drawn = secrets.token_urlsafe(32)
         if self._settings.token_file is None:

@@ -1,7 +1,8 @@
-"""Commits of whole checkpoints, on the driver: a thread for each sink that has a `GlobalCommitter`.
+"""Commits of whole checkpoints on the driver: one thread per sink that has a `GlobalCommitter`.
 
-An attempt that was overtaken may go on committing what it has decided. That is what the newer one
-commits, too, and the target's ordered proof lets one of them: see `commit.whole_checkpoints`.
+If a newer attempt has started, the threads of the old attempt may go on committing decided
+checkpoints. The newer attempt commits the same checkpoints, and the target's ordered proof accepts
+only one of the two commits: see `commit.whole_checkpoints`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from onceflow.core.spi import CommittedBy, GlobalCommitter
 
 
 class GlobalCommits:
-    """Every global committer of one attempt. Used by the attempt's thread, which never waits."""
+    """The global committers of one attempt.
+
+    Used by the attempt's thread, which they never block.
+    """
 
     def __init__(self, context: AttemptContext, tell: Callable[[GlobalCommitEnded], None]) -> None:
         self._context = context
@@ -34,7 +38,7 @@ class GlobalCommits:
 
     @property
     def uids(self) -> frozenset[str]:
-        """The uids of the sinks whose checkpoints are committed here."""
+        """The uids of the sinks whose checkpoints the driver commits."""
         return frozenset(
             operator.uid
             for operator, work in self._context.graph.sinks()
@@ -42,7 +46,10 @@ class GlobalCommits:
         )
 
     def start(self) -> None:
-        """Begin, once recovery has committed all that the restored checkpoint decides."""
+        """Start the threads.
+
+        Recovery has committed everything that the restored checkpoint decides.
+        """
         plan, restored = self._context.plan, self._context.restored.checkpoint
         retry = CommitRetryPolicy(deadline_s=plan.settings.commit_deadline_s)
         for uid, sink_id, sink, committer in self._context.recovery.global_committers():
@@ -60,12 +67,12 @@ class GlobalCommits:
             )
 
     def commit_decided(self, completed: CompletedCheckpoint) -> None:
-        """Queue the commit of what `completed` decides. Called with each decision, in order."""
+        """Queue the commit of `completed` for each sink. Called for each decision, in order."""
         for worker in self._workers:
             worker.commit_decided(completed)
 
     def close(self, timeout_s: float) -> Iterable[str]:
-        """End every committer; return the uids of those that do not end within `timeout_s`."""
+        """Stop all committers; return the uids of those that do not end within `timeout_s`."""
         return [worker.uid for worker in self._workers if not worker.close(timeout_s)]
 
     def _report_commit(
@@ -84,7 +91,10 @@ class GlobalCommits:
 
 
 class _VersionsMade:
-    """What one sink's thread has made and not reported yet; used by that thread alone."""
+    """The numbers of versions and files that one sink's thread has committed and not yet reported.
+
+    Only that thread uses the object.
+    """
 
     def __init__(self) -> None:
         self._versions = self._files = 0
@@ -134,7 +144,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         return outcome
 
     def _record_end(self, commit: GlobalCommit, step: Done | RetryAt) -> None:
-        # The slots count what is committed.
+        # Publish only refusals: the slots count the commits.
         if isinstance(step, RetryAt) or self._is_refused:
             self._is_refused = isinstance(step, RetryAt)
             self._refused(

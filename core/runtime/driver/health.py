@@ -1,13 +1,13 @@
-"""What probes ask: whether the driver is alive and gets on, and whether the job runs.
+"""Answers of the health probes: is the driver alive and making progress, and does the job run.
 
-    /healthz  200 unless the driver's loop stands still, or no checkpoint completes for long
+    /healthz  200 unless the driver's loop hangs, or no checkpoint has completed for too long
     /readyz   200 while the job is RUNNING and this driver has decided a checkpoint
 
-Both are of the whole process where several jobs share an address: each must be well. The answer is
-JSON that names what is wrong, job by job; it holds no secret, and needs no token.
+If several jobs share an address, an answer is 200 only if all of these jobs are well. The answer is
+JSON that names the problem of each job; it holds no secret and needs no token.
 
-The job's thread says, at each turn, within what time it turns again. It never owes a turn while it
-waits for what may take any time (a recovery, a restart's delay): then it says that time.
+At each turn of its loop, the job's thread promises the time of its next turn. Before an operation
+that may take long (a recovery, a restart's delay), the thread promises that longer time.
 """
 
 from __future__ import annotations
@@ -41,49 +41,53 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How one job is. An empty text: nothing is wrong."""
+    """The health of one job. An empty text means that nothing is wrong."""
 
     job: str
     sickness: str
-    """Why a new driver might do better."""
+    """The reason why a new driver might do better."""
     unreadiness: str
-    """Why the job does not run yet, or not now."""
+    """The reason why the job does not run now."""
 
 
 class JobHealth:
-    """Watches one job. Events and promises come from the job's threads; any thread asks."""
+    """Judges the health of one job. The job's threads pass events and promises; any thread asks."""
 
     def __init__(
         self, checkpointing: CheckpointSettings, runtime: RuntimeSettings, intervals: int | None
     ) -> None:
-        """Take after how many intervals without a checkpoint a job is unhealthy; None: never."""
-        # Longer than the driver may rightly be held up: a lost slot is noticed by its silence, and
-        # then slots and committers are each given their time to end.
+        """Create the judge.
+
+        A job is unhealthy after `intervals` without a checkpoint; None: never.
+        """
+        # Longer than the driver may be blocked without a fault: a lost slot is noticed by its
+        # missing heartbeats, and then slots and committers each get time to end.
         self._patience_s = runtime.heartbeat_timeout_s + 2 * runtime.cancel_timeout_s
         self._checkpoint_limit_s = None
         if checkpointing.interval_s is not None and intervals is not None:
-            # A checkpoint may take as long as its timeout, and is then no sign of a standstill.
+            # A checkpoint may take as long as its timeout without being a sign of a hang.
             self._checkpoint_limit_s = (
                 intervals * checkpointing.interval_s + checkpointing.timeout_s
             )
         self._takes_checkpoints = checkpointing.interval_s is not None
         self._due_s: float | None = None
         self._progress_s: float | None = None
-        """When a checkpoint was last completed, or the job first ran; of `time.monotonic`."""
+        """The time of the last completed checkpoint, or of the first run, by `time.monotonic`. None
+        before."""
 
     def promise(self, within_s: float) -> None:
-        """Say that the job's thread turns again within `within_s`, on a quiet machine."""
+        """Promise that the job's thread loops again within `within_s` on an idle machine."""
         self._due_s = time.monotonic() + within_s + self._patience_s
 
     def on_event(self, event: JobEvent) -> None:
-        """Note what counts as progress."""
+        """Record the time of events that count as progress."""
         if isinstance(event, CheckpointCompleted) or (
             isinstance(event, AttemptRunning) and self._progress_s is None
         ):
             self._progress_s = event.at.monotonic_s
 
     def judge(self, status: JobStatus) -> Health:
-        """Return how the job is now."""
+        """Return the health of the job now."""
         if status.state.ended:
             return Health(status.job, "", f"the job has ended: {status.state.value}")
         now_s = time.monotonic()

@@ -1,17 +1,18 @@
-"""A small HTTP/1.1 server on one thread, which no client can fill, block or keep from ending.
+"""A small HTTP/1.1 server on one thread that no client can fill, block or keep from ending.
 
 One connection carries one request. h11 parses; asyncio reads and writes, so a slow client costs a
-task, not a thread. What a request asks for runs on a daemon thread of its own.
+task, not a thread. The application answers each request on a new daemon thread.
 
-Bounds, each held before the application has seen anything of the request:
+Limits, each enforced before the application sees the request:
     head <= HEAD_BYTES_MAX, body <= BODY_BYTES_MAX (announced or chunked)
-    time from accept until the request is whole <= REQUEST_TIMEOUT_S, TLS's handshake included
+    time from accept until the request is complete <= REQUEST_TIMEOUT_S, including TLS's handshake
     open connections <= CONNECTIONS_MAX, of which clients of other machines that have not shown the
         token hold at most STRANGERS_MAX: one more closes another connection without the token.
-        Those that have their answer go first, then whatever there is more of: connections whose
-        request is not yet whole, or requests that are being answered; always the oldest
+        Answered connections are closed first. Then the server closes connections of the larger
+        group: those whose request is incomplete, or those being answered. It always closes the
+        oldest connection of a group.
 
-A client that has shown the token is never turned away for one that has not.
+A client that has shown the token is never disconnected for a client that has not.
 """
 
 from __future__ import annotations
@@ -39,19 +40,22 @@ HEAD_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 256
 STRANGERS_MAX = 192
-"""Less than CONNECTIONS_MAX: the rest is for clients of this machine, such as the owner's."""
+"""Less than CONNECTIONS_MAX: the remaining connections are for clients of this machine, such as the
+owner's.
+"""
 CALLS_MAX = 16
-"""How many requests are answered at a time; others wait, within CALL_TIMEOUT_S."""
+"""The number of requests that are answered at a time; others wait, within CALL_TIMEOUT_S."""
 STRANGERS_CALLS_MAX = 4
-"""The same for requests without the token, which have threads of their own."""
+"""The number of requests without the token that are answered at a time, on separate threads."""
 REQUEST_TIMEOUT_S = 5.0
 """Longer than a loaded machine takes to send a request, shorter than a client waits."""
 CALL_TIMEOUT_S = 60.0
 """Looking up state reads files of checkpoint storage, which may be in a bucket."""
 RESPONSE_TIMEOUT_S = 10.0
 LINGER_S = 1.0
-"""How long what a client still sends is read and dropped: a close before resets the connection, and
-the client may lose the answer."""
+"""The time for which data that a client still sends is read and dropped. Closing earlier resets the
+connection, and the client may lose the answer.
+"""
 CLOSE_TIMEOUT_S = 2.0
 _READ_BYTES = 16 * 1024
 
@@ -60,7 +64,7 @@ _log = logging.getLogger("onceflow.runtime.endpoint")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it came; names of headers are in lower case."""
+    """A request as received; header names are in lower case."""
 
     method: str
     target: str
@@ -70,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer; `sent` is called once all of it is on its way to the client."""
+    """A response. `sent` is called once the whole response is on its way to the client."""
 
     status: HTTPStatus
     body: bytes
@@ -82,27 +86,30 @@ class Application(Protocol):
     """Answers requests."""
 
     def refuse(self, head: Request) -> Response | None:
-        """Return the answer to a request that is refused by its head alone.
+        """Return the response if the head alone is reason to refuse the request; None: no refusal.
 
         Runs on the server's thread, before the body is read; must not wait.
         """
         ...
 
     def has_token(self, head: Request) -> bool:
-        """Return whether a request shows the token. Runs as `refuse` does."""
+        """Return True if the request shows the token.
+
+        Runs on the server's thread; must not wait.
+        """
         ...
 
     def answer(self, request: Request) -> Response:
-        """Return the answer to a request; runs on a thread of its own."""
+        """Return the response to a request; runs on a separate thread."""
         ...
 
     def explain(self, status: HTTPStatus, reason: str) -> Response:
-        """Return the answer to what is no request, too large or too late."""
+        """Return the response to input that is not a request, is too large, or arrives too late."""
         ...
 
 
 class _Unreadable(Exception):
-    """What has been sent is no request, or a larger one than is taken."""
+    """The received bytes are not a request, or the request is too large."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -120,15 +127,15 @@ class _Stage(Enum):
 
 @dataclass(slots=True)
 class _Guest:
-    """One connection among all that are open."""
+    """The state of one open connection."""
 
     is_local: bool
-    """Whether the client is on this machine."""
+    """True if the client is on this machine."""
     stage: _Stage = _Stage.UNREAD
 
 
 class _Client:
-    """One connection, read and written by h11's events."""
+    """A connection that is read and written as h11 events."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -139,7 +146,7 @@ class _Client:
         """Return the next part of the request.
 
         Raises:
-            _Unreadable: What comes is no HTTP, or its head is too long.
+            _Unreadable: The received bytes are not HTTP, or the head is too long.
         """
         while True:
             try:
@@ -167,7 +174,7 @@ class _Client:
         await self._writer.drain()
 
     async def linger(self) -> None:
-        """Say that no more comes; read and drop what the client still sends, to its end."""
+        """Close the sending side, then read and drop the client's data until it closes."""
         # TLS has no half-closed connections.
         if self._writer.can_write_eof():
             self._writer.write_eof()
@@ -176,15 +183,15 @@ class _Client:
 
 
 class HttpServer:
-    """One listening socket, and its thread."""
+    """A listening socket and its thread."""
 
     def __init__(
         self, host: str, port: int, application: Application, tls: ssl.SSLContext | None = None
     ) -> None:
-        """Listen.
+        """Listen at the address.
 
         Raises:
-            OSError: The address is not this machine's, or in use.
+            OSError: The address is not this machine's, or is in use.
         """
         self._socket = _listen(host, port)
         self._application = application
@@ -192,7 +199,7 @@ class HttpServer:
         self._loop = asyncio.new_event_loop()
         self._accepting: asyncio.Task[None] | None = None
         self._open: dict[asyncio.Task[None], _Guest] = {}
-        """All connections, the oldest first."""
+        """The open connections, oldest first."""
         self._calls = asyncio.Semaphore(CALLS_MAX)
         self._strangers_calls = asyncio.Semaphore(STRANGERS_CALLS_MAX)
         self._closing = False
@@ -200,21 +207,21 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port that the server listens on."""
         return int(self._socket.getsockname()[1])
 
     def start(self, name: str) -> None:
-        """Begin to answer, on a daemon thread called `name`."""
+        """Start answering, on a daemon thread called `name`."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Close the socket and all connections; waits for no client. A second call does nothing."""
+        """Close the socket and all connections without waiting for clients. Idempotent."""
         if self._thread is None:
             self._socket.close()
             self._loop.close()
             return
-        with contextlib.suppress(RuntimeError):  # The loop is closed: that was done before.
+        with contextlib.suppress(RuntimeError):  # The loop is closed already.
             self._loop.call_soon_threadsafe(self._end)
         self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -226,7 +233,7 @@ class HttpServer:
     def _run(self) -> None:
         try:
             self._accepting = self._loop.create_task(self._accept())
-            # `close` may have come before there was a task to cancel.
+            # `close` may have run before the task existed.
             if self._closing:
                 self._accepting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -251,7 +258,8 @@ class HttpServer:
             try:
                 connection, address = await self._loop.sock_accept(self._socket)
             except OSError as error:
-                # The process has no file to spare: clients wait, and the job has the next one.
+                # The process has no free file descriptor. Let clients wait: the job needs the next
+                # free one.
                 _log.debug("a connection cannot be accepted: %s", error)
                 await asyncio.sleep(0.2)
                 continue
@@ -267,7 +275,10 @@ class HttpServer:
             await asyncio.sleep(0)
 
     def _makes_room(self, newcomer: _Guest) -> bool:
-        """Return whether `newcomer` can be taken, closing another connection if that is needed."""
+        """Return True if `newcomer` can be accepted.
+
+        Closes another connection if that is necessary.
+        """
         others = [one for one in self._open.items() if one[1].stage is not _Stage.TRUSTED]
         strangers = [one for one in others if not one[1].is_local]
         if not newcomer.is_local and len(strangers) >= STRANGERS_MAX:
@@ -275,10 +286,10 @@ class HttpServer:
         elif len(self._open) < CONNECTIONS_MAX:
             return True
         if not others:
-            # All show the token: the newcomer is turned away rather than one of them.
+            # All others have shown the token: refuse the newcomer instead of closing one of them.
             return False
         stages = Counter(guest.stage for _, guest in others)
-        # More of them than of the others: what there is most of is what a crowd consists of.
+        # Close one of the larger group, because a flood of connections makes its group the largest.
         crowd = max((_Stage.UNREAD, _Stage.ASKED), key=lambda stage: stages[stage])
         stage = _Stage.ANSWERED if stages[_Stage.ANSWERED] else crowd
         oldest = next(task for task, guest in others if guest.stage is stage)
@@ -287,15 +298,15 @@ class HttpServer:
         return True
 
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        # Here, too: a task that is cancelled before its first step runs nothing of its own.
+        # Close here: a task that is cancelled before its first step runs none of its own code.
         connection.close()
         self._open.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.debug("a connection has ended: %s", error)
 
     async def _serve(self, connection: socket.socket, guest: _Guest) -> None:
-        # One deadline for handshake, head and body: a client that sends a byte now and then gains
-        # nothing.
+        # Handshake, head and body share one deadline, so that a client that sends a byte now and
+        # then gains nothing.
         deadline = self._loop.time() + REQUEST_TIMEOUT_S
         try:
             opening = self._open_streams(connection)
@@ -308,11 +319,11 @@ class HttpServer:
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             _log.debug("a client has gone: %s", error)
         finally:
-            # Not closed in order, which would wait for the client's part of it.
+            # Abort: an orderly close would wait for the client.
             writer.transport.abort()
 
     async def _exchange(self, client: _Client, guest: _Guest, left_s: float) -> None:
-        """Read one request within `left_s`, and answer it."""
+        """Read one request within `left_s`, and send the response."""
         try:
             asked = await asyncio.wait_for(self._read(client), left_s)
         except asyncio.TimeoutError:
@@ -323,7 +334,7 @@ class HttpServer:
         guest.stage = _Stage.ASKED
         calls = self._strangers_calls
         if isinstance(asked, Request) and self._application.has_token(asked):
-            # From here on no newcomer pushes it out.
+            # From here on no new connection closes this one.
             guest.stage, calls = _Stage.TRUSTED, self._calls
         response = asked if isinstance(asked, Response) else await self._answer(asked, calls)
         await asyncio.wait_for(client.send(response), RESPONSE_TIMEOUT_S)
@@ -344,10 +355,10 @@ class HttpServer:
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     async def _read(self, client: _Client) -> Request | Response:
-        """Return the request, or the answer to one that is refused by its head.
+        """Return the request, or the response that refuses it by its head.
 
         Raises:
-            _Unreadable: It is no request, or too large.
+            _Unreadable: The bytes are not a request, or the request is too large.
             EOFError: The client has closed the connection.
         """
         head: Request | None = None
@@ -356,7 +367,7 @@ class HttpServer:
             event = await client.next_event()
             if isinstance(event, h11.Request):
                 head = _to_request(event)
-                # h11 bounds only a head that comes in pieces.
+                # h11 limits only a head that arrives in several pieces.
                 if _size_bytes(event) > HEAD_BYTES_MAX:
                     raise _Unreadable(
                         HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -377,7 +388,10 @@ class HttpServer:
                 raise EOFError("the client has closed the connection")
 
     async def _answer(self, request: Request, calls: asyncio.Semaphore) -> Response:
-        """Return the application's answer; its thread may outlive a call that takes too long."""
+        """Return the application's response.
+
+        After a timeout, the application's thread may run on.
+        """
         call: Future[Response] = Future()
 
         def work() -> None:
@@ -388,7 +402,7 @@ class HttpServer:
                 response = self._application.explain(
                     HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
                 )
-            with contextlib.suppress(InvalidStateError):  # Nobody waits for it any more.
+            with contextlib.suppress(InvalidStateError):  # The call has timed out.
                 call.set_result(response)
 
         try:
@@ -409,7 +423,7 @@ async def _call(
 
 
 def _size_bytes(head: h11.Request) -> int:
-    """Return the size of a request's head in the order of its bytes on the wire."""
+    """Return the approximate size in bytes of the head on the wire."""
     lines = sum(len(name) + len(value) + len(": \r\n") for name, value in head.headers)
     return len(head.method) + len(head.target) + lines
 
@@ -420,10 +434,10 @@ def _to_request(event: h11.Request) -> Request:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at the first address of `host` that can be had.
+    """Return a socket that listens at the first usable address of `host`.
 
     Raises:
-        OSError: None of them can.
+        OSError: No address of `host` is usable.
     """
     flags = socket.AI_PASSIVE
     *others, last = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)

@@ -1,9 +1,9 @@
-"""What the driver answers over HTTP: JSON in, JSON out.
+"""The driver's HTTP API: JSON in, JSON out.
 
     GET  /  /page/*                      the page, which needs no token
-    GET  /healthz  /readyz               for probes, which have none; see `health`
+    GET  /healthz  /readyz               for probes, which need no token; see `health`
     GET  /metrics                        for Prometheus; see core/runtime/metrics
-    GET  /v1/about                       what answers here
+    GET  /v1/about                       the kind of server and the job's name
     GET  /v1/overview  /v1/timeline  /v1/history?before=N&limit=M  /v1/graph  /v1/settings
     GET  /v1/stored                      checkpoints and savepoints in storage, read now
     GET  /v1/proof                       what log and targets say, read now
@@ -12,14 +12,14 @@
     POST /v1/checkpoint  /v1/savepoint {path}  /v1/stop {savepoint, drain, path}  /v1/cancel
     GET  /v1/operations/ID
 
-What is asked for by POST goes on when nobody waits for it: the answer names an operation, whose
-state is `pending`, `done` or `failed`. Every request shows the token, and names the driver's
-instance if it knows it: after a crash another driver, or another job, may listen at the address.
-A POST may carry a deadline.
+A POST starts an operation, which goes on if the client disconnects. The answer names the operation,
+whose state is `pending`, `done` or `failed`. Every request shows the token. It also names the
+driver's instance if the client knows it: after a crash another driver, or another job, may listen
+at the address. A POST may carry a deadline.
 Answers are 200 and 202, or `{"error": …}` with 400 (a bad request), 401 (no token, or an old one),
-403 (a browser that another site sends), 404, 405, 409 (the job cannot do that now), 410 (read after
+403 (a request of another site's page), 404, 405, 409 (the job cannot do that now), 410 (read after
 its deadline), 421 (another instance, or a foreign host name), and the server's own: 408, 413 and
-431. Runs on the server's threads; nothing here waits for the job.
+431. The API runs on the server's threads and never waits for the job.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ from onceflow.core.settings.effective_settings import EffectiveSetting
 
 INSTANCE_HEADER = "Onceflow-Instance"
 DEADLINE_HEADER = "Onceflow-Deadline"
-"""Unix time in milliseconds. What a POST asks for is not done when it is read after that: a driver
-that was frozen does not carry out what its client has given up."""
+"""The name of a header with a Unix time in milliseconds. A POST that is read after that time is not
+carried out: a driver that was frozen must not act on a request that its client has given up.
+"""
 EVENTS_KEPT = 1_000
 OPERATIONS_KEPT = 1_000
 _PROBES = frozenset({HEALTH_PATH, READY_PATH})
@@ -77,32 +78,32 @@ _Body = TypeVar("_Body")
 
 
 class ControlledJob(Protocol):
-    """What the application needs of a job; `JobDriver` is one. Any thread."""
+    """The methods of a job that the API calls, from any thread. `JobDriver` implements them."""
 
     def status(self) -> JobStatus:
-        """Return the job as of now."""
+        """Return the status of the job now."""
         ...
 
     def measure(self) -> Measured:
-        """Return what the job has measured up to now."""
+        """Return the job's metrics up to now."""
         ...
 
     def read_latencies(self) -> Mapping[str, RecentLatency]:
-        """Return, by sink, how long records have lately taken until they were visible."""
+        """Return, by sink, the recent latency until records became visible."""
         ...
 
     def judge_health(self) -> Health:
-        """Return whether the job gets on, and whether it runs."""
+        """Return the job's health: whether it makes progress, and whether it runs."""
         ...
 
     def request(self, kind: CheckpointKind) -> None:
-        """Ask for a checkpoint."""
+        """Request a checkpoint."""
         ...
 
     def savepoint(
         self, kind: CheckpointKind, directory: str | None, form: StateForm
     ) -> AskedSavepoint:
-        """Ask for a savepoint."""
+        """Request a savepoint."""
         ...
 
     def graph_view(self) -> GraphView:
@@ -114,19 +115,19 @@ class ControlledJob(Protocol):
         ...
 
     def prove_sinks(self) -> Mapping[str, Any]:
-        """Read what the decision log and each target say."""
+        """Read the decision log and each target, and compare them."""
         ...
 
     def describe_stored(self) -> Mapping[str, Any]:
-        """Read which checkpoints and savepoints are in storage."""
+        """Read the list of checkpoints and savepoints in storage."""
         ...
 
     def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
-        """Return what the last completed checkpoint holds under a key."""
+        """Return the value of a key in the last completed checkpoint."""
         ...
 
     def cancel(self) -> None:
-        """Ask to leave."""
+        """Request that the job is cancelled."""
         ...
 
 
@@ -154,22 +155,28 @@ class _NoBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Operation:
-    """What a POST has asked for. `answer` returns its state and a text; None: it is pending."""
+    """An operation that a POST started.
+
+    `answer` returns its state and a text, or None while the operation is pending.
+    """
 
     what: str
     location: str
     answer: Callable[[JobStatus], tuple[str, str] | None]
     outcome_sent: threading.Event = field(default_factory=threading.Event)
-    """Set once a client has been sent how it ended."""
+    """Set once a client has been sent the outcome."""
 
 
 class JobApi:
-    """One driver's application. Any number of threads."""
+    """The HTTP application of one driver. Any number of threads."""
 
     def __init__(
         self, job: ControlledJob, instance: str, token: str, names: Collection[str] = ()
     ) -> None:
-        """Take the host names under which browsers may ask, besides addresses and localhost."""
+        """Create the application. `names` are further host names that browsers may use.
+
+        Addresses and localhost are always accepted.
+        """
         self._job = job
         self._instance = instance
         self._token = token
@@ -183,14 +190,17 @@ class JobApi:
         self._events_seen = 0
 
     def on_event(self, event: JobEvent, status: JobStatus) -> None:
-        """Remember what has happened; a listener of the job."""
+        """Remember an event. The API is a listener of the job."""
         self._history.on_event(event, status)
         with self._lock:
             self._events_seen += 1
             self._events.append((self._events_seen, event))
 
     def await_answers(self, timeout_s: float) -> None:
-        """Wait until every client knows how its operation ended. Called once the job has ended."""
+        """Wait until clients have read the outcome of each operation.
+
+        Called when the job has ended.
+        """
         deadline = time.monotonic() + timeout_s
         with self._lock:
             operations = tuple(self._operations.values())
@@ -198,7 +208,10 @@ class JobApi:
             operation.outcome_sent.wait(max(0.0, deadline - time.monotonic()))
 
     def refuse(self, head: Request) -> Response | None:
-        """Return the answer to whoever does not mean this driver, or may not ask it."""
+        """Return the response to a request that names another driver or lacks the right to ask.
+
+        Return None if the request is accepted.
+        """
         if stranger := find_stranger(head, self._names):
             return self.explain(*stranger)
         path = urlsplit(head.target).path
@@ -214,11 +227,11 @@ class JobApi:
         return None
 
     def has_token(self, head: Request) -> bool:
-        """Return whether a request shows the driver's token."""
+        """Return True if a request shows the driver's token."""
         return has_token(head, self._token)
 
     def answer(self, request: Request) -> Response:
-        """Answer one request that was not refused."""
+        """Answer a request that `refuse` accepted."""
         try:
             return self._answer(request)
         except _Refused as refused:
@@ -229,7 +242,7 @@ class JobApi:
             return self.explain(HTTPStatus.CONFLICT, str(error))
 
     def explain(self, status: HTTPStatus, reason: str) -> Response:
-        """Return an answer that says what is wrong with a request."""
+        """Return a response that describes the problem with a request."""
         return self._respond(status, {"error": reason})
 
     def _respond(
@@ -323,7 +336,7 @@ class JobApi:
         }
 
     def _proof(self) -> object:
-        # One at a time: each asks every target, over connections of its own.
+        # One request at a time, because each connects to every target.
         with self._proving:
             return self._job.prove_sinks()
 
@@ -434,7 +447,7 @@ class JobApi:
 
     def _cancel(self, body: bytes) -> object:
         _parse_body(body, _NoBody)
-        # The operation is begun first: a job that ends at once still waits for the client.
+        # Begin the operation first: a job that ends at once still waits for the client.
         begun = self._begin_operation("cancel", _has_stopped)
         self._job.cancel()
         return begun
@@ -451,7 +464,7 @@ class JobApi:
 
 
 def _number_in(query: str, name: str) -> int | None:
-    """Return the number that `query` has under `name`; None where it has none."""
+    """Return the number parameter `name` of `query`, or None if it is absent."""
     text = parse_qs(query, keep_blank_values=True).get(name, [None])[0]
     if text is None:
         return None
@@ -472,7 +485,7 @@ def _outcome(done: Future[str]) -> tuple[str, str] | None:
 
 
 def _check_deadline(request: Request) -> None:
-    """Raise _Refused unless the request carries no deadline, or one that has not passed."""
+    """Raise _Refused if the request carries a deadline that has passed or is malformed."""
     text = request.headers.get(DEADLINE_HEADER.lower())
     if text is None:
         return

@@ -1,4 +1,4 @@
-"""What a start of a job asks before it changes anything, asked without starting it."""
+"""The checks of a job's start, run without starting the job or changing anything."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from onceflow.core.storage import JobStorage
 
 
 def check_job(cluster: Cluster, plan: JobPlan) -> tuple[Finding, ...]:
-    """Return what the cluster, the storage and every source and sink say. Changes nothing.
+    """Return the findings of the cluster, the storage, every source and every sink.
 
-    What cannot be asked because of an earlier problem is left out.
+    Changes nothing. Checks that an earlier problem makes impossible are left out.
     """
     findings = [
         _ask(
@@ -57,7 +57,7 @@ def _check_sinks(plan: JobPlan, storage: JobStorage, view: LogView) -> Sequence[
             operator.uid,
             work.sink_id,
             AttemptId(view.attempt + 1),
-            # A job that never ran has no identity yet, and the question must not make one.
+            # A job that never ran has no identity yet, and this check must not create one.
             log_id=storage.log_id if view.attempt else "",
             staging=storage.staging(work.sink_id),
         )
@@ -69,7 +69,7 @@ def _check_sinks(plan: JobPlan, storage: JobStorage, view: LogView) -> Sequence[
 
 
 def _check_restore(plan: JobPlan, storage: JobStorage, view: LogView) -> None:
-    """Raise an error unless the pipeline can go on from its last checkpoint."""
+    """Raise an error unless the pipeline can restore the last checkpoint."""
     check_sinks(plan.graph, view, plan.retired_sinks)
     if not view.decided:
         check_others(plan.name, plan.graph, storage.others())

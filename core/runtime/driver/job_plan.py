@@ -1,4 +1,4 @@
-"""What a pipeline gives its job driver: all that the user has written, checked and complete."""
+"""The complete plan of a job, which a pipeline builds and passes to its job driver."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ from onceflow.core.state import StateBackend
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What a pipeline asks for, checked and complete."""
+    """The plan of a job: the user's pipeline and settings, checked and complete."""
 
     name: str
     graph: Graph
     parallelism: int
     max_parallelism: int | None
-    """Number of key groups; None = that of the restored checkpoint, or a default by parallelism."""
+    """The number of key groups; None = that of the restored checkpoint, or a default by
+    parallelism."""
     checkpointing: Checkpointing
     backend: StateBackend
     restart: RestartStrategy
     settings: RuntimeSettings
     retired_sinks: Mapping[str, Sink | None]
-    """Sinks that write no more, by sink id; None where transactions are left as they are."""
+    """Sinks that are no longer written to, by sink id; None leaves their transactions as
+    they are."""
     listeners: Sequence[JobListener]
-    """Told of every event of the job."""
+    """The listeners that receive every event of the job."""
     allow_non_restored_state: bool
-    """Whether restored state that no operator takes is dropped; it is refused otherwise."""
+    """True if restored state without an operator is dropped; the start is refused otherwise."""
     endpoint: Endpoint | None = None
-    """Where the job can be asked; None: nowhere."""
+    """The settings of the HTTP endpoint; None if the job has none."""
     metrics: Metrics = field(default_factory=Metrics)
-    """Where Prometheus finds what the job measures, besides the endpoint."""
+    """The address for Prometheus, in addition to the endpoint."""
     logging: Logging = field(default_factory=Logging)
-    """What driver and slots do about their loggers."""
+    """The settings of the loggers of driver and slots."""
     telemetry: OpenTelemetry = field(default_factory=OpenTelemetry)
-    """Where spans and metrics are sent."""
+    """The address to which spans and metrics are sent."""
     restore: RestoreFrom | None = None
-    """The savepoint that the job is to begin from."""
+    """The savepoint to start from; None if there is none."""
     shown_settings: tuple[EffectiveSetting, ...] = ()
-    """Every setting with its origin, for people."""
+    """Every setting with its origin, for display."""

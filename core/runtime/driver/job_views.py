@@ -1,8 +1,8 @@
-"""What the endpoint tells of a job besides its status, as plain values: JSON is made of them.
+"""Views of a job for the HTTP endpoint, in addition to its status, as plain values for JSON.
 
 graph      the operators as the user named them, and the chains in which they run
-overview   how the job is now, of a size that does not depend on the number of subtasks
-proof      what the decision log says beside what each target says, read when it is asked for
+overview   the state of the job now; its size does not depend on the number of subtasks
+proof      the decision log compared with each target, read on request
 stored     checkpoints and savepoints in storage
 """
 
@@ -32,20 +32,20 @@ from onceflow.core.storage.snapshots.stored_checkpoints import (
 )
 
 SPLITS_SHOWN_MAX = 200
-"""Splits of one source that an overview names: those with the largest lag."""
+"""The number of splits of one source that an overview lists: those with the largest lag."""
 CHECKPOINTS_SHOWN_MAX = 1_000
-"""Checkpoints that one answer holds: about 500 KB."""
+"""The largest number of checkpoints in one answer: about 500 KB."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorView:
-    """One operator, as a page draws it."""
+    """An operator as the web page draws it."""
 
     uid: str
     kind: str
-    """source, sink, or the class of its work."""
+    """The word source or sink, or the class of the operator's work."""
     name: str
-    """The class of the source or sink; otherwise the kind again."""
+    """The class of the source or sink; otherwise the same as `kind`."""
     chain: str
     inputs: tuple[str, ...]
     """The uids of the operators whose rows flow into it."""
@@ -55,12 +55,12 @@ class OperatorView:
 
 @dataclass(frozen=True, slots=True)
 class EdgeView:
-    """Rows on their way from one chain to another."""
+    """An edge on which rows flow from one chain to another."""
 
     above: str
     below: str
     exchange: str
-    """forward, by_key or broadcast."""
+    """The kind of exchange: forward, by_key or broadcast."""
     key: tuple[str, ...]
 
 
@@ -74,7 +74,7 @@ class GraphView:
 
 
 def describe_graph(graph: Graph, parallelism: int) -> GraphView:
-    """Return `graph` as a page draws it, operators behind all that flows into them."""
+    """Return `graph` as the web page draws it. Each operator comes after all of its inputs."""
     chains = graph.chains()
     home = {operator.uid: chain.id for chain in chains for operator in chain.operators}
     return GraphView(
@@ -105,9 +105,9 @@ def _describe_edges(chain: Chain) -> Iterable[EdgeView]:
 def describe_now(
     status: JobStatus, history: JobHistory, instance: str, latencies: Mapping[str, RecentLatency]
 ) -> dict[str, Any]:
-    """Return how the job is now; the page and `onceflow top` poll it.
+    """Return the state of the job now; the page and `onceflow top` poll it.
 
-    `latencies` are those of sinks, by uid, that have lately committed.
+    `latencies` holds, by uid, the sinks that have recently committed.
     """
     last = status.last_checkpoint
     return {
@@ -176,7 +176,7 @@ def _describe_source(uid: str, status: JobStatus) -> dict[str, Any]:
 
 
 def describe_timeline(status: JobStatus, history: JobHistory) -> dict[str, Any]:
-    """Return what happened when: attempts, what broke, and half an hour of measurements."""
+    """Return the attempts, the incidents, and half an hour of measurements, with their times."""
     return {
         "now_ms": int(time.time() * 1000),
         "attempts": status.attempts,
@@ -188,7 +188,7 @@ def describe_timeline(status: JobStatus, history: JobHistory) -> dict[str, Any]:
 def describe_history(
     status: JobStatus, history: JobHistory, before: int | None, limit: int
 ) -> dict[str, Any]:
-    """Return completed checkpoints below number `before`, and the last that were given up."""
+    """Return completed checkpoints below number `before`, and the last failed checkpoints."""
     limit = max(1, min(limit, CHECKPOINTS_SHOWN_MAX))
     return {
         "completed": status.checkpoints_completed,
@@ -211,11 +211,11 @@ def describe_history(
 
 
 def prove_sinks(graph: Graph, storage: JobStorage) -> dict[str, Any]:
-    """Return what the log and each target say. Reads both now; changes nothing. Any thread.
+    """Read the decision log and each target and compare them. Changes nothing. Any thread.
 
     Raises:
         StorageError: The decision log cannot be read.
-        CheckpointCorrupt: It is damaged.
+        CheckpointCorrupt: The decision log is damaged.
     """
     before = storage.log.read()
     proofs = [
@@ -251,7 +251,7 @@ def _prove_sink(
 
 
 def describe_decision(view: LogView) -> dict[str, Any]:
-    """Return the last decision of a log, and who owns it."""
+    """Return the last decision of a log and the attempt that owns the log."""
     last: CompletedCheckpoint | None = view.completed[-1] if view.decided else None
     return {
         "attempt": view.attempt,
@@ -267,10 +267,10 @@ def describe_decision(view: LogView) -> dict[str, Any]:
 
 
 def describe_stored(described: CheckpointStorage, storage: JobStorage) -> dict[str, Any]:
-    """Return the checkpoints and savepoints in storage, and why savepoints cannot be read.
+    """Return the checkpoints and savepoints in storage, and why some savepoints cannot be read.
 
     Raises:
-        StorageError: They cannot be read now.
+        StorageError: Storage cannot be read now.
         CheckpointCorrupt: The log is damaged.
     """
     stored: list[StoredCheckpoint] = checkpoints_of(storage)

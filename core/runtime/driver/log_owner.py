@@ -1,8 +1,8 @@
-"""The driver's hold on a job's decision log: its claims, and where each attempt begins.
+"""The driver's claims on a job's decision log, and the restore point of each attempt.
 
 Invariants:
     nothing is decided before the targets agree with the log
-    once another driver has claimed the log, every claim and append of this one raises `Fenced`
+    once another driver has claimed the log, every claim and append of this driver raises `Fenced`
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogOwner:
         return self._log
 
     def open_recovery(self, log: ClaimedLog) -> SinkRecovery:
-        """Return the recovery that brings sinks in line with `log`. Connects to no target yet."""
+        """Return the recovery that makes sinks agree with `log`. Connects to no target yet."""
         plan, storage = self._plan, self._storage
         deadline_s = plan.settings.commit_deadline_s
         return SinkRecovery(
@@ -80,7 +80,7 @@ class LogOwner:
         )
 
     def sweep_storage(self, log: ClaimedLog, view: LogView) -> None:
-        """Delete the files of dead attempts; those that cannot be deleted now do no harm."""
+        """Delete the files of dead attempts. Files that cannot be deleted now do no harm."""
         try:
             self._storage.sweep(view, log.attempt)
         except StorageError as error:
@@ -89,8 +89,8 @@ class LogOwner:
     def claim(self) -> ClaimedLog:
         """Claim the log for the next attempt.
 
-        The first claim takes the job over. Later ones succeed only while no other driver has taken
-        it over.
+        The first claim takes over the job. Later claims succeed only if no other driver has claimed
+        the log since.
         """
         self._log = self._claim_first() if self._log is None else self._log.claim_again()
         return self._log
@@ -98,7 +98,7 @@ class LogOwner:
     def _claim_first(self) -> ClaimedLog:
         graph, storage = self._plan.graph, self._storage
         storage.check_creates()
-        # Before the claim, which says that the job writes under the sink ids of this graph.
+        # Before the claim, because the claim records that the job uses the sink ids of this graph.
         view = storage.log.read()
         restore, drawn = self._restore, self._drawn_owner
         savepoint = restore.read_checked(view, drawn) if restore else None
@@ -108,7 +108,8 @@ class LogOwner:
             if restore is not None:
                 restore.check_before_claim(view, drawn)
 
-        # Before the claim for a clear error; `claim` checks again, on the view on which it builds.
+        # Check before the claim for a clear error; `claim` repeats the check on the view it builds
+        # on.
         check(seed_view(view, savepoint) if savepoint else view)
         if not view.decided:
             check_others(self._plan.name, graph, storage.others())
@@ -117,20 +118,22 @@ class LogOwner:
         return storage.log.claim(owner, sinks, savepoint, check, drawn=drawn)
 
     def agree_with_targets(self, log: ClaimedLog) -> ClaimedLog:
-        """Return the log, which knows all that the targets have; before anything is decided.
+        """Check that the log has all commits of the targets, and return the log.
 
-        Claimed anew where a target has seen an attempt of that number, from other storage.
+        Runs before anything is decided. If a target has seen this attempt number or a higher one,
+        from other storage, the log is claimed again with a number above that.
 
         Raises:
             StorageBehind: A target has committed what the log does not know.
-            SavepointRefused: ... or the savepoint does not.
+            SavepointRefused: A target has committed what the savepoint does not know.
         """
-        # Later attempts build on this driver's own claim: nobody else has decided since.
+        # Later attempts build on this driver's own claim: no other driver has decided since.
         if self._targets_agree:
             return log
         recovery, restore = self.open_recovery(log), self._restore
         try:
-            # First: what is committed meanwhile is in one of the two.
+            # Query transactions in doubt before the records: a transaction that is committed in
+            # between is then found in one of the two answers.
             sinks = restore.list_doubtful_sinks(log.view) if restore else frozenset[str]()
             in_doubt = recovery.list_in_doubt(sinks)
             records = recovery.ask_targets()
@@ -148,10 +151,13 @@ class LogOwner:
         return log
 
     def check_owned(self) -> None:
-        """Raise Fenced when another driver owns the job: what fails an attempt follows from that.
+        """Raise Fenced if another driver owns the job.
 
-        Slots leave, and a sink may have forgotten what only this driver's log still lists. Raises
-        CheckpointCorrupt when the log lacks this driver's own claim.
+        A takeover makes attempts fail with other errors: slots leave, and a sink may have forgotten
+        transactions that only this driver's log still lists. `Fenced` names the cause.
+
+        Raises:
+            CheckpointCorrupt: The log lacks this driver's own claim.
         """
         if self._log is not None:
             with contextlib.suppress(StorageError):
@@ -160,8 +166,9 @@ class LogOwner:
     def find_restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
         """Return the log's view and the number of key groups.
 
-        Its last decision holds every split that there is now: checkpoint 0 is decided if need be,
-        or one that adds the splits that have appeared since the last one.
+        The last decision of the view holds every split that exists now. If necessary, this method
+        decides checkpoint 0, or a checkpoint that adds splits that have appeared since the last
+        one.
         """
         plan = self._plan
         now_ms = wall_ms()
@@ -181,14 +188,15 @@ class LogOwner:
                 log.append(grown)
             return log.view, max_parallelism
         max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
-        # Decide the start positions before anything is read: after a crash "latest" is the same.
+        # Decide the start positions before anything is read, so that "latest" means the same after
+        # a crash.
         log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
         return log.view, max_parallelism
 
     def _without_ignored(
         self, restored: CompletedCheckpoint, log: ClaimedLog
     ) -> CompletedCheckpoint:
-        """Return `restored` without its rows in flight if the user has chosen to ignore them."""
+        """Return `restored` without rows in flight if the user has chosen to ignore them."""
         lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight})
         if not lost or restored.checkpoint != self._plan.checkpointing.ignore_in_flight_of:
             return restored
@@ -201,5 +209,5 @@ class LogOwner:
 
 
 def wall_ms() -> int:
-    """Return the time of day in milliseconds since the epoch."""
+    """Return the wall-clock time in milliseconds since the epoch."""
     return int(time.time() * 1000)

@@ -1,10 +1,10 @@
-"""An address of its own for Prometheus and probes, without a token, for every job of the process.
+"""A separate address for Prometheus and probes, without a token, for all jobs of the process.
 
-    GET /metrics             what the jobs measure
-    GET /healthz  /readyz    whether they get on, and whether they run; see `health`
+    GET /metrics             the metrics of the jobs
+    GET /healthz  /readyz    the health of the jobs; see `health`
 
-Jobs that are set to one address share its server: a program with several pipelines has one port to
-scrape, and each sample names its job. What is shown holds no secret: names of jobs, operators and
+Jobs with the same address share its server, so a program with several pipelines has one port to
+scrape, and each sample names its job. The answers hold no secret: only names of jobs, operators and
 splits, and numbers.
 """
 
@@ -47,16 +47,16 @@ def answer_scrape(measured: Iterable[Measured], request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class ShownJob:
-    """What is asked of a job. Any thread calls it."""
+    """The functions that read one job's metrics and health. Any thread calls them."""
 
     measure: Callable[[], Measured]
     judge: Callable[[], Health]
     names: frozenset[str] = frozenset()
-    """Host names under which browsers may ask, in lower case, besides addresses and localhost."""
+    """Host names that browsers may use, in lower case, in addition to addresses and localhost."""
 
 
 class MetricsApi:
-    """What is answered at the address of its own. Any number of threads."""
+    """Handles requests at the separate metrics address. Any number of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,13 +68,13 @@ class MetricsApi:
             self._shown[key] = job
 
     def remove(self, key: object) -> bool:
-        """Show it no more; return whether nothing else is shown."""
+        """Stop showing the job of `key`. Return True if no job is shown any more."""
         with self._lock:
             self._shown.pop(key, None)
             return not self._shown
 
     def refuse(self, head: Request) -> Response | None:
-        """Refuse a foreign host name, and what is no reading of a known path."""
+        """Refuse a foreign host name, an unknown path, and any method but GET."""
         with self._lock:
             names = frozenset[str]().union(*(job.names for job in self._shown.values()))
         if stranger := find_stranger(head, names, setting="metrics.names"):
@@ -89,12 +89,12 @@ class MetricsApi:
         return None
 
     def has_token(self, head: Request) -> bool:
-        """Return False: whoever asks here needs no token."""
+        """Return False: requests at this address need no token."""
         del head
         return False
 
     def answer(self, request: Request) -> Response:
-        """Answer one scrape, or one probe."""
+        """Answer a scrape or a probe."""
         with self._lock:
             shown = tuple(self._shown.values())
         path = urlsplit(request.target).path
@@ -106,13 +106,13 @@ class MetricsApi:
             return self.explain(HTTPStatus.NOT_IMPLEMENTED, str(error))
 
     def explain(self, status: HTTPStatus, reason: str) -> Response:
-        """Return an answer that says what is wrong with a request."""
+        """Return a response that describes the problem with a request."""
         headers = {**_HEADERS, "Content-Type": "application/json"}
         return Response(status, msgspec.json.encode({"error": reason}), headers)
 
 
 class _SharedServer:
-    """The server of one address; `_LOCK` guards it."""
+    """The server of one address. `_LOCK` guards it."""
 
     def __init__(self, host: str, port: int) -> None:
         self.api = MetricsApi()
@@ -120,7 +120,7 @@ class _SharedServer:
         self._server.start(f"metrics at {host}:{port}")
 
     def close(self) -> None:
-        """Stop to answer."""
+        """Stop the server."""
         self._server.close()
 
 
@@ -129,7 +129,7 @@ _SERVERS: dict[tuple[str, int], _SharedServer] = {}
 
 
 class ShownMetrics:
-    """One job at its address of its own. `show` and `hide` on the job's thread."""
+    """A job at its separate metrics address. The job's thread calls `show` and `hide`."""
 
     def __init__(self, settings: Metrics, name: str, job: ShownJob) -> None:
         self._address = settings.parse_bind()
@@ -139,21 +139,21 @@ class ShownMetrics:
         self._hidden = False
 
     def show(self) -> None:
-        """Begin to answer, on other threads; does nothing when it has begun, or has no address."""
+        """Start answering on other threads. Does nothing if it has started or no address is set."""
         if self._thread is None and self._address is not None:
             name = f"metrics of job {self._name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
     def hide(self) -> None:
-        """Show the job no more; the address is free once no job is shown there. Safe to repeat."""
+        """Stop showing the job. The last job at an address closes its server. Idempotent."""
         with _LOCK:
             self._hidden = True
             server = _SERVERS.get(self._address) if self._address else None
             if server is None or not server.api.remove(self) or self._address is None:
                 return
             del _SERVERS[self._address]
-        # Outside the lock: this joins a thread, and other jobs may want to show themselves.
+        # Outside the lock: `close` joins a thread, and other jobs may need the lock.
         server.close()
 
     def _names(self, given: str | None) -> frozenset[str]:
@@ -170,7 +170,7 @@ class ShownMetrics:
         assert self._address is not None
         try:
             with _LOCK:
-                # The job may have ended before this thread began: then it must not appear any more.
+                # The job may have ended before this thread began; it must not be shown then.
                 if self._hidden:
                     return
                 if (server := _SERVERS.get(self._address)) is None:

@@ -1,6 +1,6 @@
-"""All that is told of one job: its status, its listeners, what it measures, and whether it is well.
+"""The observation of one job: its status, listeners, metrics and health.
 
-One object, so that the driver publishes an event once, and knows none of those who take it.
+The driver publishes each event to this object once, and does not know who receives it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onceflow.core.spi import CommittedBy
 
 
 class Observation:
-    """What is told of one job. Any thread."""
+    """The status, metrics and health of one job. Any thread."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class Observation:
         logs: Logging,
         telemetry: OpenTelemetry,
     ) -> None:
-        """Begin to observe; nothing is shown yet.
+        """Set up the observation; nothing is shown yet.
 
         Raises:
-            ConfigError: Metrics are to be shown, or spans to be sent, and what does so is not
+            ConfigError: The settings turn on metrics or spans, and the package for them is not
                 installed.
         """
         if metrics.prometheus_bind is not None:
@@ -67,33 +67,33 @@ class Observation:
         if is_event_log_on():
             listeners = (*listeners, log_event)
         self.tracker = StatusTracker(job, listeners, self._count)
-        """Takes the events."""
+        """Receives the events."""
         self._shown = ShownMetrics(metrics, job, ShownJob(self.measure, self.judge_health))
         self.promise = self._health.promise
-        """Says within how many seconds the job's thread turns again."""
+        """Promises that the job's thread runs its loop again within the given seconds."""
         self.read_latencies = self._metrics.read_latencies
-        """Returns, by sink, how long records have lately taken until they were visible."""
+        """Returns, by sink, the recent latency until records became visible."""
         self.retain = self._metrics.retain
-        """Says which checkpoints the log retains now."""
+        """Takes the checkpoints that the log retains now."""
 
     def show(self) -> None:
-        """Begin to answer at the address of metrics, and to send. Safe to repeat."""
+        """Start answering at the metrics address, and start sending. Idempotent."""
         self._shown.show()
         if self._sender is not None:
             self._sender.start()
 
     def hide(self) -> None:
-        """Answer and send no more. Waits for nobody longer than a few seconds."""
+        """Stop answering and sending. Waits at most a few seconds."""
         self._shown.hide()
         if self._sender is not None:
             self._sender.close()
 
     def measure(self) -> Measured:
-        """Return what the job has measured up to now."""
+        """Return the job's metrics up to now."""
         return Measured.of_job(self._job, self._metrics.collect())
 
     def judge_health(self) -> Health:
-        """Return whether the job gets on, and whether it runs."""
+        """Return the job's health: whether it makes progress, and whether it runs."""
         return self._health.judge(self.tracker.status)
 
     def _count(self, event: JobEvent, status: JobStatus) -> None:
@@ -102,7 +102,7 @@ class Observation:
 
 
 def _find_sinks(graph: Graph) -> tuple[SinkInputs, ...]:
-    """Return every sink of rows that are made of records; dead letters are not."""
+    """Return every sink of rows that come from records, which excludes dead-letter sinks."""
     home = {operator.uid: chain.id for chain in graph.chains() for operator in chain.operators}
     return tuple(
         SinkInputs(

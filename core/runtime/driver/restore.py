@@ -1,7 +1,7 @@
-"""Checks that a pipeline can go on from its job's decision log, and divides the state among slots.
+"""Checks that a pipeline can restore from its job's decision log, and assigns state to slots.
 
 Invariant: every operator's state, every row in flight and every sink id of the restored checkpoint
-belongs to a part of the new pipeline, unless the user has said that it may be dropped.
+belongs to a part of the new pipeline, unless the user has allowed to drop it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("onceflow.runtime.driver")
 
 
 def check_max_parallelism(restored: CompletedCheckpoint, max_parallelism: int) -> None:
-    """Raise StateIncompatible unless the number of key groups is that of `restored`.
+    """Raise StateIncompatible if the number of key groups differs from that of `restored`.
 
     With another number, keys would change their owners.
     """
@@ -60,7 +60,7 @@ def check_max_parallelism(restored: CompletedCheckpoint, max_parallelism: int) -
 
 
 def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ...]:
-    """Return the uids of operators that have state in `restored` and are not in `graph`."""
+    """Return the uids that have state in `restored` and no operator in `graph` that takes it."""
     works = {operator.uid: operator.work for operator in graph.operators}
     return tuple(
         sorted(
@@ -110,9 +110,9 @@ def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
 
 
 def _find_keyed_inputs(graph: Graph) -> set[tuple[str, int]]:
-    """Return the inputs, by chain and number, into which rows go by key.
+    """Return the inputs, by chain and number, to which rows are exchanged by key.
 
-    Rows of other inputs have no owner, so a checkpoint never holds them.
+    Rows of other inputs have no owner, so a checkpoint never contains them.
     """
     return {
         (chain.id, edge.input)
@@ -125,7 +125,7 @@ def _find_keyed_inputs(graph: Graph) -> set[tuple[str, int]]:
 def without_in_flight(
     restored: CompletedCheckpoint, attempt: AttemptId, now_ms: int
 ) -> CompletedCheckpoint:
-    """Return a decision after `restored` without its rows in flight, which are then lost."""
+    """Return a copy of `restored` as a new decision without rows in flight, which are lost then."""
     again = with_lists(restored, SPLITS, {}, attempt=attempt, now_ms=now_ms)
     snapshots = tuple(replace(snapshot, in_flight=()) for snapshot in again.snapshots)
     return replace(again, snapshots=snapshots)
@@ -145,9 +145,9 @@ def check_operators(graph: Graph, restored: CompletedCheckpoint) -> None:
 
 
 def find_changed_operators(graph: Graph, restored: CompletedCheckpoint) -> dict[str, list[str]]:
-    """Return what differs of operators whose state in `restored` would be misread, by uid.
+    """Return, by uid, the changes to operators whose state in `restored` would be misread.
 
-    See `operator_descriptions`. One without state has nothing to misread.
+    See `operator_descriptions`. An operator without state has nothing to misread.
     """
     changed: dict[str, list[str]] = {}
     for operator in graph.operators:
@@ -159,7 +159,7 @@ def find_changed_operators(graph: Graph, restored: CompletedCheckpoint) -> dict[
 
 
 def check_settings(graph: Graph, restored: CompletedCheckpoint) -> None:
-    """Raise StateIncompatible unless `graph` reads each operator's state as it was written."""
+    """Raise StateIncompatible if `graph` would misread an operator's state in `restored`."""
     changed = find_changed_operators(graph, restored)
     if changed:
         what = "; ".join(f"{uid!r}: {', '.join(changes)}" for uid, changes in changed.items())
@@ -174,7 +174,7 @@ def check_settings(graph: Graph, restored: CompletedCheckpoint) -> None:
 def check_sinks(graph: Graph, view: LogView, retired: Collection[str]) -> None:
     """Raise ConfigError unless every sink id of the log is in `graph` or in `retired`.
 
-    Otherwise nobody would commit or abort the transactions in doubt under that id.
+    Otherwise transactions in doubt under that id would never be committed or aborted.
     """
     mine = {work.sink_id for _, work in graph.sinks()}
     left = sorted(view.sinks - mine - set(retired))
@@ -207,7 +207,7 @@ def _describe_left_sinks(left: Sequence[str], mine: Sequence[str], view: LogView
 def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
     """Raise ConfigError if a sink id of a new job belongs to another job in the same storage.
 
-    `others` are the logs of those jobs, by name. The other job may be this one under an older name.
+    `others` are the logs of those jobs, by name. Another job may be this job under an older name.
     """
     mine = {work.sink_id for _, work in graph.sinks()}
     uids = {operator.uid for operator in graph.operators}
@@ -223,7 +223,7 @@ def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
             )
         last = view.completed[-1] if view.decided else None
         stateful = {o.uid for s in last.snapshots for o in s.operators} if last else set[str]()
-        # Only a warning: two pipelines made by one function have the same uids and are two jobs.
+        # Only a warning: two pipelines built by one function have the same uids and are two jobs.
         if stateful and stateful <= uids:
             _log.warning(
                 "job %r is new, and job %r in the same checkpoint storage has its operators; a job"
@@ -236,11 +236,11 @@ def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestoredSlot:
-    """What one slot begins with."""
+    """The state with which one slot begins."""
 
     operators: tuple[RestoredOperator, ...]
     in_flight: tuple[InFlight, ...]
-    """What it replays; rows of other slots among it."""
+    """The rows that the slot replays; they include rows of other slots."""
 
 
 def assign_state(
@@ -252,7 +252,7 @@ def assign_state(
     """
     operators: list[list[RestoredOperator]] = [[] for _ in range(parallelism)]
     groups = restored.max_parallelism
-    # A start that may drop no state was refused before.
+    # If state must not be dropped, the start was refused before this call.
     dropped = find_changed_operators(graph, restored)
     for operator in graph.operators:
         old = () if operator.uid in dropped else restored.operator(operator.uid)
@@ -284,7 +284,7 @@ def assign_state(
 
 
 def _divide_splits(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:
-    # By id, so that a split is assigned once, however many snapshots hold it.
+    # Keyed by id, so that a split that several snapshots hold is assigned once.
     by_id = {decode_split(element).split.id: element for element in elements}
     assigned = assign_splits(sorted(by_id), parallelism)
     return [tuple(by_id[split] for split in mine) for mine in assigned]
@@ -299,14 +299,15 @@ def _without_key(
 ) -> list[tuple[StateHandle, ...]]:
     """Return, by slot, the handles of state without a key.
 
-    Each slot gets one copy of broadcast state. It gets all other handles, and takes its share.
+    Each slot gets one copy of broadcast state. It gets all handles of other state, and reads its
+    share of that.
     """
     if not any(operator.raw for operator in old):
         return [()] * parallelism
-    # To all slots: which element of a split list is whose is known only when all elements are, and
-    # they are in files that only slots read.
+    # Every slot gets these handles: the owner of an element of a split list is known only when all
+    # elements are, and only slots read the files that contain them.
     everybody = [h for o in old for h in o.raw if find_mode(h) in {"split", "union"}]
-    # A savepoint of DataFrames has one copy, among parts with keyed state alone.
+    # A savepoint of DataFrames has one copy; its other parts have keyed state only.
     parts = [[h for h in o.raw if find_mode(h) == "broadcast"] for o in old]
     copies = list(filter(None, parts)) or [[]]
     return [(*everybody, *copies[broadcast_copy(slot, len(copies))]) for slot in range(parallelism)]
@@ -325,17 +326,17 @@ def _by_owner(
     max_parallelism: int,
     parallelism: int,
 ) -> list[tuple[_Item, ...]]:
-    """Return, by slot, the items whose handle may hold keys of its own, in their order."""
+    """Return, by slot and in order, the items whose handle may hold keys of that slot."""
     items_by_slot: list[list[_Item]] = [[] for _ in range(parallelism)]
     for item in items:
         handle = handle_of(item)
-        # An empty interval: the handle holds no keys.
+        # An empty interval means that the handle holds no keys.
         if handle.key_group_last < handle.key_group_first:
             continue
         first = owner_of(handle.key_group_first, max_parallelism, parallelism)
         last = owner_of(handle.key_group_last, max_parallelism, parallelism)
-        # An interval of key groups belongs to an interval of slots. A file of several slots is read
-        # by each of them, which takes its own keys.
+        # An interval of key groups belongs to an interval of slots. Each of these slots reads the
+        # file and takes its own keys.
         for slot in range(first, last + 1):
             items_by_slot[slot].append(item)
     return [tuple(of_slot) for of_slot in items_by_slot]

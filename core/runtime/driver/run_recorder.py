@@ -1,4 +1,4 @@
-"""Writes how a job runs and has ended into checkpoint storage, and keeps nobody waiting for it."""
+"""Writes the state of a job's run into checkpoint storage, in the background."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from onceflow.core.storage import JobStorage
 from onceflow.core.storage.log.last_run import ERROR_LENGTH_MAX, LastRun
 
 END_TIMEOUT_S = 10.0
-"""How long an ended job waits for storage to take the record: it has ended whether or not."""
+"""The time in seconds that an ended job waits until storage has the record. It ends in any case."""
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
 
 @dataclass(slots=True)
 class RunRecorder:
-    """One driver's record. Called by the job's own thread; what fails here never fails the job."""
+    """The record of one driver's run. Called by the job's own thread; errors never fail the job."""
 
     storage: JobStorage
     _run: LastRun | None = None
     _writer: Background = field(default_factory=lambda: Background("last run"))
 
     def begin(self) -> None:
-        """Write, soon, that this driver owns the job. Does nothing when it has."""
+        """Write, in the background, that this driver owns the job. Idempotent."""
         if self._run is None:
             self._run = run = LastRun(
                 run=secrets.token_hex(8),
@@ -44,7 +44,7 @@ class RunRecorder:
             self._writer.submit(lambda: self._write(run))
 
     def end(self, state: JobState, attempt: int, error: str) -> None:
-        """Write how the job has ended; returns when it is written, or soon after.
+        """Write how the job ended. Returns when that is written, or after a timeout.
 
         A driver that never owned the job writes nothing.
         """

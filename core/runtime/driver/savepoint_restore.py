@@ -1,7 +1,7 @@
-"""How a job begins from a savepoint: checked before the claim, decided before any slot begins.
+"""The start of a job from a savepoint: checked before the claim, decided before any slot begins.
 
-The savepoint's state is copied into the job's own storage, and a decision of its own names the
-copies. From then on nothing reads the savepoint, and every later attempt goes on from the log.
+The savepoint's state is copied into the job's own storage, and a new decision references the
+copies. From then on nothing reads the savepoint, and every later attempt continues from the log.
 """
 
 from __future__ import annotations
@@ -44,17 +44,20 @@ _GOES_ON = (
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """Which savepoint to begin from, and what is allowed."""
+    """The savepoint to start from, and the user's permissions."""
 
     location: str
     claim: bool
-    """Whether the savepoint becomes the job's: it is deleted once the job has begun from it."""
+    """True if the job takes over the savepoint: it is deleted once the job has begun from it."""
     allow_rewind: bool
-    """Whether rows that were committed since the savepoint may be written again."""
+    """True if rows that were committed since the savepoint may be written again."""
 
 
 class SavepointRestore:
-    """Used by the job's own thread. It begins once: a later attempt goes on from the log."""
+    """Starts a job from a savepoint, once: later attempts continue from the log.
+
+    Used by the job's own thread.
+    """
 
     def __init__(
         self,
@@ -71,21 +74,22 @@ class SavepointRestore:
         self._native_form = native_form
         self._savepoint: Savepoint | None = None
         self._begun_before: Savepoint | None = None
-        """That from which the job has begun already, and gone on."""
+        """The savepoint from which the job began in an earlier run; it has continued since."""
         self._last_attempt = AttemptId(0)
-        """The last one of another driver: this one's own claims have rolled nothing back yet."""
+        """The last attempt of another driver. Attempts of this driver have rolled back
+        nothing yet."""
         self._records: Sequence[TargetRecord] = ()
         self._lacks_own = False
 
     def read_checked(self, view: LogView, drawn: str) -> Savepoint | None:
-        """Read the savepoint and check it; None: the job has begun from it already.
+        """Read and check the savepoint. Return None if the job has begun from it already.
 
-        Runs before the claim, so that what is refused disturbs no running job. `drawn` is this
-        driver's own part of the owner's name.
+        Runs before the claim, so that a refusal disturbs no running job. `drawn` is this driver's
+        own part of the owner's name.
 
         Raises:
-            SavepointRefused: It may not be.
-            CheckpointCorrupt: Its metadata is damaged.
+            SavepointRefused: The job may not begin from the savepoint.
+            CheckpointCorrupt: The savepoint's metadata is damaged.
         """
         try:
             savepoint = self._directory.read()
@@ -102,10 +106,11 @@ class SavepointRestore:
         return savepoint
 
     def check_before_claim(self, view: LogView, drawn: str) -> None:
-        """Raise SavepointRefused unless the savepoint may be begun from by a claim after `view`.
+        """Raise SavepointRefused unless a claim after `view` may begin from the savepoint.
 
-        Another driver may have claimed since it was read. `drawn` is of this driver, whose own
-        claim may stand in the log: nobody has told it so.
+        Another driver may have claimed the log since the savepoint was read. `drawn` is this
+        driver's own part of the owner's name: the log may hold this driver's own claim although the
+        driver got no answer to it.
         """
         if not view.owner.endswith(drawn):
             self._last_attempt = view.attempt
@@ -113,7 +118,7 @@ class SavepointRestore:
             self._check(self._savepoint, view)
 
     def list_doubtful_sinks(self, view: LogView) -> frozenset[str]:
-        """Return the sinks that `check_targets` is to be told of what they hold in doubt."""
+        """Return the sinks whose transactions in doubt `check_targets` needs."""
         again = self._begun_before if self._settings.allow_rewind else None
         savepoint = self._savepoint or again
         return list_doubtful_sinks(savepoint, view) if savepoint else frozenset()
@@ -126,16 +131,17 @@ class SavepointRestore:
         *,
         all_tell: bool,
     ) -> None:
-        """Raise an error unless the job may begin, or go on, with targets that have `records`.
+        """Raise an error unless the job may begin, or continue, with targets that have `records`.
 
-        `in_doubt` is what those of `list_doubtful_sinks` held before.
+        `in_doubt` holds the transactions in doubt of the sinks from `list_doubtful_sinks`.
 
-        Runs after the claim, before anything is decided. A job that has begun from the savepoint
-        already goes on from its log; it begins again if it may, and a target was put back.
+        Runs after the claim, before anything is decided. If the job has begun from the savepoint
+        before, it continues from its log. It begins from the savepoint again if `allow_rewind` is
+        set and the targets were put back.
 
         Raises:
-            SavepointRefused: A target has committed something since the savepoint.
-            StorageBehind: The job would go on, and a target has more than its log knows.
+            SavepointRefused: A target has committed rows since the savepoint.
+            StorageBehind: The job would continue, and a target has commits that its log lacks.
         """
         again = self._begun_before
         if self._savepoint is None and again is not None:
@@ -160,18 +166,18 @@ class SavepointRestore:
     def begin(
         self, log: ClaimedLog, max_parallelism: int | None, now_ms: int
     ) -> SavepointRestored | None:
-        """Decide that the job begins from the savepoint, unless it has; return what to tell.
+        """Decide that the job begins from the savepoint, unless it has begun; return the event.
 
-        Runs after the claim, before sinks recover. A crash leaves the decision or nothing.
+        Runs after the claim, before sinks recover. A crash leaves the whole decision or none.
 
         Raises:
-            SavepointRefused: The log has changed since it was checked.
+            SavepointRefused: The log has changed since the check.
             StateIncompatible: The pipeline asks for another max parallelism.
-            CheckpointCorrupt: A state file of the savepoint is gone or damaged.
+            CheckpointCorrupt: A state file of the savepoint is missing or damaged.
         """
         savepoint = self._savepoint
         if savepoint is None:
-            # The driver that began the job from it may have died before it deleted it.
+            # The driver that began the job from the savepoint may have died before deleting it.
             self._delete_claimed()
             return None
         check_max_parallelism(
@@ -201,7 +207,7 @@ class SavepointRestore:
         return SavepointRestored(decision.checkpoint, location)
 
     def _delete_claimed(self) -> None:
-        """Delete the savepoint if the settings claim it: the job has begun from it. Idempotent."""
+        """Delete the savepoint if the settings claim it. The job has begun from it. Idempotent."""
         if self._settings.claim:
             try:
                 self._directory.dispose()

@@ -1,11 +1,11 @@
-"""The savepoints that were asked for of one job in this process: where they go and how they end.
+"""The savepoints that were requested of one job in this process: their directories and outcomes.
 
     asked --given to the coordinator--> under way --written--> done
       +---------------the job ends------------+--aborted, or the attempt ends--> failed
 
-One that is asked for while no attempt runs waits for the next one, and no longer than a checkpoint
-may take: it has failed then, so each request is answered. One that is under way when an attempt
-ends has failed: its number and its barrier were the attempt's.
+A savepoint that is requested while no attempt runs waits for the next attempt. It fails if no
+attempt begins it within the checkpoint timeout, so each request is answered. A savepoint that an
+attempt has begun fails if the attempt ends: its number and its barrier belong to that attempt.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _log = logging.getLogger("onceflow.runtime.driver")
 
 @dataclass(slots=True)
 class AskedSavepoint:
-    """A savepoint that was asked for: its directory, and what says that it is whole, or fails."""
+    """A requested savepoint: its directory, and a future with its outcome."""
 
     request: SavepointRequest
     directory: SavepointDirectory
     done: Future[str] = field(default_factory=Future[str])
     under_way: bool = False
-    """Whether an attempt has begun it: its end answers the request."""
+    """True if an attempt has begun the savepoint: the attempt's end then answers the request."""
     written: Savepoint | None = None
 
     @property
     def location(self) -> str:
-        """Its directory, for people."""
+        """The directory as text."""
         return str(self.directory)
 
 
 class Savepoints:
-    """Any thread. Each savepoint has a directory of its own, made when it is asked for."""
+    """The requested savepoints of one job, each in its own directory. Any thread."""
 
     def __init__(
         self,
@@ -64,7 +64,10 @@ class Savepoints:
         native_form: str,
         wait_s: float,
     ) -> None:
-        """`wait_s` is how long a request may wait for an attempt that takes it up."""
+        """Create the registry.
+
+        `wait_s` limits how long a request waits for an attempt to begin it.
+        """
         self._job = job
         self._checkpoint_storage = checkpoint_storage
         self._storage = storage
@@ -75,24 +78,24 @@ class Savepoints:
         self._asked: dict[str, AskedSavepoint] = {}
 
     def ask(self, kind: CheckpointKind, directory: str | None, form: StateForm) -> AskedSavepoint:
-        """Make the directory of a new savepoint; return its request and its future.
+        """Create the directory of a new savepoint; return its request and its future.
 
         Raises:
-            ConfigError: `directory` is nowhere that the checkpoint storage can reach.
-            StorageError: It cannot be written to; the job is left alone.
+            ConfigError: The checkpoint storage cannot reach `directory`.
+            StorageError: `directory` cannot be written to; the job is not affected.
         """
         request = SavepointRequest(uuid.uuid4().hex, kind, form)
         parent = (directory or self._directory).rstrip("/")
         location = savepoint_directory(
             self._checkpoint_storage, f"{parent}/savepoint-{request.id[:12]}"
         )
-        # Before the request is known to anybody: a directory that cannot be written fails the
-        # caller, and costs the job no checkpoint.
+        # Before the request is registered: if the directory cannot be written, only the caller gets
+        # an error, and the job loses no checkpoint.
         location.prepare()
         asked = AskedSavepoint(request, location)
         with self._lock:
             self._asked[request.id] = asked
-        # A job that restarts again and again may never take it up, and a caller is waiting.
+        # A job that keeps restarting may never begin the savepoint, and a caller waits for it.
         deadline = threading.Timer(self._wait_s, self._give_up, (request,))
         deadline.daemon = True
         deadline.start()
@@ -100,16 +103,16 @@ class Savepoints:
         return asked
 
     def begin(self, request: SavepointRequest) -> bool:
-        """Return whether an attempt is to take the savepoint: not once it has been given up."""
+        """Mark the savepoint as begun by an attempt. Return False if it has failed before."""
         with self._lock:
             asked = self._asked[request.id]
-            # Under the lock that `_give_up` takes: either the attempt begins it or the timer fails
-            # it, and never both.
+            # `_give_up` takes the same lock: either the attempt begins the savepoint, or the timer
+            # fails it.
             asked.under_way = not asked.done.done()
             return asked.under_way
 
     def _give_up(self, request: SavepointRequest) -> None:
-        """Fail the request unless an attempt has taken it up."""
+        """Fail the request unless an attempt has begun the savepoint."""
         with self._lock:
             asked = self._asked[request.id]
             if asked.under_way or asked.done.done():
@@ -118,26 +121,27 @@ class Savepoints:
         _dispose(asked)
 
     def write(self, decision: WriteSavepoint, log: ClaimedLog) -> int:
-        """Return the size of the state of the savepoint, all of it durable. Own thread.
+        """Write the savepoint durably and return the size of its state. Runs on a separate thread.
 
-        Deletes the savepoint if its request has failed meanwhile, as it does with the attempt.
+        Deletes the savepoint if its request has failed meanwhile, for example because the attempt
+        ended.
 
         Raises:
-            StorageError: It is not whole.
-            CheckpointCorrupt: A state file is not what was written.
+            StorageError: The savepoint could not be written completely.
+            CheckpointCorrupt: A state file differs from what was written.
         """
         asked = self._asked[decision.request.id]
         try:
             return self._write(asked, decision, log)
         finally:
-            # `record_failure` has deleted what was there at that time, and more was written since.
+            # `record_failure` has deleted the files that existed then; delete those written since.
             if asked.done.done():
                 _dispose(asked)
 
     def _write(self, asked: AskedSavepoint, decision: WriteSavepoint, log: ClaimedLog) -> int:
         request, completed = decision.request, decision.completed
         memory = log.view.memory_at(completed)
-        # First: proofs of what is committed meanwhile are pruned as checkpoints go on.
+        # First: proofs of later commits are pruned as checkpoints go on.
         staged = self._copy_staged(asked, completed, memory)
         savepoint = Savepoint(
             request.id,
@@ -151,8 +155,8 @@ class Savepoints:
         )
         asked.directory.write(savepoint, self._storage.reader())
         with self._lock:
-            # Before the request is answered: pruning of proofs goes by it from the next checkpoint
-            # on.
+            # Set before the request is answered: from the next checkpoint on, pruning of proofs
+            # spares what this savepoint needs.
             asked.written = None if asked.done.done() else savepoint
         return sum(handle.size_bytes for handle in handles_of(completed.snapshots))
 
@@ -161,12 +165,12 @@ class Savepoints:
         return str(self._asked[request.id].directory)
 
     def record_success(self, request: SavepointRequest) -> None:
-        """Answer the request: the savepoint is whole, and no part of the attempt any more."""
+        """Answer the request: the savepoint is complete, and independent of the attempt."""
         asked = self._asked[request.id]
         asked.done.set_result(str(asked.directory))
 
     def record_failure(self, request: SavepointRequest, reason: str) -> None:
-        """Answer the request with an error; delete what there is of the savepoint."""
+        """Answer the request with an error; delete the files written so far."""
         with self._lock:
             asked = self._asked[request.id]
             if asked.done.done():
@@ -182,17 +186,18 @@ class Savepoints:
 
     @property
     def last_written(self) -> CompletedCheckpoint | None:
-        """What the last savepoint of this process holds, all of it durable; None: there is none."""
+        """The checkpoint in the last durable savepoint of this process; None if there is none."""
         with self._lock:
             asked = list(self._asked.values())
         written = [one.written.completed for one in asked if one.written is not None]
         return max(written, key=lambda completed: completed.checkpoint, default=None)
 
     def add_proofs(self) -> None:
-        """Add to the savepoint with which the job has stopped what its last commits left as proof.
+        """Add the proofs of the last commits to the savepoint with which the job has stopped.
 
-        Runs once all is committed. Without these proofs the savepoint needs those of the target,
-        and a target may forget them: Kafka does after a week without commits.
+        Runs once everything is committed. Without these proofs a start from the savepoint depends
+        on the proofs of the target, which a target may forget: Kafka does after a week without
+        commits.
         """
         for asked in self._asked.values():
             if asked.written is None or not asked.request.kind.stops_sources:
@@ -212,13 +217,13 @@ class Savepoints:
         return self._storage.copy_staged(asked.directory, memory.sinks, is_wanted)
 
     def fail_begun(self, why: str) -> None:
-        """Fail the savepoints that an attempt has begun. Called when the attempt has ended."""
+        """Fail the savepoints that an attempt has begun. Called when that attempt has ended."""
         for asked in self._open():
             if asked.under_way:
                 self.record_failure(asked.request, f"{why}; ask again")
 
     def fail_all(self, why: str) -> None:
-        """Fail all savepoints that are left. Called when the job has ended."""
+        """Fail all unanswered savepoints. Called when the job has ended."""
         for asked in self._open():
             self.record_failure(asked.request, why)
 
@@ -228,7 +233,7 @@ class Savepoints:
 
 
 def _dispose(asked: AskedSavepoint) -> None:
-    """Delete what there is of a savepoint that has failed."""
+    """Delete the files of a failed savepoint."""
     try:
         asked.directory.dispose()
     except StorageError as error:
@@ -236,5 +241,5 @@ def _dispose(asked: AskedSavepoint) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what `error` says, for people."""
+    """Return the text of `error` for messages."""
     return str(error) if isinstance(error, OnceflowError) else f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""Whom writers wait for when an ack is overdue: asked beside an attempt, for people alone.
+"""Finds out what blocks a sink's writers when an ack is overdue. Only people use the answer.
 
-The attempt's thread decides when a sink is asked. The question may wait for a server, and has a
-daemon thread of its own; a sink is asked again only after it has answered.
+The attempt's thread decides when to ask a sink. The question may wait for a server, so it runs on a
+separate daemon thread. A sink is asked again only after it has answered.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from onceflow.core.runtime.events.job_events import SinkBlocked
 from onceflow.core.spi import CommitterContext, Sink
 
 _INTERVAL_S = 1.0
-"""Between two questions to a sink: each opens a connection to its server."""
+"""The time between two questions to a sink: each opens a connection to its server."""
 
 _log = logging.getLogger("onceflow.runtime.blockers")
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A sink that can name whom its writers wait for."""
+    """A sink that can name what blocks its writers."""
 
     chain: str
     list_blockers: Callable[[], tuple[str, ...]]
@@ -35,11 +35,14 @@ class _Asked:
     asking: bool = False
     overdue: bool = False
     blockers: tuple[str, ...] = ()
-    """As published last."""
+    """The blockers that were published last."""
 
 
 class BlockerMonitor:
-    """Used by the attempt's thread alone; times are of `time.monotonic`."""
+    """Asks sinks for blockers.
+
+    Used by the attempt's thread alone; times are of `time.monotonic`.
+    """
 
     def __init__(self, context: AttemptContext, tell: Callable[[BlockersListed], None]) -> None:
         self._attempt = context.plan.attempt
@@ -75,7 +78,7 @@ class BlockerMonitor:
                 ).start()
 
     def take(self, answer: BlockersListed) -> None:
-        """Publish what has changed; the sink may be asked again."""
+        """Publish changed blockers. The sink may be asked again."""
         asked = self._sinks[answer.uid]
         asked.asking = False
         if asked.overdue:

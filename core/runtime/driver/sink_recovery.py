@@ -1,8 +1,8 @@
 """Makes every sink agree with the decision log before an attempt's slots begin.
 
-Runs on the driver, once for all subtasks: which transactions are whose is decided by what the
-restored checkpoint lists, never by a subtask's index, so rescaling between attempts changes
-nothing. Which to commit and which to abort is decided by `commit.planner`.
+Runs on the driver, once for all subtasks. The owner of a transaction follows from the list in the
+restored checkpoint, never from a subtask's index, so rescaling between attempts changes nothing.
+`commit.planner` decides which transactions to commit and which to abort.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _log = logging.getLogger("onceflow.runtime.recovery")
 
 
 def _tell_nobody(refused: CommitRefused) -> None:
-    """Tell nobody."""
+    """Ignore the refusal."""
 
 
 def _describe_refusal(step: Step, ended: StepEnd) -> str:
-    """Return what people are told of `step`, which is tried again; empty: it has ended."""
+    """Return the description of a refused `step` that will be retried, or "" if it has ended."""
     if not isinstance(ended, RetryAt):
         return ""
     match step:
@@ -95,25 +95,25 @@ def _describe_refusal(step: Step, ended: StepEnd) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One sink id, and what settles its transactions."""
+    """A sink id, its sink, and the context of its committers."""
 
     sink: Sink
     context: CommitterContext
     schema: pa.Schema | None
-    """Of the rows that are written; None when none are, because the sink is retired."""
+    """The schema of the rows that are written; None if the sink is retired."""
 
     @property
     def commits_whole(self) -> bool:
-        """Whether the driver commits whole checkpoints of it."""
+        """True if the driver commits whole checkpoints of the sink."""
         return self.sink.committed_by is CommittedBy.DRIVER
 
 
 class SinkRecovery:
-    """The driver's committers for one attempt, one a sink, kept for the sweep that follows.
+    """The driver's committers for one attempt, one per sink, which the later sweep uses again.
 
-    `retired` are sinks that write no more, by sink id: settled like the others if the log knows
-    their ids, and forgotten by it once the sweep has settled them, too. None leaves what is in
-    doubt as it is.
+    `retired` are sinks that are no longer written to, by sink id. If the log knows their ids, their
+    transactions are committed or aborted like those of other sinks. The log forgets these ids after
+    the sweep. A retired sink of None leaves its transactions in doubt.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class SinkRecovery:
         self._log_location = str(storage.log)
         self._deadline_s = deadline_s
         self.step = RecoveryStep("its turn", time.monotonic())
-        # Only those of which the log knows: a retired sink that was settled by an earlier start may
-        # name a database that is gone by now.
+        # Only sinks that the log knows: a retired sink that an earlier start has finished may name
+        # a database that is gone by now.
         self._retired = log.view.sinks & retired.keys()
 
         def target(sink: Sink, uid: str, sink_id: str, schema: pa.Schema | None) -> _Target:
@@ -158,11 +158,11 @@ class SinkRecovery:
         self._global: dict[str, GlobalCommitter] = {}
 
     def ask_targets(self) -> tuple[TargetRecord, ...]:
-        """Return what each target records of its sink id; none of one that does not tell.
+        """Return the record that each target keeps of its sink id; leave out targets without one.
 
         Raises:
             ConfigError: Another job owns a sink id.
-            SinkError: A target cannot be asked now.
+            SinkError: A target cannot be queried now.
         """
         records: list[TargetRecord] = []
         for target in self._targets:
@@ -173,13 +173,13 @@ class SinkRecovery:
         return tuple(records)
 
     def list_in_doubt(self, sink_ids: Collection[str]) -> frozenset[TransactionId]:
-        """Return what the targets of `sink_ids`, which were open before, hold in doubt.
+        """Return the transactions in doubt in the targets of `sink_ids`, which earlier runs opened.
 
-        A whole checkpoint that was delivered is not in doubt, though the files of a target that was
-        put back may look so.
+        A delivered whole checkpoint is not in doubt, even if the target was put back and its files
+        look so.
 
         Raises:
-            SinkError: A target cannot be asked now.
+            SinkError: A target cannot be queried now.
         """
         in_doubt: set[TransactionId] = set()
         for target in self._targets:
@@ -196,7 +196,7 @@ class SinkRecovery:
 
     @property
     def target_count(self) -> int:
-        """How many sinks there are, retired ones among them."""
+        """The number of sinks, including retired sinks."""
         return len(self._targets)
 
     def _record_of(self, target: _Target) -> TargetRecord | None:
@@ -216,13 +216,13 @@ class SinkRecovery:
     def open(self) -> None:
         """Prepare every sink for writing: create tables and fence older attempts.
 
-        Every sink is asked before the first one changes anything.
+        All sinks are validated before the first sink changes anything.
 
         Raises:
             ConfigError: A sink cannot be written; the message says what to do.
             Fenced: A newer attempt, or another job, owns a sink id.
         """
-        # Retired sinks are written no more: their tables may be gone, and none is created for them.
+        # Skip retired sinks: their tables may be gone, and must not be created.
         written = [(t, t.schema) for t in self._targets if t.schema is not None]
         for target, schema in written:
             self._begin(f"the validation of sink {target.context.uid}")
@@ -232,19 +232,19 @@ class SinkRecovery:
             target.sink.open(target.context, schema)
 
     def recover(self, restored: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
-        """Commit all that the log decided and abort what older attempts left besides. Idempotent.
+        """Commit all transactions that the log decided, abort others of older attempts. Idempotent.
 
-        What was committed before and is in doubt again is committed again: the target has gone back
-        to an older copy. So it has, too, when it cannot prove what each sink committed last.
+        If a committed transaction is in doubt again, the target has gone back to an older copy, and
+        the transaction is committed again. The same holds if the target cannot prove the last
+        commit of a sink.
 
         Raises:
             PreparedTransactionLost: A decided transaction is gone without having been committed.
             CommitFailed: A sink did not answer in time; the next attempt tries again.
-            DecisionForgotten: Something is in doubt of which the log knows nothing any more.
+            DecisionForgotten: A transaction is in doubt that the log does not remember any more.
             StorageBehind: A target has committed what the log does not know.
         """
-        # The targets are asked once more: until the sinks were opened, and so fenced, a driver
-        # with other storage could commit.
+        # Query the targets again: a driver with other storage could commit until `open` fenced it.
         require_not_behind(self._log.view, self.ask_targets(), self._log_location)
         counts: list[RecoveredSink] = []
         for target in self._targets:
@@ -252,7 +252,7 @@ class SinkRecovery:
                 counts.append(self._recover_whole(target, restored))
                 continue
             plan, committer = self._plan(target, restored)
-            # Commits before aborts: if the target fails in between, what is decided is visible.
+            # Commits before aborts: if the target fails in between, the decided rows are visible.
             steps = [*to_commits(plan.commit), *to_aborts(plan.abort)]
             committed = self._settle(target.context.uid, committer, steps)
             counts.append(
@@ -267,11 +267,11 @@ class SinkRecovery:
         return tuple(counts)
 
     def sweep(self, completed: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
-        """Abort what a slot of an older attempt prepared after `recover` had looked (I3).
+        """Abort transactions that a slot of an older attempt prepared after `recover` looked (I3).
 
-        Commits what has returned meanwhile with an older copy of the target, and nothing else: what
-        `completed` lists is its own slots' to commit. From the next decision on the log knows no
-        more of retired sinks.
+        Also commits transactions that are in doubt again because the target has gone back to an
+        older copy. Commits no others: the attempt's own slots commit the transactions that
+        `completed` lists. From the next decision on, the log no longer contains the retired sinks.
         """
         counts: list[RecoveredSink] = []
         for target in self._targets:
@@ -283,7 +283,7 @@ class SinkRecovery:
             plan, committer = self._plan(target, completed)
             self._settle(uid, committer, [*to_commits(plan.returned), *to_aborts(plan.abort)])
             counts.append(RecoveredSink(uid, sink_id, aborted=len(plan.abort)))
-        # Not before: the next attempt must ask again for what this one could not sweep.
+        # Last, because the next attempt must ask again for what this attempt could not sweep.
         self._log.settle(self._retired)
         return tuple(counts)
 
@@ -294,7 +294,7 @@ class SinkRecovery:
                 yield target.sink, target.context
 
     def global_committers(self) -> Iterator[tuple[str, str, Sink, GlobalCommitter]]:
-        """Yield uid, sink id and a new committer of every sink that commits whole checkpoints."""
+        """Yield uid, sink id, sink and committer of each sink that commits whole checkpoints."""
         for target in self._targets:
             if target.commits_whole and target.schema is not None:
                 committer = open_global_committer(target.sink, target.context)
@@ -342,7 +342,10 @@ class SinkRecovery:
         )
 
     def _sweep_whole(self, target: _Target, completed: CompletedCheckpoint) -> int:
-        """Abort what older attempts left; what `completed` decides is being committed meanwhile."""
+        """Abort the leftovers of older attempts.
+
+        The global committers commit what `completed` decides.
+        """
         committer, sink_id = self._global_committer(target), target.context.sink_id
         self._begin(f"what sink id {sink_id} holds in doubt")
         left = find_undecided(
@@ -399,7 +402,7 @@ class SinkRecovery:
         return plan, committer
 
     def _settle(self, uid: str, committer: Committer, steps: Iterable[Step]) -> list[Committable]:
-        """Carry out `steps` of sink `uid`; return what these calls have committed."""
+        """Carry out `steps` of sink `uid`; return the committables that these calls committed."""
         committed: list[Committable] = []
         is_refused = False
         planned = TimedSteps(PlannedSteps(steps, recovery_retries(self._deadline_s)))
@@ -419,8 +422,7 @@ class SinkRecovery:
 
     def _carry_out(self, committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
         begun = "rollback" if isinstance(step, AbortOne) else "commit"
-        # A repeated try keeps the time at which the first one began, by which people see how long
-        # it takes.
+        # A repeated try keeps the start time of the first, which shows people how long it takes.
         if self.step.text != f"the {begun} of {step}":
             self._begin(f"the {begun} of {step}")
         return carry_out(committer, step)

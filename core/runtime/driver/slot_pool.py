@@ -9,7 +9,10 @@ from onceflow.core.runtime.transport.control_plane import SlotLink
 
 
 class SlotPool:
-    """Used by the attempt's thread alone; who takes part is for the attempt's loop to decide."""
+    """The connected slots.
+
+    Used by the attempt's thread alone; the attempt's loop admits the slots.
+    """
 
     def __init__(self) -> None:
         self._links: dict[int, SlotLink] = {}
@@ -21,11 +24,11 @@ class SlotPool:
         return self._links[slot]
 
     def admit(self, link: SlotLink) -> None:
-        """Send this slot, from now on, what every slot is sent."""
+        """Add the slot, so that `send_all` reaches it."""
         self._links[link.hello.slot] = link
 
     def remove(self, slot: int) -> None:
-        """Forget a slot that has left."""
+        """Remove a slot that has left."""
         self._links.pop(slot, None)
 
     def send_all(self, message: DriverMessage) -> None:
@@ -34,5 +37,5 @@ class SlotPool:
             link.send(message)
 
     def waiting_s(self, now: float) -> dict[int, float]:
-        """Return, by slot, how long the oldest message has waited to be taken; 0: none waits."""
+        """Return, by slot, how long its oldest unsent message has waited; 0 if none waits."""
         return {slot: link.waiting_s(now) for slot, link in self._links.items()}

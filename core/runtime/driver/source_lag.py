@@ -1,6 +1,6 @@
-"""How far sources are behind: asked beside an attempt that runs, for people and metrics alone.
+"""The lag of sources, measured while an attempt runs. Only people and metrics use it.
 
-A source may wait for its server as long as it likes; the attempt's thread never waits for it.
+A source may wait for its server for any time; the attempt's thread never waits for a source.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from onceflow.core.runtime.events.job_events import JobEvent, LagMeasured
 from onceflow.core.spi import Source, SplitOffsets
 
 LAG_INTERVAL_S = 5.0
-"""Between two questions to a source: each opens a connection to its server."""
+"""The time between two questions to a source: each opens a connection to its server."""
 
 HELD_S_MIN = 10.0
-"""A split that is held for less is not told: most transactions of producers end sooner."""
+"""The shortest hold that is reported: most transactions of producers end sooner."""
 
 _log = logging.getLogger("onceflow.runtime.lag")
 
 
 class LagMonitor:
-    """Publishes how far the splits of the last completed checkpoint are behind.
+    """Publishes the lag of the splits in the last completed checkpoint.
 
-    Each source that counts its records has a daemon thread of its own: none waits for another.
+    Each source that can count its records has its own daemon thread, so sources do not wait for
+    each other.
     """
 
     def __init__(self, graph: Graph, publish: Callable[[JobEvent], None]) -> None:
-        """Ask nothing yet."""
+        """Create the monitor; `start` asks the first question."""
         self._publish = publish
         self._sources = [
             (uid, source)
@@ -45,7 +46,7 @@ class LagMonitor:
         self._closed = threading.Event()
 
     def start(self, restored: CompletedCheckpoint) -> None:
-        """Begin with the splits of `restored`."""
+        """Start measuring the splits of `restored`."""
         self._completed = restored
         for uid, source in self._sources:
             name, asked = f"lag of {uid}", (uid, source)
@@ -53,11 +54,11 @@ class LagMonitor:
             threading.Thread(target=work, args=asked, name=name, daemon=True).start()
 
     def measure_by(self, checkpoint: CompletedCheckpoint) -> None:
-        """Measure by `checkpoint` from now on."""
+        """Measure the positions of `checkpoint` from now on."""
         self._completed = checkpoint
 
     def close(self) -> None:
-        """Publish nothing more; a question under way is left to itself. Safe to call twice."""
+        """Stop publishing. A question that is being asked is abandoned. Idempotent."""
         self._closed.set()
 
     def _work(self, uid: str, source: Source) -> None:
@@ -65,7 +66,7 @@ class LagMonitor:
         holds = _Holds()
         while not self._closed.is_set():
             assert self._completed is not None
-            # Empty where it cannot be told now: an old answer would look like a standstill.
+            # Empty if the source gives no answer: the old answer would look like a standstill.
             offsets: tuple[SplitOffsets, ...] = ()
             try:
                 asked = splits_of(self._completed, uid) or ()
@@ -81,16 +82,16 @@ class LagMonitor:
 
 
 class _Holds:
-    """Since when splits of one source have been held at the same position."""
+    """The time since when each split of one source has been held at its position."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
-        """By split and position, in seconds since the epoch."""
+        """The start of each hold in seconds since the epoch, by split and position."""
 
     def keep_long_ones(
         self, offsets: Iterable[SplitOffsets], now_s: float
     ) -> tuple[SplitOffsets, ...]:
-        """Return `offsets` with the start of each hold, and without holds that are young."""
+        """Return `offsets` with the start of each hold, without holds below HELD_S_MIN."""
         known, self._since = self._since, {}
         kept: list[SplitOffsets] = []
         for split in offsets:

@@ -1,8 +1,8 @@
-"""The splits of a job's sources: where they begin, what is restored, and what appears later.
+"""The splits of a job's sources: their start positions, restored positions, and new splits.
 
-The attempt's thread decides when to ask a source and whom to offer what; the asking itself may wait
-for a server, and has a thread of its own for each question. What may be read when is decided by
-`protocol.splits`.
+The attempt's thread decides when to ask a source, and which subtask to offer which split. A
+question may wait for a server, so each question has its own thread. `protocol.splits` decides what
+may be read when.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _log = logging.getLogger("onceflow.runtime.discovery")
 def genesis_of(
     graph: Graph, attempt: AttemptId, parallelism: int, max_parallelism: int, now_ms: int
 ) -> CompletedCheckpoint:
-    """Return checkpoint 0: where every source starts, resolved now and never again.
+    """Return checkpoint 0: the start position of every source, resolved only once.
 
-    Once it is in the decision log, a crash before the first checkpoint starts from the same
-    records, also for a source that starts at the latest.
+    Once it is in the decision log, an attempt after an early crash starts from the same records,
+    also for a source that starts at the latest position.
     """
     snapshots = tuple(
         SubtaskSnapshot(
@@ -66,14 +66,15 @@ def genesis_of(
 def with_discovered_splits(
     graph: Graph, restored: CompletedCheckpoint, attempt: AttemptId, now_ms: int
 ) -> CompletedCheckpoint | None:
-    """Return the decision with which the attempt begins instead of `restored`, if any is needed.
+    """Return the decision that replaces `restored`, or None if its splits are current.
 
-    It is when a source has splits that `restored` does not hold: one that is new in the job, or one
-    that has grown since. In the decision log before any slot begins, it lets a new source resolve
-    where it starts once only, and no split be read that a crash would forget.
+    A decision is needed if a source has splits that `restored` does not contain: a source that is
+    new in the job, or a source that has grown. The decision is logged before any slot begins. So a
+    new source resolves its start position only once, and no split is read that a crash would
+    forget.
 
     Raises:
-        SourceError: What is known of a source cannot be read on.
+        SourceError: The known splits of a source cannot be read on.
     """
     lists: dict[str, tuple[bytes, ...]] = {}
     for uid, source in graph.sources():
@@ -83,8 +84,8 @@ def with_discovered_splits(
             continue
         now = merge_discovered(known, source.discover([state.split for state in known]))
         elements = _encode_splits(now)
-        # As sets: a source may list the same splits in another order, which needs no decision of
-        # its own.
+        # Compare sets: a source may list the same splits in another order, which needs no
+        # decision.
         if set(elements) != set(_encode_splits(known)):
             lists[uid] = elements
     if not lists:
@@ -124,7 +125,10 @@ class _Growing:
 
 
 class SplitDiscovery:
-    """Used by the attempt's thread alone; times are of `time.monotonic`."""
+    """Asks sources for new splits.
+
+    Used by the attempt's thread alone; times are `time.monotonic`.
+    """
 
     def __init__(
         self,
@@ -143,22 +147,21 @@ class SplitDiscovery:
     def build_offers(
         self, restored: CompletedCheckpoint, parallelism: int
     ) -> dict[str, SplitOffers]:
-        """Return, by source that may grow, which subtask has which split."""
+        """Return, for each source that may grow, the assignment of splits to subtasks."""
         return {
             uid: SplitOffers((split.id for split in splits_of(restored, uid) or ()), parallelism)
             for uid in self._sources
         }
 
     def ask(self, completed: CompletedCheckpoint, now: float) -> None:
-        """Ask every source that is due for what `completed`, the last decision, does not hold."""
+        """Ask each source that is due for splits that the last decision, `completed`, lacks."""
         for uid, growing in self._sources.items():
             if growing.asking or now < growing.due_at:
                 continue
             known = splits_of(completed, uid) or ()
             growing.asking = True
-            # From the question and not from the answer, so that a server that is slow to answer is
-            # not asked at ever longer distances; `asking` keeps a second question from passing the
-            # first.
+            # Count from the question, not from the answer, so that a slow server does not lengthen
+            # the interval. `asking` prevents a second question before the first is answered.
             growing.due_at = now + growing.interval_s
             threading.Thread(
                 target=carry_fields(self._answer),
@@ -168,7 +171,7 @@ class SplitDiscovery:
             ).start()
 
     def take(self, uid: str, offers: Mapping[int, OfferSplits]) -> None:
-        """Note what source `uid` has answered; it may be asked again."""
+        """Record that source `uid` has answered; it may be asked again."""
         self._sources[uid].asking = False
         for slot, offer in offers.items():
             names = ", ".join(split.id for split in offer.splits)
@@ -181,7 +184,7 @@ class SplitDiscovery:
 def _answer_of(
     attempt: AttemptId, uid: str, source: Source, known: Sequence[Split]
 ) -> DiscoveryAnswered:
-    """Ask `source`. What a server that is away says now it may not say a minute later."""
+    """Ask `source`. If its server is away, return no splits: a later question may succeed."""
     try:
         now = source.discover(known)
     except Exception as error:
@@ -189,8 +192,8 @@ def _answer_of(
             return DiscoveryAnswered(attempt, uid, error=error)
         _log.warning("source %s cannot be asked for new splits at the moment: %s", uid, error)
         return DiscoveryAnswered(attempt, uid)
-    # A reader cannot be told to stand elsewhere, so another position for a known split needs a new
-    # attempt.
+    # A running reader cannot change its position, so another position for a known split needs a
+    # new attempt.
     if moved := describe_moved(known, now):
         return DiscoveryAnswered(
             attempt,

@@ -1,7 +1,7 @@
 """Looks up one key in the state of the last completed checkpoint. Any thread; changes nothing.
 
-What is read are the files of the checkpoint: no subtask is asked, so the job does not feel it, and
-the answer is as old as the checkpoint, whose number it says.
+The lookup reads the files of the checkpoint and asks no subtask, so the job is not slowed. The
+answer is as old as the checkpoint, whose number it contains.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from onceflow.core.storage.snapshots.stored_checkpoints import (
 )
 
 LOOKUP_BYTES_MAX = 256 << 20
-"""What the driver reads for one key at most: all files that hold the key's group."""
+"""The largest number of bytes that the driver reads for one key, from all files with its
+key group."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateAnswer:
-    """What the state held under a key, and as of when."""
+    """The value of a key in the state, and the checkpoint that contains it."""
 
     uid: str
     state: str
@@ -50,9 +51,10 @@ class StateAnswer:
     key: Any
     found: bool
     value: Any
-    """A value, a list, a list of (map key, value), or the aggregates by name; None: nothing."""
+    """A value, a list, a list of (map key, value), or the aggregates by name; None if there is
+    none."""
     as_of: str
-    """`checkpoint`: what the subtasks have done since is not in it."""
+    """Always `checkpoint`: the answer excludes what the subtasks have done since."""
     checkpoint: int
     completed_at_ms: int
 
@@ -60,7 +62,7 @@ class StateAnswer:
 def parse_keys(texts: Sequence[str]) -> list[Any]:
     """Return the keys that a user may mean by `texts`, one for each key column.
 
-    A text is a string, and a number, a date or whatever else a key column holds, if it reads so.
+    A text may mean the string itself, and also a number, a date or another type that it parses as.
     """
     meant = [tuple(_values_meant(text)) for text in texts]
     return [one[0] if len(one) == 1 else one for one in product(*meant)]
@@ -82,11 +84,11 @@ def _values_meant(text: str) -> Iterable[Any]:
 
 
 def look_up(storage: JobStorage, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
-    """Return what the last completed checkpoint holds under the first of `keys` that is there.
+    """Return the value of the first of `keys` that the last completed checkpoint contains.
 
     Raises:
-        ConfigError: There is no checkpoint yet, no such operator or state; names the nearest. Or a
-            key has several rows there, or so much would be read that this is no look-up.
+        ConfigError: There is no checkpoint, operator or state; the message names the nearest. Or a
+            key has several rows in this state, or the files to read exceed LOOKUP_BYTES_MAX.
         CheckpointCorrupt: A state file is damaged or missing.
     """
     stored = checkpoint_at(storage, None)
@@ -94,7 +96,7 @@ def look_up(storage: JobStorage, uid: str, state: str | None, keys: Sequence[Any
         try:
             return _look_up_in(stored, uid, state, keys)
         except CheckpointCorrupt:
-            # Newer ones may have replaced it meanwhile, and its files are gone.
+            # A newer checkpoint may have replaced it meanwhile, and its files are deleted.
             newer = checkpoint_at(storage, None)
             if newer.completed.checkpoint == stored.completed.checkpoint:
                 raise
@@ -152,7 +154,7 @@ def _check_key(meta: StateMeta, uid: str) -> None:
 
 
 def _find_key(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | None:
-    """Return the bytes of `key` in the state, and its key group; None: it cannot be a key."""
+    """Return the encoded `key` and its key group, or None if `key` does not fit the key's type."""
     try:
         if meta.kind == "map":
             return add_length(encode_key(key)), key_group_of(key, groups)
@@ -164,7 +166,7 @@ def _find_key(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | Non
             return None
         arrays = [array_of([part], kind) for part, kind in zip(parts, kinds, strict=True)]
         encoded = bytes(encode_keys(read_key_columns(arrays))[0].as_py())
-        # By the columns: of a decimal the scale counts.
+        # Hash the columns, not the value: the scale of a decimal counts.
         return encoded, int(key_groups(hash_keys(arrays), groups)[0])
     except (BadStateValue, pa.ArrowException, TypeError):
         return None
@@ -195,7 +197,7 @@ def _value(meta: StateMeta, rows: Sequence[StateRows]) -> Any:
 
 
 def _readable(value: Any, kind: pa.DataType, meta: StateMeta) -> Any:
-    """Return what is JSON already as what it says."""
+    """Return the parsed value of a string column that holds JSON; other values unchanged."""
     is_text = meta.signature.endswith(":str")
     if isinstance(value, str) and pa.types.is_string(kind) and not is_text:
         with contextlib.suppress(ValueError):

@@ -1,14 +1,14 @@
-"""SIGINT and SIGTERM while a job is waited for: an orderly stop, and a second one an end at once.
+"""Handles SIGINT and SIGTERM while a program waits for a job: first stop, then cancel.
 
-    the first     every job of the process stops with a last checkpoint; one that has not within its
-                  `stop_timeout_s` is cancelled
-    the second    cancels: nothing is lost, the next start repeats from the last checkpoint
+    the first     every job of the process stops with a last checkpoint; a job that has not stopped
+                  within its `stop_timeout_s` is cancelled
+    the second    cancels the jobs: nothing is lost, the next start repeats from the last checkpoint
 
-Who gets a signal depends on who sends it. ^C goes to the terminal's process group: the driver, and
-the JVM when that is the driver's parent, as under spark-submit; pyspark's own handler would cancel
-all of Spark's jobs, and the JVM would stop Spark. `kill`, `docker stop` and Kubernetes send SIGTERM
-to one process, which may be that JVM. So the JVM leaves SIGINT to the driver and hands SIGTERM on.
-Python workers are in a process group of their daemon's own.
+The sender decides which processes get a signal. ^C goes to the terminal's process group: the
+driver, and the JVM if it is the driver's parent, as under spark-submit. pyspark's own handler would
+cancel all of Spark's jobs, and the JVM would stop Spark. `kill`, `docker stop` and Kubernetes send
+SIGTERM to one process, which may be that JVM. So the JVM leaves SIGINT to the driver and forwards
+SIGTERM. Python workers are in the process group of their daemon.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any, Protocol
 _log = logging.getLogger("onceflow.runtime.driver")
 
 SAME_SIGNAL_S = 1.0
-"""What comes within it after the first is the same request: a group's signal reaches the driver by
-itself and through the JVM."""
+"""A signal within this time after the first counts as the same request: a signal to the process
+group reaches the driver directly and through the JVM."""
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stoppable(Protocol):
-    """A job as signals see it. Any thread."""
+    """A job that signals can stop. Any thread."""
 
     @property
     def name(self) -> str:
@@ -43,20 +43,20 @@ class Stoppable(Protocol):
 
     @property
     def stop_timeout_s(self) -> float:
-        """How long it may take to stop."""
+        """The time in seconds that the job may take to stop."""
         ...
 
     def stop(self) -> None:
-        """Ask for a stop with a last checkpoint; returns at once."""
+        """Request a stop with a last checkpoint; returns at once."""
         ...
 
     def leave(self) -> None:
-        """Ask to leave without one; returns at once."""
+        """Request an end without a checkpoint; returns at once."""
         ...
 
 
 class StopSignals:
-    """What signals do to the jobs of this process. One a process: `STOP_SIGNALS`."""
+    """Stops the jobs of this process on signals. There is one instance: `STOP_SIGNALS`."""
 
     def __init__(self) -> None:
         self._heard: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ class StopSignals:
         self._watcher: threading.Thread | None = None
 
     def add(self, job: Stoppable) -> None:
-        """From now on a signal stops `job`, too. Any thread."""
+        """Stop `job` on a signal from now on. Any thread."""
         with self._lock:
             self._running.add(job)
 
@@ -76,12 +76,12 @@ class StopSignals:
 
     @contextmanager
     def handle(self, take_signals: Callable[[], None]) -> Generator[None]:
-        """Handle SIGINT and SIGTERM meanwhile, unless the program has handlers of its own.
+        """Handle SIGINT and SIGTERM inside the context, unless the program has its own handlers.
 
-        `take_signals` is called first: it has them act on this process alone.
+        `take_signals` is called first, so that the signals reach only this process.
 
-        Only the main thread can. A handler that the program has set itself stays, and so does
-        SIGINT ignored, as in the background of a shell.
+        Only the main thread can handle signals. A handler that the program has set stays, and so
+        does an ignored SIGINT, as in the background of a shell.
         """
         taken: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -98,12 +98,15 @@ class StopSignals:
                 signal.signal(number, before)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        """Runs between any two steps of the main thread, so it takes no lock."""
+        """Queue the signal.
+
+        Python runs this between steps of the main thread, so it takes no lock.
+        """
         del frame
         self._heard.put((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Once: have a thread act on signals."""
+        """Start the thread that acts on signals, once."""
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._act, name="stop signals", daemon=True)
             self._watcher.start()
@@ -128,14 +131,17 @@ class StopSignals:
                 job.leave()
 
     def _why_to_cancel(self, first_s: float, timeout_s: float) -> str:
-        """Return once a second signal has come, or the time is up, or no job is left."""
+        """Return the reason to cancel: a second signal, or the timeout.
+
+        Returns early if no job is left.
+        """
         deadline = time.monotonic() + timeout_s
         while self._jobs() and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
-                # Short, for the end of the jobs wakes nobody here.
+                # A short timeout, because the end of the jobs does not wake this thread.
                 number, heard_s = self._heard.get(timeout=0.2)
-                # By when it was heard, not taken from the queue: `_act` may have been busy
-                # meanwhile.
+                # Compare the time of arrival: `_act` may have taken the signal from the queue
+                # later.
                 if heard_s - first_s > SAME_SIGNAL_S:
                     return f"another {signal.Signals(number).name}"
         return f"not stopped within {timeout_s:.0f} s"
@@ -149,7 +155,7 @@ STOP_SIGNALS = StopSignals()
 
 
 def _may_be_taken(handler: Any) -> bool:
-    """Whether `handler` is Python's or pyspark's own."""
+    """Return True if `handler` is Python's or pyspark's own."""
     if handler is signal.SIG_DFL or handler is signal.default_int_handler:
         return True
     return str(getattr(handler, "__module__", "")).partition(".")[0] == "pyspark"

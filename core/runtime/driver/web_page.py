@@ -1,10 +1,10 @@
-"""The page that a browser gets: static files of the package, and what keeps other sites away.
+"""The web page: the package's static files, and the checks that keep other sites out.
 
-The files hold no data. Every datum comes from `/v1/…`, whose requests carry the token in a header:
-no cookie and no URL ever does, so another site cannot act through a user's browser. Three checks
-stand before that. A browser that believes a foreign name to be this machine (DNS rebinding) sends
-that name as its Host. A script of another site sends its Origin. A page that frames ours is refused
-by the browser itself, by the policy in the headers.
+The files hold no data. All data comes from `/v1/…`, whose requests carry the token in a header, and
+never in a cookie or a URL. So another site cannot act through a user's browser. Three more checks
+apply. If a browser believes that a foreign name is this machine (DNS rebinding), it sends that name
+as its Host. A script of another site sends its Origin. If a page frames this one, the browser
+refuses it because of the policy in the headers.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class WebPage:
             self._assets[path] = _Asset(content, _CONTENT_TYPES[suffix], tag)
 
     def has(self, path: str) -> bool:
-        """Return whether `path` is one of the files."""
+        """Return True if `path` is the path of a file."""
         return path in self._assets
 
     def answer(self, request: Request) -> Response:
-        """Return the file at the path of `request`, or 304 to a browser that has it."""
+        """Return the file at the path of `request`, or 304 if the browser has the current file."""
         asset = self._assets[urlsplit(request.target).path]
         headers = {
             **SECURITY_HEADERS,
@@ -88,7 +88,7 @@ class WebPage:
 
 
 def has_token(head: Request, token: str) -> bool:
-    """Return whether a request shows `token`; takes the same time wherever it differs."""
+    """Return True if the request shows `token`. Takes the same time for any wrong token."""
     given = head.headers.get("authorization", "").encode("utf-8", "replace")
     return hmac.compare_digest(given, f"Bearer {token}".encode())
 
@@ -99,7 +99,7 @@ def make_json_response(
     headers: Mapping[str, str] = MappingProxyType({}),
     sent: Callable[[], None] = lambda: None,
 ) -> Response:
-    """Return `answer` as JSON that no browser keeps, frames or shows to another site."""
+    """Return `answer` as JSON that browsers neither cache, frame nor show to another site."""
     content = answer if isinstance(answer, bytes) else msgspec.json.encode(answer, enc_hook=str)
     challenge = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
     return Response(
@@ -119,10 +119,10 @@ def make_json_response(
 def find_stranger(
     head: Request, names: Collection[str], *, setting: str = "endpoint.names"
 ) -> tuple[HTTPStatus, str] | None:
-    """Return why a browser's request is refused, with the status to answer; None: it is not.
+    """Return the status and reason to refuse a request from another site, or None if it is allowed.
 
-    `names` are the host names of this endpoint, in lower case. An address in digits is nobody's
-    name, so no foreign name can stand for it. `setting` is where users add names.
+    `names` are the host names of this endpoint, in lower case. An IP address is always allowed:
+    DNS rebinding needs a name. `setting` is the setting in which users add names.
     """
     host = head.headers.get("host", "")
     if host and not _is_own(host, names):
@@ -134,7 +134,7 @@ def find_stranger(
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
         return HTTPStatus.FORBIDDEN, f"Origin: {origin[:100]!r} is another site"
     site = head.headers.get("sec-fetch-site", "none")
-    # A link of another site may open the page. It cannot read it, nor ask for anything.
+    # A link on another site may open the page. That site can neither read it nor send requests.
     opens = head.headers.get("sec-fetch-mode") == "navigate" and head.method == "GET"
     if site not in _SAME_SITE and not opens:
         return HTTPStatus.FORBIDDEN, f"Sec-Fetch-Site: {site[:40]!r}: another site asks"
