@@ -238,7 +238,7 @@ class StateCorrupt(StateError):
 
 
 class StateIncompatible(StateError):
-    """Raised when state is restored with another type or max parallelism."""
+    """Raised when restored state does not fit: another type, source or max parallelism."""
 
     domain = "user"
     retry = "never"

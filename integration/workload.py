@@ -45,7 +45,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class ProduceError(OnceflowError):
-    """Raised when the broker did not take every record of the workload."""
+    """Raised when the broker did not accept every record of the workload."""
 
     domain = "external"
     retry = "never"

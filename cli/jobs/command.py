@@ -1,8 +1,9 @@
 """The flags of the commands for running jobs, and their exit status.
 
-0  done; for `status --watch`: the job ended without failure 1  refused or failed 2  usage: an
-option is wrong, or names something that does not exist 3  no driver of the job answers: none runs,
-it was killed, or another program answers
+0  done; for `status --watch`: the job ended without failure
+1  refused or failed
+2  usage: an option is wrong, or names something that does not exist
+3  no driver of the job answers: none runs, it was killed, or another program answers
 """
 
 from __future__ import annotations

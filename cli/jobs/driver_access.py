@@ -3,7 +3,7 @@
 The address of a driver is a file in checkpoint storage, which many users may be able to write. So
 the address alone determines neither the token nor the machine that gets the token:
 
-- The token comes from `--token-file`, or from the file beside the address.
+- The token comes from `--token-file`, or from the file next to the address.
 - A request without TLS is only sent to the loopback interface.
 - A request to another machine needs the user's consent: `--driver-host`, or the answer to a
   question, asked once for each pair of host and certificate authority.

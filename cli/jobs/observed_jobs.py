@@ -104,7 +104,7 @@ class ObservedJobs:
         return remembered.answer | {"now_ms": int(time.time() * 1000)}
 
     def read_stored(self, name: str) -> Answer:
-        """Return the checkpoints and savepoints of a job. Raises as `read_overview`."""
+        """Return the checkpoints and savepoints of a job. Raises the errors of `read_overview`."""
         return describe_stored(self._location(name).described, self._open(name))
 
     def driver(self, name: str) -> Driver:

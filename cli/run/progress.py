@@ -35,7 +35,7 @@ def show_progress(job: Job) -> Generator[None]:
 
 
 def describe_progress(status: JobStatus) -> Text:
-    """Return one line: the state, what was read and committed, and the last checkpoint."""
+    """Return one line: the state, the numbers of records and rows, and the last checkpoint."""
     committed = sum(sink.rows_committed for sink in status.sinks)
     last = status.last_checkpoint
     checkpoint = f"{last.checkpoint} in {last.duration_ms:.0f} ms" if last else "none yet"

@@ -1,8 +1,9 @@
 """The command `onceflow top`, which shows a running job in the terminal like its web page.
 
-0  done; without --once: the job ended without failure 1  the job has failed, or its storage cannot
-be read 2  usage: an option is wrong, or names something that does not exist 3  with --once: no
-driver of the job answers
+0  done; without --once: the job ended without failure
+1  the job has failed, or its storage cannot be read
+2  usage: an option is wrong, or names something that does not exist
+3  with --once: no driver of the job answers
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The flags of `onceflow txn` and its exit status.
 
-0  done; `list` exits with 0 even if transactions are in doubt, except with --check 1  refused by
-the log or by the target; with --check: transactions are in doubt 2  usage: an option is wrong or
-missing, or names something that does not exist 3  a target or the storage could not be reached, or
-could not answer
+0  done; `list` exits with 0 even if transactions are in doubt, except with --check
+1  refused by the log or by the target; with --check: transactions are in doubt
+2  usage: an option is wrong or missing, or names something that does not exist
+3  a target or the storage could not be reached, or could not answer
 """
 
 from __future__ import annotations

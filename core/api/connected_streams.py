@@ -34,13 +34,13 @@ KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]
 
 
 def check_pipeline(graph: GraphBuilder, other: GraphBuilder, verb: str) -> None:
-    """Raise ConfigError unless both streams belong to one pipeline."""
+    """Raise ConfigError if the streams belong to different pipelines."""
     if other is not graph:
         raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
 
 
 class KeyedConnectedStreams(Generic[StreamT]):
-    """Two streams with one key, for one function with the state of that key."""
+    """Two streams with a common key, for one function with keyed state."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class MetricsAccess(Protocol):
         """Return the gauge `name`.
 
         Raises:
-            ConfigError: As `counter`.
+            ConfigError: As in `counter`.
         """
         ...
 

@@ -380,7 +380,7 @@ class Graph:
         )
 
     def tables(self) -> tuple[LookupTable, ...]:
-        """Return every table that a stream is joined with."""
+        """Return the lookup tables of all joins."""
         return tuple(
             operator.work.table
             for operator in self.operators
@@ -417,7 +417,7 @@ class Graph:
         )
 
     def subtasks(self, parallelism: int) -> tuple[frozenset[SubtaskRef], frozenset[SubtaskRef]]:
-        """Return (all subtasks, those that read a source) of a run with `parallelism` slots."""
+        """Return all subtasks and the source subtasks of a run with `parallelism` slots."""
         chains = self.chains()
         everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(parallelism))
         # A chain without edges starts at a source, because only sources have no input.
@@ -461,7 +461,7 @@ class Graph:
         return isinstance(before, RunAggregates) and before.key == work.key
 
     def _with_event_time(self) -> frozenset[str]:
-        """Return the operators that pass watermarks on."""
+        """Return the uids of the operators that emit watermarks."""
         timed: set[str] = set()
         for operator in self.operators:
             begins = isinstance(operator.work, ReadFrom) and operator.work.watermarks is not None

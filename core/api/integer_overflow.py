@@ -156,7 +156,7 @@ def _find_in_case(case: Any, conditions: tuple[Any, ...]) -> Iterator[_Arithmeti
 
 
 def _is_true(condition: Any) -> Any:
-    """Return `condition` with false where it is null."""
+    """Return `condition` with nulls replaced by false."""
     datafusion: Any = import_module("datafusion")
     return datafusion.functions.coalesce(condition, datafusion.lit(False))
 

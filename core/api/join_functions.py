@@ -33,7 +33,7 @@ JoinKind: TypeAlias = Literal["inner", "left", "right", "full"]
 
 
 class ProcessJoinFunction(FunctionOfKeys, ABC):
-    """A function of a pair of records of two streams. Pickled to the slots."""
+    """A function of a pair of records from two streams. Pickled to the slots."""
 
     @abstractmethod
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:

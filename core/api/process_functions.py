@@ -19,9 +19,9 @@ class FunctionOfKeys:
         """Open states and side outputs. All windows of a key share its keyed state."""
 
     def snapshot_state(self, checkpoint: int) -> None:
-        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+        """Update the operator states. `checkpoint` stores them as they are when this returns.
 
-        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
+        As in `ProcessFunction`. There is no current key, and keyed states are already up to date.
         """
 
     def close(self) -> None:
@@ -110,9 +110,10 @@ class ProcessFunction(ABC):
     def on_end(self) -> Record | Iterable[Record] | None:
         """Return the last output records after all input of this subtask has ended.
 
-        Called once, with all rows of bounded input decided or by a stop that drains, before the
-        last snapshot; not when a job stops otherwise. What it returns is committed once, whatever
-        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
+        Called once, before the last snapshot, when all rows of bounded input are decided or when a
+        stop drains the job. Not called when a job stops in another way. The returned records are
+        committed exactly once, even if processes are killed. If the attempt fails before the
+        commit, it is repeated from the last checkpoint.
         """
         return None
 

@@ -13,7 +13,7 @@ from onceflow.core.api.functions import Record
 
 
 def copy_value(value: Any) -> Any:
-    """Return `value`, with every list, dict, set, bytearray and numpy array in it copied."""
+    """Return a copy of `value`, with copies of all lists, dicts, sets, bytearrays and arrays."""
     # Test for the exact classes first. Most values have one of them, and `isinstance` with an
     # abstract class is slow.
     kind = value.__class__

@@ -126,7 +126,7 @@ class Stream:
         return Stream(self._graph, *self._feeds, *(f for other in others for f in other._feeds))
 
     def side_output(self, tag: OutputTag) -> Stream:
-        """Return the records that the function of this stream's operator emits to `tag`.
+        """Return the stream of records that this operator's function emits to side output `tag`.
 
         Raises:
             ConfigError: The stream is not the output of an operator that has side outputs.

@@ -82,7 +82,7 @@ def directory_of_process(base: Path) -> Path:
 
 
 def delete_left_behind(base: Path) -> None:
-    """Delete the directories in `base` whose processes are dead. Never raises."""
+    """Delete the directories in `base` whose processes are dead. Ignores OSErrors."""
     for lock_file in base.glob(f"{_PREFIX}*{_SUFFIX}"):
         try:
             lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)

@@ -227,7 +227,7 @@ class Configuration:
         self.logging()
         self.telemetry()
 
-    # --- what they make ---------------------------------------------------------------------------
+    # --- objects built from settings --------------------------------------------------------------
 
     def checkpointing(self, given: Checkpointing | None) -> Checkpointing:
         """Return `given`, with the fields that it does not set from the configuration.

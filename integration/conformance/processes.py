@@ -55,7 +55,7 @@ class Child:
         """
         word = self._next(timeout_s)
         while not isinstance(word, (Returned, Raised)):
-            word = self._next(timeout_s)  # the function has sent a value, which nobody asks for
+            word = self._next(timeout_s)  # skip values that the function has sent
         self._link.close()
         if isinstance(word, Returned):
             return word.value

@@ -99,7 +99,7 @@ class SinkJob:
         return committer
 
     def through(self, sink: Sink) -> SinkJob:
-        """Return the same job with a sink that reaches the target another way."""
+        """Return the same job with another description of the sink."""
         other = replace(self, sink=sink, _open=ExitStack())
         self._open.callback(other.close)
         return other

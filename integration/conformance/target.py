@@ -68,7 +68,7 @@ class SinkTarget(ABC):
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release all resources, and clean up if necessary."""
 
-    # --- optional: what they make testable ----------------------------------------------------
+    # --- optional methods -----------------------------------------------------------------------
 
     def bad_batch(self, ids: Sequence[int]) -> pa.RecordBatch:
         """Return rows of which the target can never accept one, such as a duplicate key."""

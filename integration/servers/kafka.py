@@ -251,10 +251,10 @@ class EmbeddedKafka(ServerProcess):
         config: Mapping[str, str] = MappingProxyType({}),
         timeout_s: float = 20.0,
     ) -> str:
-        """Return `name` once every partition of the new topic has a leader.
+        """Create a topic, and wait until every partition has a leader. Return `name`.
 
         Raises:
-            ServerError: The topic exists already, or was not there in time.
+            ServerError: The topic already exists, or was not ready in time.
         """
         create_topic(self.bootstrap_servers, name, partitions, config=config, timeout_s=timeout_s)
         return name

@@ -122,7 +122,7 @@ class Killable(Protocol):
         ...
 
     def stop(self, *, timeout_s: float = ...) -> None:
-        """End the server and delete its files."""
+        """End the server and delete everything that was created for it."""
         ...
 
     def log_tail(self) -> str:

@@ -220,7 +220,7 @@ class _MySQLProcess(ServerProcess):
 
     @property
     def version(self) -> str:
-        """The version of the server program, three numbers."""
+        """The version of the server program, as three numbers."""
         return self._program.version
 
     @property

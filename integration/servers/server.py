@@ -121,7 +121,7 @@ class Server(ABC):
 
     @abstractmethod
     def stop(self, *, timeout_s: float = 30.0) -> None:
-        """End the server and delete its files. Idempotent."""
+        """End the server and delete everything that was created for it. Idempotent."""
 
     @abstractmethod
     def log_tail(self) -> str:

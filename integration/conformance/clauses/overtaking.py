@@ -37,7 +37,7 @@ _BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 5.0
 """The time after which the held commit is assumed to own a lock that the other waits for. Then the
 held commit continues first."""
 _PATIENCE = 10
-"""A commit counts as blocked after this many times the duration of the slowest one."""
+"""The factor of the slowest commit's duration after which a commit counts as blocked."""
 _ENDS_S = 120.0
 _EXCHANGES_MAX = 60
 _T = TypeVar("_T")
