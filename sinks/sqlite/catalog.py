@@ -63,7 +63,9 @@ def parse_declaration(words: str, *, is_strict: bool = False) -> SQLiteType:
     ordinary table it is a word without a meaning, and the column makes numbers of text.
     """
     upper = words.strip().upper()
-    if not upper or (is_strict and upper == "ANY"):
+    if is_strict and upper == "ANY":
+        return SQLiteType(f"{words} of a STRICT table", Affinity.NONE)
+    if not upper:
         affinity = Affinity.NONE
     elif "INT" in upper:
         affinity = Affinity.INTEGER

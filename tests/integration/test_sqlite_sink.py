@@ -167,6 +167,24 @@ def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Pat
     assert job.rows() == [(1, "a")], "all of a transaction or nothing"
 
 
+def test_a_column_that_keeps_every_value_is_told_from_one_of_the_same_word_that_does_not(
+    tmp_path: Path,
+) -> None:
+    """ANY of a STRICT table keeps text that looks like a number, ANY of another one does not."""
+    job = _Job(tmp_path, create=False)
+    job.query('CREATE TABLE "odd ü table" (id INTEGER PRIMARY KEY, v ANY) STRICT')
+    job.open()
+    committer = job.committer()
+    assert committer.commit(job.prepare(1, [{"id": 1, "v": "001"}])) == Committed()
+    prepared = job.prepare(2, [{"id": 2, "v": "002"}])
+    job.query('DROP TABLE "odd ü table"')
+    job.query('CREATE TABLE "odd ü table" (id INTEGER PRIMARY KEY, v ANY)')
+    outcome = committer.commit(prepared)
+    assert isinstance(outcome, RetryLater)
+    assert "column 'v' was ANY of a STRICT table when" in outcome.reason
+    assert job.rows() == []
+
+
 @pytest.mark.parametrize("evolve", [False, True])
 def test_a_column_whose_name_differs_in_case_alone_is_refused_with_its_name_in_the_table(
     tmp_path: Path, evolve: bool
