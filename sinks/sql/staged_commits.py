@@ -233,10 +233,16 @@ def _to_retry(transaction: TransactionId, error: SqlError | BadRow | ConfigError
     text = f"{transaction}: its rows are decided and cannot be applied now: {error}"
     if not isinstance(error, _WAIT_FOR_A_PERSON):
         return RetryLater(text)
+    if isinstance(error, AccessDenied):
+        mend = "the user may write them: grant the privilege that the server asks for"
+    else:
+        mend = (
+            "the table takes them: remove or change the row, the constraint or the alteration that"
+            " is in their way"
+        )
     return RetryLater(
-        f"{text}. They stay in checkpoint storage, and nothing after them is committed, until "
-        "the table takes them: remove or change the row, the constraint or the alteration that is"
-        " in their way",
+        f"{text}. They stay in checkpoint storage, and nothing after them is committed, until"
+        f" {mend}",
         until_mended=True,
     )
 

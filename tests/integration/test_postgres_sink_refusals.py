@@ -221,6 +221,30 @@ def test_a_decided_commit_whose_column_is_gone_waits_for_a_person(
     assert ids_in(postgres_database, "t") == [1, 2]
 
 
+def test_a_decided_commit_whose_right_is_revoked_waits_for_the_grant(
+    policed_database: str, postgres_database: str, staging: FileStagingArea
+) -> None:
+    user = policed_database.partition("//")[2].partition("@")[0]
+    query(postgres_database, "ALTER TABLE t DISABLE ROW LEVEL SECURITY")
+    sink = sink_of(policed_database, commit_mode="ledger")
+    with Job(sink, schema=SCHEMA, staging=staging) as job:
+        writer, committer = job.check().writer(), job.committer()
+        for number in (2, 3):
+            writer.write(_ROWS.set_column(0, SCHEMA.field("id"), pa.array([number, number + 10])))
+            (committable,) = writer.pre_commit(CheckpointId(number))
+            if number == 2:
+                assert committer.commit(committable) == Committed()
+                query(postgres_database, f"REVOKE INSERT ON t FROM {user}")
+        refused = committer.commit(committable)
+        assert isinstance(refused, RetryLater), refused
+        assert refused.until_mended
+        assert "permission denied for table t" in refused.reason
+        assert refused.reason.endswith("grant the privilege that the server asks for")
+        query(postgres_database, f"GRANT INSERT ON t TO {user}")
+        assert committer.commit(committable) == Committed()
+    assert ids_in(postgres_database, "t") == [1, 2, 3, 12, 13]
+
+
 @pytest.mark.parametrize("mode", ["two_phase", "ledger"])
 @pytest.mark.parametrize("write_mode", ["insert", "upsert", "update"])
 def test_a_table_whose_policies_hide_rows_from_the_user_is_refused_at_the_start(
