@@ -12,11 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state.keys.key_groups import nanoseconds_of
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class WatermarkStrategy:
     """A column of a source as event time: `WatermarkStrategy("ts", max_out_of_orderness="5 s")`.

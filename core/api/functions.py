@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pyarrow as pa
 
 from onceflow.core.api.function_metrics import MetricsAccess
+from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.state import (
@@ -72,6 +73,7 @@ def takes_iterator(function: Callable[..., Any]) -> bool:
 AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg"]
 
 
+@check_fields
 @dataclass(frozen=True)
 class OutputTag:
     """A side output of a function: `OutputTag("late", "account STRING, amount BIGINT")`.

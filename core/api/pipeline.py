@@ -16,6 +16,7 @@ from onceflow.core.api.event_time import WatermarkStrategy
 from onceflow.core.api.graph import NAME, Feed, Graph, GraphBuilder, ReadFrom
 from onceflow.core.api.stream import Stream
 from onceflow.core.api.users_mistakes import without_internal_frames
+from onceflow.core.argument_types import check_arguments, check_fields
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
@@ -266,6 +267,7 @@ class PipelineDescription:
     """The sinks by uid, including those for dead letters."""
 
 
+@check_fields
 class Pipeline:
     """A dataflow that a program builds operator by operator and starts on `cluster`.
 
@@ -370,6 +372,7 @@ class Pipeline:
         self._metrics = configured.metrics(metrics)
         self._graph = GraphBuilder(name)
 
+    @check_arguments
     def read(
         self,
         source: Source | DataFrame,

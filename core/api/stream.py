@@ -66,6 +66,7 @@ from onceflow.core.api.process_functions import (
 from onceflow.core.api.stream_sql import StreamSql
 from onceflow.core.api.windowed_stream import WindowedStream, lateness_ms_of, window_input
 from onceflow.core.api.windows import WindowAssigner
+from onceflow.core.argument_types import check_arguments
 from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, schema_of
 from onceflow.core.compiled import load_kernel, translate_function
 from onceflow.core.errors import ConfigError
@@ -106,6 +107,7 @@ class Stream:
         """The schema of the records."""
         return self._feeds[0].schema
 
+    @check_arguments
     def union(self, *others: Stream) -> Stream:
         """Return the records of this stream and of `others` as one stream.
 
@@ -125,6 +127,7 @@ class Stream:
                 raise ConfigError(columns_difference(self.schema, other.schema, number))
         return Stream(self._graph, *self._feeds, *(f for other in others for f in other._feeds))
 
+    @check_arguments
     def side_output(self, tag: OutputTag) -> Stream:
         """Return the stream of records that this operator's function emits to side output `tag`.
 
@@ -231,6 +234,7 @@ class Stream:
         work = JoinTable(lookup, how)
         return self._then(work, "join", uid, lookup.to_joined_schema(self.schema, how))
 
+    @check_arguments
     def sql(self, query: str, *, uid: str | None = None) -> Stream:
         """Replace the records by the result of `query`, a SELECT from the table `stream`.
 
@@ -252,6 +256,7 @@ class Stream:
         require_function(function, "filter")
         return self._then(FilterRecords(function), "filter", uid, None)
 
+    @check_arguments
     def key_by(self, *columns: str) -> KeyedStream:
         """Group the records by key: one subtask gets all records of a key.
 
@@ -270,6 +275,7 @@ class Stream:
         work = ProcessRecords(function)
         return self._then(work, "process", uid, function.output_schema(self.schema))
 
+    @check_arguments
     def broadcast(self, *states: MapStateDescriptor[Any, Any]) -> BroadcastStream:
         """Send every record to every subtask of the operator that this stream is connected with.
 
@@ -287,6 +293,7 @@ class Stream:
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
 
+    @check_arguments
     def connect(
         self, other: Stream | BroadcastStream
     ) -> ConnectedStreams | BroadcastConnectedStream:
@@ -302,6 +309,7 @@ class Stream:
             return ConnectedStreams(self, other)
         return BroadcastConnectedStream(self._graph, self._feeds, (), other)
 
+    @check_arguments
     def write(
         self,
         sink: Sink,
@@ -382,6 +390,7 @@ class KeyedStream:
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
 
+    @check_arguments
     def connect(
         self, other: KeyedStream | BroadcastStream
     ) -> KeyedConnectedStreams[Stream] | BroadcastConnectedStream:
@@ -520,6 +529,7 @@ class ConnectedStreams:
         self._first = first
         self._second = second
 
+    @check_arguments
     def key_by(
         self, first: str | Sequence[str], second: str | Sequence[str]
     ) -> KeyedConnectedStreams[Stream]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.windows import PaneWindows
 from onceflow.core.setting_values import seconds_of
@@ -34,6 +35,7 @@ def _length_ms(duration: float | str, setting: str) -> int:
     return length_ms
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class TumblingEventTimeWindows:
     """Adjacent windows of equal size: `TumblingEventTimeWindows("1 min")`.
@@ -50,6 +52,7 @@ class TumblingEventTimeWindows:
         _offset_ms(self.offset)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class SlidingEventTimeWindows:
     """Overlapping windows of length `size`. One starts every `slide`, shifted by `offset`."""
@@ -68,6 +71,7 @@ class SlidingEventTimeWindows:
             )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class TumblingProcessingTimeWindows:
     """Adjacent windows in processing time, by the slot's clock when it processes a record."""
@@ -80,6 +84,7 @@ class TumblingProcessingTimeWindows:
         _offset_ms(self.offset)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class EventTimeSessionWindows:
     """Session windows. A session ends when its key has had no record for `gap`."""

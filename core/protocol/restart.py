@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.setting_values import Seconds, accept_durations, declare_seconds
 
 _MISTAKES_KEPT = 100
@@ -69,6 +70,7 @@ class NoRestart:
 
 
 @accept_durations
+@check_fields
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
     """A strategy that restarts up to `attempts` times, `delay_s` after each failure."""
@@ -87,6 +89,7 @@ class FixedDelay:
 
 
 @accept_durations
+@check_fields
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
     """A strategy that waits longer after each failure.
@@ -131,6 +134,7 @@ class ExponentialDelay:
 
 
 @accept_durations
+@check_fields
 @dataclass(frozen=True, slots=True)
 class FailureRate:
     """A strategy that gives up after more than `failures` failures within `interval_s`.

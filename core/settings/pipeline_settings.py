@@ -8,6 +8,7 @@ from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.setting_values import (
@@ -56,6 +57,7 @@ def _remembers_what_is_given(settings: _Settings) -> _Settings:
 
 
 @_remembers_what_is_given
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """The settings of checkpoints: their times, their storage and the tolerated failures.
@@ -163,6 +165,7 @@ class Checkpointing:
         return checkpoint_storage(self.storage)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """The PEM files of the user's own certificates, at the same paths on all machines of the job.
@@ -181,6 +184,7 @@ class TlsFiles:
     connection."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """The HTTP endpoint of the driver, which answers queries about the job and takes commands.
@@ -225,6 +229,7 @@ def is_loopback(host: str) -> bool:
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """The settings of metrics for Prometheus, in addition to `/metrics` of the driver's endpoint.
@@ -351,6 +356,7 @@ class Logging:
 
 @accept_durations
 @_remembers_what_is_given
+@check_fields
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
     """The timeouts and limits of the runtime. The defaults suit one machine and a small cluster."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import naming_extras, require_package
 from onceflow.core.local_files.scratch import directory_of_process
@@ -14,6 +15,7 @@ from onceflow.core.state.api.context import StateContext, StateHandle, StateRead
 from onceflow.core.state.api.stores import KeyedStateStore, StateBackend
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class HeapBackend(StateBackend):
     """Keeps state in the slot's own memory, which is the fastest backend.
@@ -35,6 +37,7 @@ class HeapBackend(StateBackend):
         return HeapStore.open(context, restored, reader, limits)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class RocksDBBackend(StateBackend):
     """Keeps state in a RocksDB on the slot's local disk, for state larger than memory.

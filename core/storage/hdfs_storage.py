@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.storage.filesystems.bucket_settings import (
     REQUEST_TIMEOUT_S,
@@ -24,6 +25,7 @@ from onceflow.core.storage.storage import (
 )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class HdfsStorage(CheckpointStorage):
     """Checkpoint storage in a directory of an HDFS, reached by WebHDFS.

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import Buffer, override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
@@ -35,6 +36,7 @@ STATE_BYTES_MAX = 5_000_000
 """The limit of one piece of state: each checkpoint sends it to the driver, which keeps it."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class MemoryStorage(CheckpointStorage):
     """Checkpoint storage in the heap of the process that describes it (the driver): `memory://`.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.storage.filesystems.bucket import BucketFiles
@@ -28,6 +29,7 @@ from onceflow.core.storage.storage import (
 )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class ObjectStorage(CheckpointStorage):
     """Checkpoint storage below a prefix of a bucket: `s3://`, `gs://`, `az://` or `abfs(s)://`.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -374,6 +375,7 @@ class CheckpointStorage(ABC):
         return SavepointDirectory(LocalFileSystem(_directory_of(location), Modes(0o600, 0o700)))
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class FileSystemStorage(CheckpointStorage):
     """Checkpoint storage in a directory that the driver and all executors see under one path.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import (
@@ -31,6 +32,7 @@ _UNSAFE_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"
 
 
 @document_options
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeltaSink(LakeSink):
     """Appends rows to a Delta Lake table, each exactly once: one version a checkpoint.

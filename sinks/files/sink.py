@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.committables import (
     AbortOutcome,
@@ -148,6 +149,7 @@ class FileCommitter(Committer):
 
 
 @document_options
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FileSink(Sink):
     """Writes rows to files in a directory or bucket, each seen exactly once, through any crash.

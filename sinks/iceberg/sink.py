@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # a program without the extra gets an error that says so
 
 
 @document_options
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class IcebergSink(LakeSink):
     """Appends rows to an Iceberg table, each exactly once: one snapshot a checkpoint.

@@ -11,6 +11,7 @@ import pyarrow as pa
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.connectors.kafka.settings import TopicDescription, list_names, read_kafka_url
 from onceflow.connectors.kafka.topics import Topics
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import accept_durations, choice_of
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # a slot does not pay for it
 
 @document_options
 @accept_durations
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KafkaSink(WriteOptions, TopicDescription, Sink):
     """Writes every row to a topic; a read_committed consumer sees each once, through any crash.

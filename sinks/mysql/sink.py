@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.mysql.dialect import MYSQL
@@ -17,6 +18,7 @@ from onceflow.sinks.sql.sink import SqlSink
 
 @document_options
 @accept_durations
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MySQLSink(SqlSink):
     """Writes every row to its table in MySQL or MariaDB; each takes effect exactly once.

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.options import document_options, option, option_of
 from onceflow.sinks.postgres.connection import PostgresEndpoint, endpoint_of
@@ -17,6 +18,7 @@ from onceflow.sinks.sql.sink import SqlSink
 
 @document_options
 @accept_durations
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PostgresSink(SqlSink):
     """Writes every row to its table in Postgres; each takes effect exactly once.

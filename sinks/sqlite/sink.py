@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import accept_durations
@@ -32,6 +33,7 @@ _NOT_HERE = "A SQLite file has none"
 
 @document_options
 @accept_durations
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SQLiteSink(SqlSink):
     """Writes every row to its table in a SQLite file; each takes effect exactly once.

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.core.spi.connector import SourceConnector
@@ -109,6 +110,7 @@ class _Position:
             ) from error
 
 
+@check_fields
 @dataclass(frozen=True)
 class DatagenSource(Source):
     """Generates `rows` payments over `splits` splits; endlessly when `rows` is None.

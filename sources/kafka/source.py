@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from onceflow.connectors.kafka.settings import list_names
+from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import accept_durations, choice_of, seconds_of
@@ -31,6 +32,7 @@ from onceflow.sources.kafka.value_formats import require_columns, schema_of_rows
 
 @document_options
 @accept_durations
+@check_fields
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class KafkaSource(SourceOptions, Source):
     """Reads the records of Kafka topics, each exactly once per checkpointed position.

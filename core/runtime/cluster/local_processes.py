@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, OnceflowError, SettingsRefused, SlotLost
 from onceflow.core.local_files.cache import make_private_directory
 from onceflow.core.runtime.cluster.process_host import (
@@ -34,6 +35,7 @@ _LAST_WORDS_S = 1.0
 """What a slot has sent before it died is heard within it; see `LocalSlots._tell`."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class LocalProcesses:
     """Runs the slots of a pipeline as processes of this machine: `Pipeline(LocalProcesses(), …)`.

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 
+from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state.keys.key_codec import check_map_key_type
@@ -38,6 +39,7 @@ TtlUpdate: TypeAlias = Literal["on_create_and_write", "on_read_and_write"]
 TtlVisibility: TypeAlias = Literal["never_return_expired", "return_expired_if_not_cleaned_up"]
 
 
+@check_fields
 @dataclass(frozen=True)
 class StateTtlConfig:
     """The time to live of a state's values, by the slot's clock: `StateTtlConfig("1 h")`.
@@ -80,6 +82,7 @@ class StateTtlConfig:
         return self.visibility == "never_return_expired"
 
 
+@check_fields
 @dataclass(frozen=True)
 class ValueStateDescriptor(Generic[T]):
     """A value for each key: `ValueStateDescriptor("balance", int, default=0)`."""
@@ -94,6 +97,7 @@ class ValueStateDescriptor(Generic[T]):
         serializer_of(self.type)
 
 
+@check_fields
 @dataclass(frozen=True)
 class ListStateDescriptor(Generic[T]):
     """A list for each key: `ListStateDescriptor("recent", float)`. The type is an element's."""
@@ -107,6 +111,7 @@ class ListStateDescriptor(Generic[T]):
         serializer_of(self.type)
 
 
+@check_fields
 @dataclass(frozen=True)
 class MapStateDescriptor(Generic[K, V]):
     """A mapping for each key: `MapStateDescriptor("by_day", date, int)`.
@@ -129,6 +134,7 @@ class MapStateDescriptor(Generic[K, V]):
         check_map_key_type(key_type, f"map state {self.name!r}")
 
 
+@check_fields
 @dataclass(frozen=True)
 class ReducingStateDescriptor(Generic[T]):
     """A value for each key, reduced by a function: `ReducingStateDescriptor("high", max, int)`.
@@ -172,6 +178,7 @@ class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
         )
 
 
+@check_fields
 @dataclass(frozen=True)
 class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
     """An accumulator a key: `AggregatingStateDescriptor("mean", Mean(), tuple[int, float])`.

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import pytest
-from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 
-from onceflow import Checkpointing, Pipeline, Stream
+from onceflow import Checkpointing, LocalProcesses, Pipeline, Stream
 from onceflow.core.errors import ConfigError
 
 
 def records_of_a_pipeline(directory: Path) -> Stream:
-    # Building a graph asks Spark for nothing.
-    nobody = cast("SparkSession", None)
     checkpointing = Checkpointing(storage=str(directory / "checkpoints"))
-    pipeline = Pipeline(nobody, name="letters", checkpointing=checkpointing)
+    pipeline = Pipeline(LocalProcesses(), name="letters", checkpointing=checkpointing)
     return pipeline.read(CountingSource(100), uid="records")
 
 

@@ -94,7 +94,7 @@ def test_type_checkers_take_text_and_numbers_and_read_numbers() -> None:
     settings = RuntimeSettings(start_timeout_s="5 min")
     assert_type(settings.start_timeout_s, float)
     assert (delay.initial_delay_s, rate.interval_s, settings.start_timeout_s) == (2.0, 600.0, 300.0)
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="delay_s"):
         FixedDelay(delay_s=[])  # type: ignore[arg-type]
 
 
