@@ -83,7 +83,7 @@ def _check(call: Callable[_P, _T], owner: str, settings: type[Any] | None) -> Ca
     types: dict[str, Any] = {}
 
     @wraps(call)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def call_with_checks(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         if not types:  # read at the first call: until then modules may import each other
             types.update(_list_types(call, settings))
         try:
@@ -96,13 +96,15 @@ def _check(call: Callable[_P, _T], owner: str, settings: type[Any] | None) -> Ca
                 bound.arguments[name] = _take_argument(value, parameter, types[name], owner)
         return call(*bound.args, **bound.kwargs)
 
-    return checked
+    return call_with_checks
 
 
 def _list_types(call: Callable[..., Any], settings: type[Any] | None) -> dict[str, Any]:
     """Return the declared type of each argument by its name."""
     types: dict[str, Any] = {}
-    if settings is None or not is_dataclass(settings):
+    # Dataclasses compile the `__init__` that they generate from a string.
+    is_generated = is_dataclass(settings) and call.__code__.co_filename == "<string>"
+    if settings is None or not is_generated:
         space = sys.modules[call.__module__]
         for name, annotation in inspect.get_annotations(call).items():
             types[name] = _read_type(annotation, dict(vars(space)))
