@@ -60,7 +60,7 @@ def settings_of_users() -> Iterator[type[Any]]:
     for module in (onceflow, sinks, sources):
         for name in module.__all__:
             member = getattr(module, name)
-            if isinstance(member, type) and hasattr(member.__init__, "__wrapped__"):
+            if isinstance(member, type) and hasattr(vars(member).get("__init__"), "__wrapped__"):
                 yield member
 
 

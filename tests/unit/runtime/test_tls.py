@@ -178,7 +178,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["yes", True, None])
 def test_another_setting_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="must be 'auto', 'on', 'off' or TlsFiles"):
+    with pytest.raises(ConfigError, match=r"tls.* 'auto', 'on', 'off' or TlsFiles"):
         RuntimeSettings(tls=value)
 
 
