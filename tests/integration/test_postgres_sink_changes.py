@@ -61,6 +61,27 @@ def test_role_without_privileges_is_told_the_grant(
 
 
 @pytest.mark.parametrize("mode", ["two_phase", "ledger"])
+def test_two_keys_may_exchange_a_value_whose_uniqueness_is_looked_at_last(
+    postgres_database: str, tmp_path: Path, mode: Literal["two_phase", "ledger"]
+) -> None:
+    """Of each key only the last change is applied, and not the value in between."""
+    unique = "UNIQUE DEFERRABLE INITIALLY DEFERRED"
+    query(postgres_database, f"CREATE TABLE t (id bigint PRIMARY KEY, name text {unique})")
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",), commit_mode=mode
+    )
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
+    with Job(sink, schema=schema, staging=staging) as job:
+        writer = job.check().writer()
+        writer.write(pa.record_batch([[1, 2], ["a", "b"]], schema=schema))
+        _commit(job, writer, 1)
+        writer.write(pa.record_batch([[1, 2, 1], [None, "a", "b"]], schema=schema))
+        _commit(job, writer, 2)
+    assert query(postgres_database, "SELECT id, name FROM t ORDER BY id") == [(1, "b"), (2, "a")]
+
+
+@pytest.mark.parametrize("mode", ["two_phase", "ledger"])
 def test_role_that_may_not_use_the_sequence_of_a_default_is_told_the_grant(
     postgres_database: str, tmp_path: Path, mode: Literal["two_phase", "ledger"]
 ) -> None:
