@@ -1,1 +1,1 @@
-"""What a chain does with rows and barriers: channels, operators and the subtasks that run them."""
+"""The dataflow of a chain: its channels, its operators, and the subtasks that run them."""

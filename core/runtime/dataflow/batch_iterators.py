@@ -1,12 +1,12 @@
-"""Functions of an iterator of batches, as Spark's `mapInArrow` and `mapInPandas` take them.
+"""Functions of an iterator of batches, like those of Spark's `mapInArrow` and `mapInPandas`.
 
-Such a function asks for its batches, and an operator is handed them. So it runs on a thread of its
-own, and the two threads take turns: at any moment one of them waits for the other.
+Such a function pulls its batches, but an operator receives them. So the function runs on a separate
+thread, and the two threads take turns: at any moment one of them waits for the other.
 
-One call of the function lasts from barrier to barrier. It begins with the first batch after a
-barrier, and its iterator ends before the next one, so everything that it has taken has come out by
-then, held back or not: nothing of a call is in two checkpoints, and a restart begins with a new
-call.
+A call of the function lasts from barrier to barrier. It begins with the first batch after a barrier
+and its iterator ends before the next barrier. By then all results of the batches that the function
+has taken are emitted, including those that it held back. So no call spans two checkpoints, and a
+restart begins with a new call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onceflow.core.imports.extras import naming_extras
 from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
 
 _LEAVE_S = 10.0
-"""How long a function that is left in mid-call may take to clean up."""
+"""The time in seconds that a function may take to clean up if its call is abandoned."""
 
 
 class _Turn(Enum):
@@ -58,19 +58,22 @@ class _Failed:
 
 
 class _Left(BaseException):
-    """Raised out of the iterator to end a call that nobody waits for; no `except` holds it up."""
+    """An exception that the iterator raises to end an abandoned call.
+
+    It is a BaseException, so that no `except Exception` of the user catches it.
+    """
 
 
 class BatchIteratorFunction(ABC):
-    """A function of iterators, seen as one of record batches."""
+    """A function of iterators as the operator calls it, on record batches."""
 
     @abstractmethod
     def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what the function makes of `batches`, in its schema."""
+        """Yield the results of the function for `batches`, in its schema."""
 
 
 class ArrowFunction(BatchIteratorFunction):
-    """Record batches in, record batches out."""
+    """A function from record batches to record batches."""
 
     def __init__(self, uid: str, function: Callable[..., Any], schema: pa.Schema) -> None:
         self._uid = uid
@@ -78,16 +81,16 @@ class ArrowFunction(BatchIteratorFunction):
         self._schema = schema
 
     def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what comes out, cast to the schema."""
+        """Yield the results, cast to the schema."""
         for made in _results(self._uid, self._function, batches):
             yield as_schema(made, self._schema, self._uid)
 
 
 class PandasFunction(BatchIteratorFunction):
-    """DataFrames of pandas in, such DataFrames out."""
+    """A function from pandas DataFrames to pandas DataFrames."""
 
     def __init__(self, uid: str, function: Callable[..., Any], schema: pa.Schema) -> None:
-        """Raise MissingExtra unless pandas is installed here."""
+        """Raise MissingExtra if pandas is not installed."""
         with naming_extras():
             self._pandas: Any = import_module("pandas")
         self._frame: type[Any] = self._pandas.DataFrame
@@ -96,14 +99,14 @@ class PandasFunction(BatchIteratorFunction):
         self._schema = schema
 
     def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what comes out, by column name, or by position where columns have no names."""
+        """Yield the results, matched by column name, or by position if columns have no names."""
         frames = map(self._frame_of, batches)
         for made in _results(self._uid, self._function, frames):
             yield self._batch_of(made)
 
     def _frame_of(self, batch: pa.RecordBatch) -> Any:
-        """Return `batch` as a DataFrame, in types that hold nulls beside integers and NaN."""
-        # Without this they would be floats, and above 2^53 other numbers.
+        """Return `batch` as a DataFrame, in types that keep null apart from integers and NaN."""
+        # Otherwise integers would become floats, and those above 2^53 would change their value.
         frame = batch.to_pandas(integer_object_nulls=True)
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if column.null_count and pa.types.is_integer(field.type):
@@ -117,8 +120,8 @@ class PandasFunction(BatchIteratorFunction):
         return frame
 
     def _mask_floats(self, column: pa.Array) -> Any:
-        """Return floats as pandas' Float64 or Float32, in which a null and NaN are two values."""
-        # There is no such type of 16 bits; one of 32 holds the same numbers.
+        """Return floats as pandas' Float64 or Float32, which distinguish null from NaN."""
+        # pandas has no such type of 16 bits; the 32-bit type holds the same numbers.
         is_double = pa.types.is_float64(column.type)
         wide = cast_rows(column, pa.float64() if is_double else pa.float32())
         values = wide.fill_null(0.0).to_numpy(zero_copy_only=False).copy()
@@ -126,7 +129,7 @@ class PandasFunction(BatchIteratorFunction):
         return self._pandas.arrays.FloatingArray(values, mask)
 
     def _to_objects(self, column: pa.Array) -> Any:
-        """Return nested values as Python's, and lists of them as arrays of objects, not floats."""
+        """Return nested values as Python's, and lists as arrays of objects instead of floats."""
         values = column.to_pylist()
         if is_list(column.type):
             values = [None if one is None else _array_of_objects(one) for one in values]
@@ -167,20 +170,20 @@ class PandasFunction(BatchIteratorFunction):
 
 
 _WITHOUT_NULLS = (pa.types.is_floating, pa.types.is_timestamp, pa.types.is_duration)
-"""The kinds of values of which numpy's arrays have no null."""
+"""The kinds of values for which numpy arrays cannot represent null."""
 
 
 def _has_missing(column: pa.Array) -> bool:
-    """Tell whether floats have a null or NaN, which pandas' own floats have one value for."""
+    """Return True if floats contain a null or NaN, which pandas' own floats do not distinguish."""
     if column.null_count:
         return True
-    # Arrow does not look for NaN among halves.
+    # Arrow cannot check half floats for NaN.
     wide = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
     return pc.any(pc.is_nan(wide)).as_py() is True
 
 
 def _has_missing_in_lists(column: pa.Array) -> bool:
-    """Tell whether there is a list with a null that `to_pandas` makes NaN, or NaT."""
+    """Return True if a list contains a null that `to_pandas` would turn into NaN or NaT."""
     if is_list(column.type) and any(is_kind(column.type.value_type) for is_kind in _WITHOUT_NULLS):
         return bool(pc.list_flatten(column).null_count)
     return any(
@@ -196,7 +199,7 @@ def _array_of_objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
 
 
 def _results(uid: str, function: Callable[..., Any], batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield what `function` gives for `batches`; a generator of its own is closed with this one."""
+    """Yield the results of `function` for `batches`. Closes the function's generator at the end."""
     results = call_user(uid, lambda: iter(function(batches)))
     end = object()
     try:
@@ -209,7 +212,7 @@ def _results(uid: str, function: Callable[..., Any], batches: Iterator[Any]) -> 
 
 
 class BatchIteratorCalls:
-    """The calls of one function in one subtask: fed by the chain's thread, ended at barriers."""
+    """The calls of one function in one subtask. The chain's thread feeds them and ends them."""
 
     def __init__(self, uid: str, function: BatchIteratorFunction) -> None:
         self._uid = uid
@@ -219,10 +222,10 @@ class BatchIteratorCalls:
         self._calling = False
         self._thread: threading.Thread | None = None
         self.cpu_s = 0.0
-        """Processor time of the function's thread, as of its last turn."""
+        """The CPU time of the function's thread up to its last turn."""
 
     def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Give `batch` to the function; yield what comes out before it asks for more.
+        """Pass `batch` to the function; yield the results until the function asks for more.
 
         Raises:
             UserFunctionError: The function raised, or returned before it had taken every batch.
@@ -235,7 +238,7 @@ class BatchIteratorCalls:
         yield from self._take_turns(batch)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """End the iterator of the current call, if there is one; yield what still comes out.
+        """End the iterator of the current call, if any; yield the remaining results.
 
         Raises:
             UserFunctionError: The function raised.
@@ -244,7 +247,7 @@ class BatchIteratorCalls:
             yield from self._take_turns(_Turn.END)
 
     def close(self) -> None:
-        """Give the current call up; its generator is closed. Safe to call twice."""
+        """Abandon the current call and close its generator. Idempotent."""
         thread, self._thread = self._thread, None
         # A function that hangs must not keep the slot from ending: its thread is a daemon.
         if thread is not None:
@@ -285,11 +288,11 @@ class BatchIteratorCalls:
                 for rows in results:
                     self._ask(rows)
             finally:
-                # Ends the user's generator on this thread, where it ran, also when the call is
-                # given up.
+                # Close the user's generator on the thread on which it ran, also if the call is
+                # abandoned.
                 cast("Any", results).close()
-            # A function may stop early only by an error: whatever it left untaken would be lost in
-            # silence.
+            # A function may stop early only by an error: batches that it did not take would
+            # be lost without a message.
             if not fed.ended:
                 raise mistake(
                     self._uid,
@@ -305,7 +308,7 @@ class BatchIteratorCalls:
             self._tell(_Asks.NOTHING)
 
     def _ask(self, what: pa.RecordBatch | _Asks) -> pa.RecordBatch | _Turn:
-        """Give the turn away, and return with what it came back with."""
+        """Send `what` to the operator and return its answer."""
         self._tell(what)
         turn = self._to_function.get()
         if turn is _Turn.LEAVE:
@@ -313,13 +316,13 @@ class BatchIteratorCalls:
         return turn
 
     def _tell(self, what: pa.RecordBatch | _Asks | _Failed) -> None:
-        # Read here because thread_time is of the calling thread.
+        # Read here, because thread_time measures the calling thread.
         self.cpu_s = time.thread_time()
         self._to_operator.put(what)
 
 
 class _Fed(Iterator[pa.RecordBatch]):
-    """What the function iterates over."""
+    """The iterator that the function receives."""
 
     def __init__(
         self,

@@ -1,15 +1,16 @@
-"""What travels between subtasks: batches and barriers, in channels, read through one gate each.
+"""Channels between subtasks: batches and barriers travel in them; each subtask reads one gate.
 
-A channel is FIFO and bounded by credits; a `Partitioner` says which one a row takes. What waits on
-either side, and what a barrier overtakes there, is decided by `protocol.checkpoints.in_flight`.
+A channel is FIFO and bounded by credits; a `Partitioner` chooses the channel of a row.
+`protocol.checkpoints.in_flight` decides which elements wait on either side, and which of them a
+barrier overtakes.
 
 Invariants:
     a channel delivers its elements in the order in which they were sent
     batches sent and not yet taken by the reader <= credits; barriers and ends need no credit
-    a sender has no credits before the reader has taken all that it replays
-    a sender never waits in `send`: what has no credit waits in its channel, and the subtask takes
-    no further rows until that is sent
-    a blocked channel keeps what it holds until it is unblocked
+    a sender has no credits before the reader has taken all rows that it replays
+    a sender never waits in `send`: elements without credit wait in their channel, and the subtask
+    takes no further rows until they are sent
+    a blocked channel keeps its elements until it is unblocked
 """
 
 from __future__ import annotations
@@ -44,36 +45,39 @@ Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows, and on a keyed edge the 64-bit hash of each row's key, so that it is computed once."""
+    """A batch of rows.
+
+    On a keyed edge it also has the 64-bit hash of each row's key, computed once.
+    """
 
     rows: pa.RecordBatch
     hashes: Hashes | None = None
     watermark: int | None = None
-    """What a batch without rows is sent for: it keeps its place among the others."""
+    """The watermark, if the batch is sent without rows: it keeps its place in the stream."""
 
 
 Element: TypeAlias = Batch | Barrier | EndOfStream
 
 
 def encode_batches(batches: Sequence[Batch]) -> pa.Buffer:
-    """Return the rows of `batches`, at least one, as an Arrow stream. Hashes are left out."""
+    """Return the rows of `batches`, at least one batch, as an Arrow stream, without hashes."""
     sink = pa.BufferOutputStream()
     schema = batches[0].rows.schema
     with pa.ipc.new_stream(sink, schema) as stream:
         for batch in batches:
-            # Those that came from other slots may differ in metadata.
+            # Batches from other slots may differ in schema metadata.
             stream.write_batch(pa.record_batch(batch.rows.columns, schema=schema))
     return sink.getvalue()
 
 
 def decode_batches(data: bytes) -> list[pa.RecordBatch]:
-    """Return the rows that `encode_batches` was given, batch by batch."""
+    """Return the rows that were passed to `encode_batches`, batch by batch."""
     with pa.ipc.open_stream(data) as stream:
         return list(stream)
 
 
 def join_batches(batches: Sequence[Batch], rows_max: int) -> list[Batch]:
-    """Return the rows of `batches`, in order, in few batches: of `rows_max` rows at the most."""
+    """Return the rows of `batches`, in order, in few batches of at most `rows_max` rows."""
     made: list[Batch] = []
     together: list[Batch] = []
     count = 0
@@ -89,14 +93,17 @@ def join_batches(batches: Sequence[Batch], rows_max: int) -> list[Batch]:
 def _one_of(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    # Batches are joined on keyed edges alone, where each has its hashes.
+    # Batches are joined only on keyed edges, where each batch has hashes.
     hashes = [batch.hashes for batch in batches if batch.hashes is not None]
     rows = pa.concat_batches([batch.rows for batch in batches])
     return Batch(rows, np.concatenate(hashes))
 
 
 class OutputChannel(ABC):
-    """The sending end of one channel; used by the chain's thread alone, except where said."""
+    """The sending end of a channel.
+
+    Only the chain's thread uses it, unless a method says otherwise.
+    """
 
     def __init__(self) -> None:
         self._queue = OutputQueue[Batch]()
@@ -105,11 +112,11 @@ class OutputChannel(ABC):
         self._on_credit: Callable[[], None] = lambda: None
 
     def attach(self, on_credit: Callable[[], None]) -> None:
-        """Call `on_credit` when `flush` may send what waits, and when the channel is closed."""
+        """Set the callback for new credits and for the closing of the channel."""
         self._on_credit = on_credit
 
     def send(self, element: Element) -> bool:
-        """Put `element` behind everything sent before; return whether it waits for credit.
+        """Append `element` to the channel; return True if it has to wait for credit.
 
         Raises:
             SlotLost: The channel is closed or its peer is gone.
@@ -118,13 +125,13 @@ class OutputChannel(ABC):
             self._check_open()
             if not self._queue.offer(element):
                 return True
-        # Without the lock, which `release` and `refuse` take on other threads: a peer that takes
-        # nothing may hold up this write. The chain's thread alone writes, so the order is kept.
+        # Write without the lock, which `release` and `refuse` take on other threads: a peer that
+        # takes nothing may block this write. Only the chain's thread writes, so the order is kept.
         self._write(element)
         return False
 
     def flush(self) -> bool:
-        """Send what there is credit for; return whether something still waits.
+        """Send the elements that have credit; return True if some elements still wait.
 
         Raises:
             SlotLost: The channel is closed or its peer is gone.
@@ -138,9 +145,9 @@ class OutputChannel(ABC):
             self._write(element)
 
     def overtake(self, barrier: Barrier) -> tuple[Batch, ...]:
-        """Send `barrier` ahead of all that waits for credit; return the batches among it.
+        """Send `barrier` ahead of all elements that wait for credit; return the batches among them.
 
-        They go on waiting. Whoever takes the snapshot for this barrier persists them.
+        These batches go on waiting. The snapshot for this barrier must persist them.
 
         Raises:
             SlotLost: The channel is closed or its peer is gone.
@@ -148,13 +155,13 @@ class OutputChannel(ABC):
         with self._lock:
             self._check_open()
             overtaken = self._queue.overtaken_by(barrier.checkpoint)
-        # Without the lock, as in `send`. What is overtaken stays in the queue and is sent later,
-        # with its own credits.
+        # Without the lock, as in `send`. The overtaken batches stay in the queue and are sent
+        # later, with their own credits.
         self._write(barrier)
         return overtaken
 
     def release(self, count: int) -> None:
-        """Take in that the reader has room for `count` batches more, if any. Any thread."""
+        """Add `count` credits from the reader. Any thread."""
         with self._lock:
             waited = self._queue.waits
             self._queue.release(count)
@@ -162,9 +169,9 @@ class OutputChannel(ABC):
             self._on_credit()
 
     def refuse(self, reason: str) -> None:
-        """Refuse and wake the sender from now on. Any thread; the first reason stays."""
+        """Make all further sends fail with `reason`, and wake the sender. Any thread."""
         with self._lock:
-            # The first reason is nearest to the cause; what comes after it follows from it.
+            # Keep the first reason, which is nearest to the cause.
             self._refusal = self._refusal or reason
         self._on_credit()
 
@@ -174,22 +181,22 @@ class OutputChannel(ABC):
 
     @abstractmethod
     def _write(self, element: Element) -> None:
-        """Put `element` on its way, now."""
+        """Send `element` now."""
 
     @abstractmethod
     def close(self, reason: str) -> None:
-        """Refuse and wake senders. Any thread; safe to call twice."""
+        """Close the channel: refuse and wake senders. Any thread; idempotent."""
 
 
 class InputGate:
     """The receiving ends of one subtask's channels, and its mailbox.
 
-    `put`, `post` and `wake` may be called by any thread, all else by the subtask's own. Mail is
-    always taken first, then announced barriers, then elements.
+    Any thread may call `put`, `post` and `wake`. Only the subtask's own thread calls the other
+    methods. Mail is always taken first, then announced barriers, then elements.
     """
 
     def __init__(self, ends: Sequence[ChannelEnd], credit_count: int) -> None:
-        """`credit_count` batches may wait in each channel."""
+        """Create the gate. At most `credit_count` batches wait in each channel."""
         self.ends = ends
         self._credit_count = credit_count
         self._queues = InputQueues[Batch](ends)
@@ -199,38 +206,38 @@ class InputGate:
         self._woken = False
 
     def attach(self, channel: int, release: Callable[[int], None]) -> None:
-        """Call `release` with how many batches more the sender of `channel` may send.
+        """Set the callback that gives credits to the sender of `channel`.
 
-        First when the gate is open, which may be now, then whenever a batch was taken.
+        The gate first calls `release` when it is open, which may be now, and later after each
+        batch.
         """
         with self._ready:
             self._release[channel] = release
-            # Read under the lock, with the callback set: of `attach` and `open` on two threads
-            # exactly one gives the first credits.
+            # Read under the lock after the callback is set: if `attach` and `open` run on two
+            # threads, exactly one of them gives the first credits.
             is_open = self._queues.is_open
-        # Outside the lock: to a sender in another slot this writes to the network, and whoever puts
-        # elements into this gate must not wait for that.
+        # Outside the lock: for a sender in another slot, `release` writes to the network, and
+        # threads that put elements into this gate must not wait for that.
         if is_open:
             release(self._credit_count)
 
     @property
     def is_open(self) -> bool:
-        """Whether senders have been given credits. The subtask's own thread."""
+        """True if senders have been given credits. The subtask's own thread."""
         return self._queues.is_open
 
     def open(self) -> None:
-        """Give all senders their first credits, unless something is still to be replayed."""
+        """Give all senders their first credits, unless rows are still to be replayed."""
         with self._ready:
             if not self._queues.open():
                 return
-            # Those that attach from here on see that the gate is open, and give the credits
-            # themselves.
+            # A channel that attaches from here on sees the open gate, and gives the credits itself.
             attached = list(self._release)
         for release in attached:
             release(self._credit_count)
 
     def replay(self, batches: Iterable[Batch], into: int) -> None:
-        """Have input `into` take `batches` before anything of the channels.
+        """Make input `into` take `batches` before any element of the channels.
 
         Called before the subtask begins.
         """
@@ -250,7 +257,7 @@ class InputGate:
             self._ready.notify()
 
     def wake(self) -> None:
-        """Have `take` return, now or when it is called next: there is something else to do."""
+        """Make `take` return, now or at its next call, because there is other work."""
         with self._ready:
             self._woken = True
             self._ready.notify()
@@ -263,17 +270,17 @@ class InputGate:
     def take(
         self, timeout_s: float, *, elements: bool = True
     ) -> SubtaskMail | Announced | Received[Batch] | None:
-        """Return what is next; None after `timeout_s`, or when it was woken.
+        """Return the next item, or None after `timeout_s` or a wake-up.
 
-        Without `elements` it is mail and announced barriers alone.
+        If `elements` is False, only mail and announced barriers are returned.
         """
         with self._ready:
             item = self._next(elements)
             if item is None:
                 if not self._woken:
                     self._ready.wait(timeout_s)
-                # Cleared after the wait, under the lock: a wake that came before is not waited for,
-                # and one that comes later is not lost.
+                # Clear the flag after the wait, under the lock: an earlier wake-up prevents the
+                # wait, and a later wake-up is not lost.
                 self._woken = False
                 item = self._next(elements)
         if (
@@ -281,13 +288,13 @@ class InputGate:
             and isinstance(item.element, Batch)
             and item.channel != REPLAYED
         ):
-            # Outside the lock, as in `attach`. What is replayed was sent by no channel, and took no
+            # Outside the lock, as in `attach`. Replayed batches came from no channel, and used no
             # credit.
             self._release[item.channel](1)
         return item
 
     def block(self, channel: int) -> None:
-        """Leave what comes on `channel` in it from now on."""
+        """Keep elements of `channel` in the channel from now on."""
         with self._ready:
             self._queues.block(channel)
 
@@ -297,17 +304,20 @@ class InputGate:
             self._queues.unblock(channels)
 
     def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
-        """Begin to note what the barrier of `checkpoint` overtakes; see `InputQueues.record`."""
+        """Start recording the elements that the barrier of `checkpoint` overtakes.
+
+        See `InputQueues.record`.
+        """
         with self._ready:
             self._queues.record(checkpoint, passed)
 
     def end_recording(self, checkpoint: CheckpointId) -> dict[int, tuple[Batch, ...]]:
-        """Return all that it has overtaken, by input, in the order to replay it in."""
+        """Return the overtaken batches by input, in the order in which they must be replayed."""
         with self._ready:
             return self._queues.end_recording(checkpoint)
 
     def forget(self, checkpoint: CheckpointId) -> None:
-        """Record nothing more for `checkpoint`."""
+        """Stop recording for `checkpoint`."""
         with self._ready:
             self._queues.forget(checkpoint)
 
@@ -316,13 +326,13 @@ class InputGate:
         return self._queues.waiting
 
     def _next(self, elements: bool) -> SubtaskMail | Announced | Received[Batch] | None:
-        # Mail first: an abort or a shutdown must not wait behind rows, and a trigger that does
-        # would delay the checkpoint by all of them.
+        # Mail first: an abort or a shutdown must not wait for rows, and a trigger that waits for
+        # rows would delay the checkpoint.
         return self._mail.popleft() if self._mail else self._queues.take(elements=elements)
 
 
 class LocalChannel(OutputChannel):
-    """A channel to a subtask of the same slot: elements are passed on as they are."""
+    """A channel to a subtask of the same slot, which receives the same objects."""
 
     def __init__(self, gate: InputGate, channel: int) -> None:
         super().__init__()
@@ -334,16 +344,16 @@ class LocalChannel(OutputChannel):
         self._gate.put(self._channel, element)
 
     def close(self, reason: str) -> None:
-        """Refuse and wake the sender."""
+        """Refuse further elements and wake the sender."""
         self.refuse(reason)
 
 
 class CollectedChannel(OutputChannel):
-    """Keeps what is sent: the batches of one owner among those that are replayed."""
+    """A channel that keeps its batches: those of one owner among the replayed batches."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Nobody reads it while it is filled, so nothing in it may wait for credit.
+        # The channel has no reader while it is filled, so no element may wait for credit.
         self.release(sys.maxsize)
         self.batches: list[Batch] = []
 
@@ -352,5 +362,5 @@ class CollectedChannel(OutputChannel):
             self.batches.append(element)
 
     def close(self, reason: str) -> None:
-        """Refuse more."""
+        """Refuse further elements."""
         self.refuse(reason)

@@ -1,9 +1,9 @@
-"""Compiled functions as they run: a kernel over the rows of a batch, and Python where it gives up.
+"""Compiled functions at run time: a kernel over the rows of a batch, and Python as a fallback.
 
-The states of a batch's keys are read once and written once, as a function of batches has them. The
-kernel changes copies of them. So a batch in which it meets what it cannot compute, such as an
-integer beyond 64 bits, is computed again by the same function in Python, from the same states, and
-an error is Python's own, with its record.
+The states of a batch's keys are read and written once per batch, as for a function of batches. The
+kernel changes copies of the states. If it meets a value that it cannot compute, such as an integer
+beyond 64 bits, the same function computes the whole batch again in Python, from the same states. An
+error is then Python's own, with its record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from onceflow.core.state.operator_state import OperatorStateStore
 Array: TypeAlias = npt.NDArray[Any]
 
 UNCOMPILED_BATCHES = "uncompiled_batches"
-"""The function's counter of batches that ran as Python."""
+"""The name of the function's counter of batches that ran as Python."""
 
 _ARROW_TYPES = {INTEGER: pa.int64(), FLOAT: pa.float64(), BOOLEAN: pa.bool_()}
 
@@ -58,7 +58,7 @@ _log = logging.getLogger("onceflow.compiled")
 
 
 class CompiledProcessor(SnapshottedOperator):
-    """Applies a keyed function by its kernel."""
+    """An operator that applies a keyed function by its kernel."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class CompiledProcessor(SnapshottedOperator):
         self.dropped = store.finish_open() + states.finish_open()
 
     def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record, in the order of the records."""
+        """Emit the function's results for each record, in the order of the records."""
         rows = batch.rows
         if not rows.num_rows:
             return
@@ -94,8 +94,8 @@ class CompiledProcessor(SnapshottedOperator):
             keyed = self._of_keys.begin(rows, batch.hashes)
         except BadStateValue as error:
             raise user_error(self.uid, error) from error
-        # For each row, which of the batch's keys it has: the kernel goes through rows in their
-        # order, for a later one may read what an earlier one has set.
+        # The number of each row's key within the batch. The kernel processes rows in their order,
+        # because a later row may read a state that an earlier row has set.
         numbers = keyed.in_row_order(keyed.spread(np.arange(keyed.key_count)))
         self._keys.load()
         try:
@@ -112,14 +112,14 @@ class CompiledProcessor(SnapshottedOperator):
         self.emit(self._results.batch())
 
     def _run_kernel(self, rows: pa.RecordBatch, numbers: Array) -> pa.RecordBatch:
-        """Return the results by the kernel.
+        """Return the results that the kernel computes.
 
         Raises:
-            ArithmeticError, ArrowInvalid: It cannot say what Python makes of these rows.
+            ArithmeticError, ArrowInvalid: The kernel cannot compute Python's result for these rows.
         """
         program = self._program
         columns = [_to_kernel(rows.column(name), kind) for name, kind in program.columns]
-        # The kernel cannot make an array longer, so there is room for the most that it may return.
+        # The kernel cannot grow arrays, so allocate space for the largest possible result.
         room = rows.num_rows * program.results_max
         result_rows = np.empty(room, np.int64)
         computed = [
@@ -137,8 +137,7 @@ class CompiledProcessor(SnapshottedOperator):
             *(values for values in computed if values is not None),
         )
         made = self._make_batch(rows, result_rows[:count], computed)
-        # Last of all. Whatever failed above has changed copies alone, so that Python can run the
-        # same batch.
+        # Last of all: a failure above has changed only copies, so Python can run the same batch.
         for state, (values, has_value) in zip(self._states_by_column, copies, strict=True):
             state.take(values, has_value)
         return made
@@ -163,13 +162,13 @@ class CompiledProcessor(SnapshottedOperator):
     def _run_python(
         self, rows: pa.RecordBatch, numbers: Array, reason: Exception
     ) -> pa.RecordBatch:
-        """Return the results by Python.
+        """Return the results that Python computes.
 
         Raises:
-            UserFunctionError: The function has raised, or a state does not hold a value.
+            UserFunctionError: The function has raised, or a state cannot hold a value.
         """
         self._uncompiled.add()
-        # Once an operator: a column with a null in every batch would fill the log.
+        # Warn once per operator: a column with a null in every batch would fill the log.
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -193,7 +192,7 @@ class CompiledProcessor(SnapshottedOperator):
         return made
 
     def _constant(self, name: str, kind: Kind) -> Any:
-        """Return the value of an attribute, or of a state's default, as the kernel has it."""
+        """Return the kernel's value of an attribute, or of a state's default."""
         if name.startswith("="):
             (state,) = (one for one in self._program.states if one.attribute == name[1:])
             return self._keys.state(state).default
@@ -207,28 +206,28 @@ class CompiledProcessor(SnapshottedOperator):
 
 
 class BatchKeys:
-    """The states that a compiled function asks for, of all keys of the batch at hand."""
+    """The states of a compiled function, for all keys of the current batch."""
 
     def __init__(self, of_keys: KeyedBatchStates) -> None:
         self._of_keys = of_keys
         self._states: dict[str, ColumnState] = {}
         self.current = -1
-        """The key of the record that Python has; -1: none."""
+        """The number of the key of the record that Python processes; -1 if there is none."""
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> ColumnState:
-        """Return the state of one value a key."""
+        """Return the state with one value per key."""
         if descriptor.name not in self._states:
-            # Without the default, so that what has no value stays without one.
+            # Without the default, so that keys without a value stay so.
             bare = ValueStateDescriptor[Any](descriptor.name, descriptor.type)
             kept = self._of_keys.value_state(bare)
             self._states[descriptor.name] = ColumnState(self, kept, descriptor)
         return self._states[descriptor.name]
 
     def state(self, column: StateColumn) -> ColumnState:
-        """Return the state that a column of the program is.
+        """Return the state of a column of the program.
 
         Raises:
-            ConfigError: `open` has not asked for it here.
+            ConfigError: `open` has not asked for the state in this slot.
         """
         state = self._states.get(column.descriptor.name)
         if state is None or state.descriptor != column.descriptor:
@@ -249,23 +248,23 @@ class BatchKeys:
             state.store()
 
     def set_current(self, number: int) -> None:
-        """Make the key of this number the one that states read and write."""
+        """Select the key, by its number, whose values the states read and write."""
         self.current = number
 
     def begin_python(self) -> None:
-        """Have the states serve one key after the other."""
+        """Prepare the states for Python, which uses one key at a time."""
         for state in self._states.values():
             state.begin_python()
 
     def end_python(self) -> None:
-        """Take what the states hold as columns."""
+        """Take the states' values back as columns after Python has run."""
         self.current = -1
         for state in self._states.values():
             state.end_python()
 
 
 class ColumnState(ValueState[Any]):
-    """One value of each key of the batch at hand: an array for the kernel, a list for Python."""
+    """A value of each key of the current batch: an array for the kernel, a list for Python."""
 
     def __init__(
         self, keys: BatchKeys, kept: BatchValueState, descriptor: ValueStateDescriptor[Any]
@@ -279,7 +278,7 @@ class ColumnState(ValueState[Any]):
         default = array_of([descriptor.default], self._type)
         is_time = pa.types.is_timestamp(self._type)
         self.default: Any = (default.view(pa.int64()) if is_time else default)[0].as_py()
-        """The default as the kernel has it."""
+        """The default in the kernel's representation."""
         self._column: pa.Array = pa.array([], self._type)
         self._values: list[Any] = []
 
@@ -292,26 +291,26 @@ class ColumnState(ValueState[Any]):
         self._kept.put_many(self._column)
 
     def copies(self) -> tuple[Array, Array]:
-        """Return the keys' values, with the default where there is none, and where there is one."""
+        """Return copies of the keys' values, with defaults, and a mask of keys with a value."""
         has_value = self._column.is_valid().to_numpy(zero_copy_only=False)
         column = self._column.fill_null(pa.scalar(self.descriptor.default, self._type))
         if pa.types.is_timestamp(self._type):
             column = column.view(pa.int64())
         values = column.to_numpy(zero_copy_only=False)
-        # Copies: arrays of Arrow are read-only, and the kernel writes into these.
+        # Copy, because Arrow's arrays are read-only and the kernel writes into these.
         return np.array(values), np.array(has_value)
 
     def take(self, values: Array, has_value: Array) -> None:
-        """Take what the kernel has made of `copies`."""
+        """Take the arrays from `copies` back after the kernel has changed them."""
         column = pa.array(values, mask=~has_value)
         self._column = column if column.type == self._type else column.view(self._type)
 
     def begin_python(self) -> None:
-        """Serve one key after the other."""
+        """Prepare the values for Python, which uses one key at a time."""
         self._values = self._column.to_pylist()
 
     def end_python(self) -> None:
-        """Make a column of what the keys have now."""
+        """Convert the values of the keys back to a column."""
         self._column = array_of(self._values, self._type)
         self._values = []
 
@@ -321,10 +320,10 @@ class ColumnState(ValueState[Any]):
         return self.descriptor.default if value is None else value
 
     def set(self, value: Any) -> None:
-        """Make `value` the value of the current key."""
+        """Set the value of the current key."""
         if value is not None:
-            # By exact class: True is an int to Python, and the next batch's kernel would read it as
-            # 1.
+            # Compare exact classes: for Python True is an int, and the kernel of the next batch
+            # would read it as 1.
             is_integer = self._type == pa.int64()
             if type(value) is not self._python_type or (
                 is_integer and kind_of_value(value) != INTEGER
@@ -336,7 +335,7 @@ class ColumnState(ValueState[Any]):
         self._values[self._current()] = value
 
     def clear(self) -> None:
-        """Forget the value of the current key."""
+        """Delete the value of the current key."""
         self._values[self._current()] = None
 
     def _current(self) -> int:
@@ -353,10 +352,10 @@ def _type_of(python_type: Any) -> pa.DataType:
 
 
 def _to_kernel(column: pa.Array, kind: Kind) -> Array:
-    """Return a column's values as the kernel has them.
+    """Return a column's values in the kernel's representation.
 
     Raises:
-        ArithmeticError, ArrowInvalid: It holds a null, or what the kernel has not.
+        ArithmeticError, ArrowInvalid: The column holds a null, or a value that the kernel lacks.
     """
     if column.null_count:
         raise ArithmeticError("a column that the function reads holds nulls")
@@ -366,16 +365,16 @@ def _to_kernel(column: pa.Array, kind: Kind) -> Array:
         column = column.view(pa.int64())
     column = cast_rows(column, _ARROW_TYPES.get(kind, pa.int64()))
     values = column.to_numpy(zero_copy_only=False)
-    # Contiguous and aligned: compiled code reads by address, and a slice of an Arrow column may be
-    # neither.
+    # Contiguous and aligned: compiled code reads by address, and a slice of an Arrow column may
+    # be neither.
     return np.require(values, dtype_of(kind), ["C", "A"])
 
 
 def _from_kernel(values: Array, arrow_type: pa.DataType) -> pa.Array:
-    """Return what the kernel has made as a column.
+    """Return the kernel's values as a column.
 
     Raises:
-        ArrowInvalid: An integer is beyond what the type holds.
+        ArrowInvalid: An integer does not fit the type.
     """
     column = pa.array(values)
     if column.type == arrow_type:

@@ -1,6 +1,6 @@
-"""Windows of two streams that come out, and what functions make of them or of their pairs.
+"""Due windows of two streams, and the results of functions of these windows or of their pairs.
 
-A window here is that of one key. Its rows are entries of the two tables of kept rows.
+A window here belongs to one key. Its rows are entries of the two tables of kept rows.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows
 from onceflow.core.state.keys.key_columns import Ints
 
 KeptSides: TypeAlias = tuple[KeptRows, KeptRows]
-"""The rows that are kept of the left stream, and of the right one."""
+"""The kept rows of the left stream, and those of the right stream."""
 SideKeys: TypeAlias = tuple[Sequence[str], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOfWindows:
-    """The rows that some windows have of one stream, sorted by window, then as they were added."""
+    """The rows of some windows in one stream, sorted by window, then by the order of addition."""
 
     entries: Ints
     windows: Ints
     """The index of each row's window."""
     starts: Ints
-    """Where the rows of each window begin; one number more than there are windows."""
+    """The position of the first row of each window, and the number of rows at the end."""
 
     @classmethod
     def of(cls, entries: Ints, windows: Ints, window_count: int) -> RowsOfWindows:
-        """Return rows that are sorted already."""
+        """Build from rows that are sorted already."""
         starts: Ints = np.zeros(window_count + 1, np.int64)
         np.cumsum(np.bincount(windows, minlength=window_count), out=starts[1:])
         return cls(entries, windows, starts)
 
     @classmethod
     def sort(cls, entries: Ints, windows: Ints, window_count: int) -> RowsOfWindows:
-        """Return rows sorted by window; those of one window stay in their order."""
+        """Build from unsorted rows. Rows of one window keep their order."""
         bits = max(len(windows) - 1, 1).bit_length()
         # Distinct integers, as in `Grouping`: sorting them is faster than a stable argsort.
         packed = (windows << bits) | np.arange(len(windows))
@@ -63,7 +63,7 @@ class RowsOfWindows:
 
     @property
     def counts(self) -> Ints:
-        """How many rows each window has."""
+        """The number of rows of each window."""
         return np.diff(self.starts)
 
     def cut(self, first: int, stop: int) -> RowsOfWindows:
@@ -75,22 +75,23 @@ class RowsOfWindows:
 
 @dataclass(frozen=True, slots=True)
 class DueWindows:
-    """Windows that come out, in their order."""
+    """Due windows, in the order in which their results are emitted."""
 
     numbers: Ints
-    """Each window's number: it begins at offset + number * slide."""
+    """The number of each window, which begins at offset + number * slide."""
     sides: tuple[RowsOfWindows, RowsOfWindows]
     cuts: Ints
-    """Limits, from 0 to the number of windows: between two of them no key has two windows."""
+    """Limits, from 0 to the number of windows: between two limits each key has at most one
+    window."""
     cuts_of_repeats: Ints
-    """Limits, too: between two of them no window is there twice."""
+    """Limits of the same kind: between two limits each window occurs at most once."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
 
 class PairsOfWindows:
-    """Makes pairs of the left and the right rows of windows, and rows without a partner."""
+    """Builds pairs of the left and the right rows of windows, and rows without a partner."""
 
     def __init__(
         self, make: MakesPairs, kept: KeptSides, keys: SideKeys, outer: tuple[bool, bool]
@@ -101,12 +102,12 @@ class PairsOfWindows:
         self._outer = outer
 
     def results(self, due: DueWindows) -> Iterator[pa.RecordBatch]:
-        """Yield what follows from each pair, and from rows of outer sides that are in none."""
+        """Yield the results of each pair, and those of outer rows without a pair."""
         if not any(self._outer):
             yield from self._pairs(*due.sides)
             return
-        # The rows of a window are all in pairs, or all alone. What a function is given of one key
-        # keeps the order of its windows, as its states may depend on it.
+        # The rows of a window either all have partners or all have none. The calls for one key
+        # keep the order of its windows, because the function's states may depend on it.
         for first, stop in pairwise(due.cuts.tolist()):
             left, right = (side.cut(first, stop) for side in due.sides)
             yield from self._pairs(left, right)
@@ -122,7 +123,7 @@ class PairsOfWindows:
             of_left = np.repeat(np.arange(start, stop), counts)
             numbers = np.arange(len(of_left)) - np.repeat(np.cumsum(counts) - counts, counts)
             of_right = right.starts[left.windows[of_left]] + numbers
-            # A row with more partners than a chunk has is a part of its own.
+            # The pairs of a row with very many partners are split into several chunks.
             for first in range(0, len(of_left), ROWS_A_CHUNK):
                 part = slice(first, first + ROWS_A_CHUNK)
                 mine = self._kept[0].rows(left.entries[of_left[part]])
@@ -159,7 +160,7 @@ class GroupsOfWindows:
         self._keys = keys
 
     def results(self, due: DueWindows) -> Iterator[pa.RecordBatch]:
-        """Yield what the function makes of each window."""
+        """Yield the function's results for each window."""
         rows_until = due.sides[0].starts[1:] + due.sides[1].starts[1:]
         for first, stop in _split(rows_until):
             call_user(self._uid, self._call, due, first, stop)
@@ -173,7 +174,7 @@ class GroupsOfWindows:
             self._records(1, right.entries),
         )
         left_at, right_at = left.starts.tolist(), right.starts.tolist()
-        # Every window has a row, of which it has its key.
+        # Every window has at least one row; take the key from it.
         keys = [
             left_keys[at] if at < left_stop else right_keys[other_at]
             for at, left_stop, other_at in zip(left_at, left_at[1:], right_at, strict=False)
@@ -198,7 +199,7 @@ class GroupsOfWindows:
                 take(result)
 
     def _bounds_of(self, numbers: Ints) -> list[TimeWindow]:
-        """Return the begin and end of each window; many keys have windows of one number."""
+        """Return the bounds of each window. Windows of many keys share a number."""
         windows = self._windows
         distinct, indices = np.unique(numbers, return_inverse=True)
         starts_ms = (windows.offset_ms + distinct * windows.slide_ms).tolist()
@@ -206,7 +207,7 @@ class GroupsOfWindows:
         return [times[index] for index in indices.tolist()]
 
     def _records(self, side: int, entries: Ints) -> tuple[list[Record], list[Any]]:
-        """Return the records of these rows, and their keys."""
+        """Return the records of these rows, and the key of each."""
         if not len(entries):
             return [], []
         records = BatchRecords(self._kept[side].rows(entries))
@@ -234,7 +235,7 @@ class BatchesOfWindows:
         self._keys = keys
 
     def results(self, due: DueWindows) -> Iterator[pa.RecordBatch]:
-        """Yield what the function makes of the windows."""
+        """Yield the function's results for the windows."""
         rows_until = due.sides[0].starts + due.sides[1].starts
         for start, end in pairwise(due.cuts_of_repeats.tolist()):
             for first, stop in _split(rows_until[start + 1 : end + 1] - rows_until[start]):
@@ -250,7 +251,7 @@ class BatchesOfWindows:
             WindowRows(kept.rows(side.entries), side.windows, side.starts[:-1], side.counts)
             for kept, side in zip(self._kept, sides, strict=True)
         )
-        # Every window has a row, of which it has its key. The right rows come behind the left ones.
+        # Every window has at least one row; take the key from it. Right rows follow the left ones.
         of_keys = np.where(left.counts > 0, left.firsts, left.rows.num_rows + right.firsts)
         keys = [
             pa.concat_arrays([left.rows.column(one), right.rows.column(other)]).take(
@@ -269,9 +270,9 @@ class BatchesOfWindows:
 
 
 def _split(until: Ints) -> Iterator[tuple[int, int]]:
-    """Yield parts (inclusive, exclusive) of items that have about `ROWS_A_CHUNK` rows each.
+    """Yield ranges (inclusive, exclusive) of items with about `ROWS_A_CHUNK` rows each.
 
-    `until[i]` is how many rows the items up to the i-th have; a part has one item at least.
+    `until[i]` is the number of rows of the items up to the i-th. A range has at least one item.
     """
     start, done = 0, 0
     while start < len(until):

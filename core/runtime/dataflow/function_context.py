@@ -1,4 +1,4 @@
-"""What the runtime hands to a function when it opens: its states and its side outputs."""
+"""The objects that a function receives in `open`: its states and its side outputs."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ V = TypeVar("V")
 
 
 class SideBuffer:
-    """Keeps what a function emits to one side output until the batch at hand is done."""
+    """A buffer of the records that a function emits to one side output during the current batch."""
 
     def __init__(self, uid: str, tag: OutputTag) -> None:
         self.tag = tag
         self._results = ResultRows(uid, tag.schema)
 
     def emit(self, record: Record) -> None:
-        """Take one more record, as it is now.
+        """Add a copy of the record.
 
         Raises:
-            UserFunctionError: It has other columns than the tag.
+            UserFunctionError: The record has other columns than the tag.
         """
         self._results.take_record(record)
 
     def take_batch(self) -> pa.RecordBatch | None:
-        """Return what is kept, and keep nothing of it; None: nothing is."""
+        """Return the buffered rows and clear the buffer; None if it is empty."""
         return self._results.batch() if self._results.count else None
 
 
 class SideOutputs:
-    """The side outputs that one function has asked for."""
+    """The side outputs that one function has opened."""
 
     def __init__(self, operator: RunningOperator) -> None:
         self._operator = operator
         self._buffers: dict[str, SideBuffer] = {}
 
     def open(self, tag: OutputTag) -> SideBuffer:
-        """Return the buffer of `tag`; the same for each call.
+        """Return the buffer of `tag`; each call returns the same buffer.
 
         Raises:
-            ConfigError: There is one of that name with other columns.
+            ConfigError: A side output with that name has other columns.
         """
         buffer = self._buffers.setdefault(tag.name, SideBuffer(self._operator.uid, tag))
         if buffer.tag != tag:
@@ -76,11 +76,11 @@ class SideOutputs:
         return self._operator.function_metrics
 
     def count_rejected(self, records: int) -> None:
-        """Count records that the function leaves out."""
+        """Count records that the function rejects."""
         self._operator.rejected += records
 
     def flush(self) -> None:
-        """Emit what is kept."""
+        """Emit the buffered rows."""
         for name, buffer in self._buffers.items():
             batch = buffer.take_batch()
             if batch is not None:
@@ -88,7 +88,7 @@ class SideOutputs:
 
 
 class BroadcastStates:
-    """The broadcast states of one subtask: those that `broadcast(…)` has named."""
+    """The broadcast states of one subtask, as named in `broadcast(…)`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class BroadcastStates:
         """Return the state of `descriptor`.
 
         Raises:
-            ConfigError: `broadcast()` has named none that is the same.
+            ConfigError: `broadcast()` was not given an equal descriptor.
         """
         if self._descriptors.get(descriptor.name) != descriptor:
             known = ", ".join(map(str, self._descriptors.values())) or "none"
@@ -118,13 +118,13 @@ class BroadcastStates:
         return self._states[descriptor.name]
 
     def may_change(self, now: bool) -> None:
-        """Say whether a record is at hand that every subtask gets."""
+        """Allow or forbid changes. Only a record that every subtask gets may change the states."""
         for state in self._states.values():
             state.may_change = now
 
 
 class KeyedContext(KeyedStates):
-    """What a function of a keyed stream opens with."""
+    """The context that a function of a keyed stream receives in `open`."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class KeyedContext(KeyedStates):
     ) -> None:
         super().__init__(store)
         self.operator = operator
-        """What hands out the state of the subtask, which belongs to no key."""
+        """The context for state of the subtask, which belongs to no key."""
         self.metrics = operator.metrics
-        """Metrics of the function's own, by name."""
+        """The function's own metrics, by name."""
         self._states = states
         self._side_outputs = side_outputs
         self._broadcast = broadcast
@@ -148,15 +148,15 @@ class KeyedContext(KeyedStates):
         return self._states.raw_keyed_state(name)
 
     def side_output(self, tag: OutputTag) -> SideBuffer:
-        """Return what takes records for `stream.side_output(tag)`."""
+        """Return the buffer for the records of `stream.side_output(tag)`."""
         return self._side_outputs.open(tag)
 
     def count_rejected(self, records: int) -> None:
-        """Count records that the function leaves out; see `LateRecords`."""
+        """Count records that the function rejects; see `LateRecords`."""
         self._side_outputs.count_rejected(records)
 
     def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """Return a state that `broadcast(descriptor)` has named."""
+        """Return a state that was named in `broadcast(descriptor)`."""
         if self._broadcast is None:
             raise ConfigError(
                 f"broadcast state {descriptor.name!r} is asked for by a function that is connected"
@@ -166,22 +166,22 @@ class KeyedContext(KeyedStates):
 
 
 class BatchContext:
-    """What a function of batches opens with."""
+    """The context that a function of batches receives in `open`."""
 
     def __init__(
         self, of_keys: KeyedBatchStates, states: OperatorStateStore, operator: UnkeyedContext
     ) -> None:
         self.operator = operator
-        """What hands out the state of the subtask, which belongs to no key."""
+        """The context for state of the subtask, which belongs to no key."""
         self.metrics = operator.metrics
-        """Metrics of the function's own, by name."""
+        """The function's own metrics, by name."""
         self.value_state = of_keys.value_state
         self.timers = of_keys.timers
         self.raw_keyed_state = states.raw_keyed_state
 
 
 class UnkeyedContext:
-    """What a function of a stream without a key opens with."""
+    """The context that a function of a stream without keys receives in `open`."""
 
     def __init__(
         self,
@@ -197,57 +197,57 @@ class UnkeyedContext:
         self.subtask, self.parallelism = store.subtask, store.parallelism
         self.is_restored = store.is_restored
         self.metrics = side_outputs.metrics
-        """Metrics of the function's own, by name."""
+        """The function's own metrics, by name."""
 
     def list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
         """Return a list whose elements are spread evenly over all subtasks at a restore."""
         return self._store.list_state(descriptor)
 
     def union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
-        """Return a list whose elements, those of all subtasks, go to every subtask at a restore."""
+        """Return a list whose elements from all subtasks go to every subtask at a restore."""
         return self._store.union_list_state(descriptor)
 
     def side_output(self, tag: OutputTag) -> SideBuffer:
-        """Return what takes records for `stream.side_output(tag)`."""
+        """Return the buffer for the records of `stream.side_output(tag)`."""
         return self._side_outputs.open(tag)
 
     def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """Return a state that `broadcast(descriptor)` has named."""
+        """Return a state that was named in `broadcast(descriptor)`."""
         if self._broadcast is None:
             self._refuse("broadcast_state")
         return self._broadcast.find_state(descriptor)
 
     @property
     def operator(self) -> UnkeyedContext:
-        """What hands out the state of the subtask: there is no other."""
+        """The context for state of the subtask, which is this context."""
         return self
 
     def raw_keyed_state(self, name: str) -> NoReturn:
-        """Refuse: there is no key."""
+        """Raise ConfigError: the stream has no keys."""
         self._refuse("raw_keyed_state")
 
     def value_state(self, descriptor: Any) -> NoReturn:
-        """Refuse: there is no key."""
+        """Raise ConfigError: the stream has no keys."""
         self._refuse("value_state")
 
     def map_state(self, descriptor: Any) -> NoReturn:
-        """Refuse: there is no key."""
+        """Raise ConfigError: the stream has no keys."""
         self._refuse("map_state")
 
     def reducing_state(self, descriptor: Any) -> NoReturn:
-        """Refuse: there is no key."""
+        """Raise ConfigError: the stream has no keys."""
         self._refuse("reducing_state")
 
     def aggregating_state(self, descriptor: Any) -> NoReturn:
-        """Refuse: there is no key."""
+        """Raise ConfigError: the stream has no keys."""
         self._refuse("aggregating_state")
 
     def namespace(self, kind: Any) -> NoReturn:
-        """Refuse: there is no key."""
+        """Raise ConfigError: the stream has no keys."""
         self._refuse("namespace")
 
     def timers(self) -> NoReturn:
-        """Refuse: there is no key."""
+        """Raise ConfigError: the stream has no keys."""
         self._refuse("timers")
 
     def _refuse(self, asked: str) -> NoReturn:
@@ -258,7 +258,7 @@ class UnkeyedContext:
 
 
 class NoKey:
-    """The key while there is none: no keyed state can be used."""
+    """The key while no key is set: using keyed state raises BadStateValue."""
 
     __slots__ = ("_where",)
 

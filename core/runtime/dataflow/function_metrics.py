@@ -1,7 +1,7 @@
 """Metrics of one operator's function in one subtask; see `core.api.function_metrics`.
 
-The subtask's thread counts, and the thread of the heartbeats reads: a value that is read is one
-that was there.
+The subtask's thread counts, and the heartbeat thread reads. A read returns a value that existed at
+some time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onceflow.core.protocol.messages import FunctionMetric
 
 
 class RunningCounter:
-    """See `FunctionCounter`."""
+    """A counter of a function; see `FunctionCounter`."""
 
     kind = "counter"
 
@@ -36,12 +36,12 @@ class RunningCounter:
         self._value += amount
 
     def describe(self, uid: str, name: str) -> FunctionMetric:
-        """Return the value as of now."""
+        """Return the current value."""
         return FunctionMetric(uid, name, self.kind, self._value)
 
 
 class RunningGauge:
-    """See `FunctionGauge`."""
+    """A gauge of a function; see `FunctionGauge`."""
 
     kind = "gauge"
 
@@ -53,12 +53,12 @@ class RunningGauge:
         self._value = float(value)
 
     def describe(self, uid: str, name: str) -> FunctionMetric:
-        """Return the value as of now."""
+        """Return the current value."""
         return FunctionMetric(uid, name, self.kind, self._value)
 
 
 class RunningHistogram:
-    """See `FunctionHistogram`."""
+    """A histogram of a function; see `FunctionHistogram`."""
 
     kind = "histogram"
 
@@ -68,14 +68,14 @@ class RunningHistogram:
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count `value`."""
+        """Count `value` in its bucket."""
         if math.isnan(value):
             raise ValueError("a histogram cannot count NaN: it is in no bucket")
         self._counts[bisect_left(self.bounds, value)] += 1
         self._total += value
 
     def describe(self, uid: str, name: str) -> FunctionMetric:
-        """Return the value as of now."""
+        """Return the current value."""
         counts = tuple(self._counts)
         return FunctionMetric(uid, name, self.kind, self._total, self.bounds, counts)
 
@@ -85,7 +85,7 @@ M = TypeVar("M", RunningCounter, RunningGauge, RunningHistogram)
 
 
 class FunctionMetrics:
-    """What one function has asked for; `metrics` of its context."""
+    """The metrics that one function has opened; `metrics` of its context."""
 
     def __init__(self, uid: str) -> None:
         self._uid = uid
@@ -112,7 +112,7 @@ class FunctionMetrics:
         return histogram
 
     def describe(self) -> tuple[FunctionMetric, ...]:
-        """Return every value as of now. Any thread."""
+        """Return the current value of every metric. Any thread."""
         return tuple(metric.describe(self._uid, name) for name, metric in [*self._metrics.items()])
 
     def _open(self, name: str, kind: type[M], make: Callable[[], M]) -> M:

@@ -1,7 +1,7 @@
-"""Functions of the user's as they run, of records or of batches, one stream or two, keyed or not.
+"""Operators of user functions: of records or of batches, of one stream or two, keyed or not.
 
-A function's states are its operator's: those of keys in a keyed store, those without a key in an
-operator state store.
+A function's states belong to its operator: keyed states are in a keyed store, and states without a
+key in an operator state store.
 """
 
 from __future__ import annotations
@@ -71,35 +71,35 @@ from onceflow.core.state.operator_state import OperatorStateStore
 RecordFunction: TypeAlias = Callable[[Record], Results]
 
 RESULTS_A_BATCH = 8192
-"""Records that timers have made and that go on together."""
+"""The number of records that timers produce before these are emitted as a batch."""
 
 
 class Snapshotted(Protocol):
-    """What every function has."""
+    """The methods that every function has."""
 
     def snapshot_state(self, checkpoint: int) -> None:
-        """Bring states up to date."""
+        """Bring the states up to date."""
         ...
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Release the function's resources."""
         ...
 
 
 class TimedFunction(Snapshotted, Protocol):
-    """What every function of records of keyed streams has."""
+    """The methods that every function of records of keyed streams has."""
 
     def on_timer(self, timer: Timer) -> Results:
-        """Return what follows now that `timer` has fired."""
+        """Return the results after `timer` has fired."""
         ...
 
     def on_end(self) -> Results:
-        """Return what follows now that all input has ended."""
+        """Return the results after all input has ended."""
         ...
 
 
 class SnapshottedOperator(KeyedOperator):
-    """Applies a function that has keyed state, and state of its subtask besides."""
+    """An operator whose function has keyed state and state of the subtask."""
 
     def __init__(
         self,
@@ -117,11 +117,10 @@ class SnapshottedOperator(KeyedOperator):
         self._operator = UnkeyedContext(uid, states, self._side_outputs)
 
     def _before_snapshot(self, checkpoint: CheckpointId) -> None:
-        """Have the function bring its state up to date, which it is since a stop savepoint."""
+        """Let the function update its state. Does nothing after a stop savepoint has been taken."""
         if self.emission_ended:
             return
-        # Keyed state that is used here, outside of any record, is refused with an error that says
-        # so.
+        # Keyed state cannot be used here, outside of any record: its use raises a clear error.
         self.store.set_current_key(NO_KEY_OF_SNAPSHOT)
         call_user(self.uid, self._function.snapshot_state, int(checkpoint))
         self._side_outputs.flush()
@@ -138,7 +137,7 @@ class SnapshottedOperator(KeyedOperator):
 
 
 class TimedOperator(SnapshottedOperator):
-    """Applies a function that has keyed state and, where it asks for them, timers."""
+    """An operator whose function has keyed state and, if it asks for them, timers."""
 
     def __init__(
         self,
@@ -152,21 +151,21 @@ class TimedOperator(SnapshottedOperator):
         super().__init__(uid, function, store, states, schema)
         self._event_time = event_time
         self._timed: OperatorTimers | None = None
-        """The function's timers; None: it has not asked for any."""
+        """The function's timers; None if it has not asked for any."""
         self._ended_at_ms: int | None = None
-        """How far event time had come where the input ended."""
+        """The event time at which the input ended; None while it has not ended."""
 
     @abstractmethod
     def _fire_processing(self, until_ms: int) -> None:
-        """Emit what the function makes of the timers in processing time up to `until_ms`."""
+        """Emit the function's results for processing-time timers up to `until_ms`."""
 
     @abstractmethod
     def _fire_event(self, until_ms: int) -> None:
-        """Emit what the function makes of the timers in event time up to `until_ms`."""
+        """Emit the function's results for event-time timers up to `until_ms`."""
 
     @property
     def due_in_s(self) -> float | None:
-        """Seconds until the next timer in processing time."""
+        """The seconds until the next timer in processing time; None if there is none."""
         if self._timed is None:
             return None
         next_ms = self._timed.processing.next_ms
@@ -175,12 +174,12 @@ class TimedOperator(SnapshottedOperator):
         return max(0, next_ms - self._timed.current_processing_time()) / 1000
 
     def on_time(self) -> None:
-        """Fire the timers in processing time that are due."""
+        """Fire the processing-time timers that are due."""
         if self._timed is not None:
             self._fire_processing(self._timed.current_processing_time())
 
     def on_watermark(self, watermark: int) -> None:
-        """Fire the timers in event time that are due."""
+        """Fire the event-time timers that are due."""
         if self._timed is None:
             return
         if watermark == MAX_WATERMARK:
@@ -190,11 +189,11 @@ class TimedOperator(SnapshottedOperator):
         self._fire_event(self._timed.watermark)
 
     def _end_event_time(self, timers: OperatorTimers) -> None:
-        """Fire all timers in event time; a job that goes on is where the last of them was."""
+        """Fire all event-time timers. The event time to restore is that of the last of them."""
         before = timers.watermark
         timers.advance(MAX_WATERMARK)
         self._fire_event(MAX_WATERMARK)
-        # A savepoint must not hold the end of time: a job that goes on from it would find all rows
+        # A savepoint must not contain MAX_WATERMARK: a job restored from it would treat all rows as
         # late.
         self._ended_at_ms = max(before, timers.event.fired_ms)
 
@@ -207,7 +206,7 @@ class TimedOperator(SnapshottedOperator):
 
 
 class KeyedBatchProcessor(TimedOperator):
-    """Applies a function to whole batches, with the states and timers of their keys."""
+    """An operator that applies a function to whole batches, with the state of their keys."""
 
     def __init__(
         self,
@@ -233,7 +232,7 @@ class KeyedBatchProcessor(TimedOperator):
         self.dropped = store.finish_open() + states.finish_open()
 
     def process(self, batch: Batch) -> None:
-        """Emit what the function makes of the batch."""
+        """Emit the function's results for the batch."""
         rows = batch.rows
         if not rows.num_rows:
             return
@@ -256,7 +255,7 @@ class KeyedBatchProcessor(TimedOperator):
         self._side_outputs.flush()
 
     def _take(self, made: pa.RecordBatch | None) -> None:
-        """Emit what the function has made of the batch at hand, and end its use."""
+        """Emit the results for the current batch, and end the use of its keys."""
         self._of_keys.end()
         if made is not None:
             self.emit(as_schema(made, self._results.schema, self.uid))
@@ -273,10 +272,10 @@ class KeyedBatchProcessor(TimedOperator):
     def _fire(
         self, timers: BatchTimers, table: TimerTable, domain: TimeDomain, until_ms: int
     ) -> None:
-        """Emit what the function makes of the timers up to `until_ms`, those of many keys a call.
+        """Emit the function's results for the timers up to `until_ms`, many keys per call.
 
-        One that is registered meanwhile and is due fires, too; but at the end of all time only what
-        was there before, or one that registers its next would never end.
+        A timer that is registered meanwhile and is due fires, too. At MAX_WATERMARK only timers
+        registered before fire: a timer that registers its successor would never end.
         """
         due = iter(partial(timers.take_due, table, until_ms), None)
         for rows in list(due) if until_ms == MAX_WATERMARK else due:
@@ -285,7 +284,7 @@ class KeyedBatchProcessor(TimedOperator):
 
 
 class KeyedFunctionOperator(TimedOperator):
-    """Applies a function with the state and timers of each record's key."""
+    """An operator that calls a function with the state and timers of each record's key."""
 
     def __init__(
         self,
@@ -314,10 +313,10 @@ class KeyedFunctionOperator(TimedOperator):
         self.dropped = self.store.finish_open() + states.finish_open()
 
     def _run(self, rows: pa.RecordBatch, key: Sequence[str], process: RecordFunction) -> None:
-        """Emit what `process` makes of each record."""
+        """Emit the results of `process` for each record."""
         records = BatchRecords(rows)
         keys = keys_of_records(self.uid, records, key)
-        # All keys of the batch at once, which RocksDB reads faster than one after the other.
+        # Load the state of all keys of the batch at once, which is faster for RocksDB.
         self.store.prefetch(keys)
         step = partial(apply_keyed, self.store.set_current_key, process, self._results, iter(keys))
         self.emit(self._results.batch_of_pieces(call_user_on_records(self.uid, step, records)))
@@ -328,17 +327,17 @@ class KeyedFunctionOperator(TimedOperator):
             self._fire_event(self._timers.watermark)
 
     def _end_event_time(self, timers: OperatorTimers) -> None:
-        """As every function's, but of windows only those that are due fire.
+        """End event time. A function of windows fires only its due windows.
 
-        Those by which they are over stay for the allowed lateness.
+        Timers at which windows expire stay for the allowed lateness.
         """
         if self._timers is None or not isinstance(self._function, WindowsOfRecords):
             super()._end_event_time(timers)
             return
         last_ms = self._timers.event.queue.last_ms
         if last_ms is not None:
-            # The last timer is the one by which the last window is over; that window is due this
-            # much earlier.
+            # The last timer is the one at which the last window expires. That window is due earlier
+            # by the allowed lateness.
             timers.advance(last_ms - self._function.lateness_ms)
         self._fire_event(timers.watermark)
 
@@ -351,7 +350,7 @@ class KeyedFunctionOperator(TimedOperator):
             self._fire(self._timers.event, until_ms)
 
     def _event_time_of(self, key: Any) -> int:
-        """Return up to when event time had come for `key` in the snapshot."""
+        """Return the event time that `key` had reached in the snapshot."""
         is_key = key is not None and not isinstance(key, NoKey)
         return self._event_time.watermark_of_key(key) if is_key else NO_WATERMARK
 
@@ -363,9 +362,9 @@ class KeyedFunctionOperator(TimedOperator):
         self._side_outputs.flush()
 
     def _fire(self, timers: DomainTimers, until_ms: int) -> None:
-        """Emit what the function makes of the timers up to `until_ms`."""
+        """Emit the function's results for the timers up to `until_ms`."""
         next_ms = timers.queue.next_ms
-        # The usual case, and called after every batch.
+        # Return fast: this is the usual case, and runs after every batch.
         if next_ms is None or next_ms > until_ms:
             return
         results = self._results
@@ -379,7 +378,7 @@ class KeyedFunctionOperator(TimedOperator):
 
 
 class KeyedProcessor(KeyedFunctionOperator):
-    """Applies a keyed function."""
+    """An operator that applies a keyed function."""
 
     def __init__(
         self,
@@ -396,12 +395,12 @@ class KeyedProcessor(KeyedFunctionOperator):
         self._open(work.function.open)
 
     def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record."""
+        """Emit the function's results for each record."""
         self._run(batch.rows, self._key, self._process)
 
 
 class CoProcessor(KeyedFunctionOperator):
-    """Applies a function of two streams with one key."""
+    """An operator that applies a function of two streams with one key."""
 
     def __init__(
         self,
@@ -419,15 +418,15 @@ class CoProcessor(KeyedFunctionOperator):
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
-        """What takes each stream's batches."""
+        """The receivers of each stream's batches."""
         return (self.receive, self._receive_second)
 
     def process(self, batch: Batch) -> None:
-        """Emit what the function makes of the first stream's records."""
+        """Emit the function's results for the first stream's records."""
         self._run(batch.rows, self._keys[0], self._co_function.process_1)
 
     def flush(self) -> None:
-        """Fire what waits for the clock, where the function wants that."""
+        """Fire all processing-time timers at the end of the input, if the function wants that."""
         if self._timers is not None and self._co_function.fires_at_end:
             self._fire(self._timers.processing, MAX_WATERMARK)
 
@@ -437,7 +436,7 @@ class CoProcessor(KeyedFunctionOperator):
 
 
 class KeyedBroadcastProcessor(KeyedFunctionOperator):
-    """Applies a function of a keyed stream and a broadcast one."""
+    """An operator that applies a function of a keyed stream and a broadcast stream."""
 
     def __init__(
         self,
@@ -455,11 +454,11 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
-        """What takes each stream's batches."""
+        """The receivers of each stream's batches."""
         return (self.receive, self._receive_broadcast)
 
     def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record."""
+        """Emit the function's results for each record."""
         self._run(batch.rows, self._work.key, self._work.function.process)
 
     def _receive_broadcast(self, batch: Batch) -> None:
@@ -471,7 +470,7 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
 
 
 class FunctionOperator(RunningOperator):
-    """Applies a function of a stream without keys, with state of its subtask."""
+    """An operator that applies a function of a stream without keys, with state of its subtask."""
 
     def __init__(
         self,
@@ -482,7 +481,7 @@ class FunctionOperator(RunningOperator):
     ) -> None:
         super().__init__(uid)
         self.dropped: tuple[str, ...] = ()
-        """What the restored snapshot held and this operator does not take, for people."""
+        """Descriptions of restored state that this operator does not use, for messages."""
         self._function = function
         self._states = states
         self._results = ResultRows(uid, schema)
@@ -494,7 +493,7 @@ class FunctionOperator(RunningOperator):
         self.dropped = self._states.finish_open()
 
     def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record."""
+        """Emit the function's results for each record."""
         step = partial(_apply, self._function.process, self._results)
         self._emit_results(call_user_on_records(self.uid, step, BatchRecords(batch.rows)))
 
@@ -509,9 +508,9 @@ class FunctionOperator(RunningOperator):
         self._side_outputs.flush()
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Have the function bring its state up to date, and freeze that.
+        """Let the function update its state, then freeze the state.
 
-        Since a savepoint with which the job stops it is up to date.
+        After a stop savepoint has been taken, the state is up to date already.
         """
         if not self.emission_ended:
             call_user(self.uid, self._function.snapshot_state, int(checkpoint))
@@ -525,7 +524,7 @@ class FunctionOperator(RunningOperator):
 
 
 class BroadcastProcessor(FunctionOperator):
-    """Applies a function of a stream without keys and a broadcast one."""
+    """An operator that applies a function of a stream without keys and a broadcast stream."""
 
     def __init__(
         self,
@@ -541,7 +540,7 @@ class BroadcastProcessor(FunctionOperator):
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
-        """What takes each stream's batches."""
+        """The receivers of each stream's batches."""
         return (self.receive, self._receive_broadcast)
 
     def _receive_broadcast(self, batch: Batch) -> None:
@@ -552,7 +551,7 @@ class BroadcastProcessor(FunctionOperator):
 
 
 class RecordProcessor(FunctionOperator):
-    """Applies a function of one stream without keys."""
+    """An operator that applies a function of one stream without keys."""
 
     def __init__(
         self,
@@ -566,7 +565,7 @@ class RecordProcessor(FunctionOperator):
 
 
 def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -> PendingSnapshot:
-    """Return `pending` with the state without a key as of now."""
+    """Return `pending` with the current state without keys."""
     frozen = states.freeze()
 
     def upload(writer: StateWriter) -> OperatorSnapshot:
@@ -584,7 +583,7 @@ def _broadcast_rows(
         step = partial(_apply, work.function.process_broadcast, results)
         yield from call_user_on_records(uid, step, BatchRecords(batch.rows))
     finally:
-        # Also after an error: a record that belongs to one subtask alone must never change it.
+        # Also after an error: a record that belongs to one subtask must never change the state.
         states.may_change(False)
 
 
@@ -595,9 +594,10 @@ def apply_keyed(
     keys: Iterator[Any],
     records: Iterator[Record],
 ) -> None:
-    """Take what `process` makes of each record, with the key of each set before."""
+    """Collect the results of `process` for each record, after setting the record's key."""
     take, take_record = results.take, results.take_record
-    # Records first, for they are a part of the batch: at their end no key must be taken.
+    # Records first in `zip`: they are a part of the batch, and at their end no further key must
+    # be taken.
     for record, key in zip(records, keys, strict=False):
         set_key(key)
         result = process(record)

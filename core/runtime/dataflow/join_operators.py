@@ -1,14 +1,14 @@
-"""Joins of two keyed streams by how far apart two records are in time, a batch at a time.
+"""Joins of two keyed streams by the time distance of their records, a batch at a time.
 
-A record is kept until no record of the other stream can come any more that it is to be joined with.
-Whichever of two comes second makes the pair: a batch's rows are matched with what is kept of the
-other stream, then kept themselves.
+A record is kept until no partner in the other stream can arrive any more. The later record of a
+pair produces it: a batch's rows are matched with the kept rows of the other stream, then kept
+themselves.
 
 Invariants, at a time w (the watermark, or the clock), for records of the left stream; those of the
 right are their mirror:
     a pair  <=>  lower <= right's time - left's time <= upper
-    late  <=>  event time <= w;  a late record is joined with nothing
-    kept as long as  time + upper > w, and no more than a step longer: moments are whole steps
+    late  <=>  event time <= w;  a late record is not joined
+    kept as long as  time + upper > w, and at most one step longer: moments are whole steps
     alone  <=>  kept, on an outer side, and in no pair so far;  emitted alone when it is dropped
     at the end of the input the rows of outer sides are dropped, and no others
 """
@@ -55,11 +55,11 @@ from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.operator_state import OperatorStateStore
 
 Side: TypeAlias = pa.RecordBatch | None
-"""One half of some pairs, a row each; None: they have no such half."""
+"""A side of some pairs, with a row per pair; None if the pairs lack this side."""
 
 
 class JoinOperator(SnapshottedOperator):
-    """Emits what follows from the pairs of two streams, and from records without a partner."""
+    """An operator that emits results for pairs of records, and for records without a partner."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class JoinOperator(SnapshottedOperator):
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
-        """What takes each stream's batches."""
+        """The receivers of each stream's batches."""
         return (self.receive, self._receive_right)
 
     def process(self, batch: Batch) -> None:
@@ -118,7 +118,7 @@ class JoinOperator(SnapshottedOperator):
 
     @property
     def due_in_s(self) -> float | None:
-        """Seconds until rows are dropped by the clock."""
+        """The seconds until rows are dropped by the clock; None if no rows will be."""
         if self._clock is None:
             return None
         moments = [
@@ -129,12 +129,12 @@ class JoinOperator(SnapshottedOperator):
         return max(0, min(moments) - self._clock.now_ms()) / 1000 if moments else None
 
     def on_time(self) -> None:
-        """Drop what has lived its time by the clock."""
+        """Drop rows that have expired by the clock."""
         if self._clock is not None:
             self._drop_due(self._clock.now_ms())
 
     def on_watermark(self, watermark: int) -> None:
-        """Drop what nothing can come for any more."""
+        """Drop rows for which no partner can arrive any more."""
         if self._clock is not None:
             return
         if watermark == MAX_WATERMARK:
@@ -144,7 +144,7 @@ class JoinOperator(SnapshottedOperator):
             self._drop_due(watermark)
 
     def flush(self) -> None:
-        """Drop what would wait for the clock: the input has ended."""
+        """Drop rows that would wait for the clock, because the input has ended."""
         if self._clock is not None:
             self._end_outer_sides()
 
@@ -155,7 +155,7 @@ class JoinOperator(SnapshottedOperator):
         return with_event_time(taken, self._event_time.elements(self._watermark))
 
     def _join(self, side: int, batch: Batch) -> None:
-        """Emit the pairs of a stream's rows, and keep these."""
+        """Emit the pairs of a stream's rows, and keep the rows."""
         if not batch.rows.num_rows:
             return
         try:
@@ -170,7 +170,7 @@ class JoinOperator(SnapshottedOperator):
     def _join_part(
         self, side: int, rows: pa.RecordBatch, hashes: Hashes | None, watermark: int
     ) -> None:
-        """Do so with rows up to whose event time all has come as `watermark` says."""
+        """Join rows for which event time has reached `watermark`."""
         try:
             now, times = self._now_and_times(side, rows, watermark)
             if self._clock is None and int(times.min()) <= now:
@@ -186,7 +186,7 @@ class JoinOperator(SnapshottedOperator):
             raise user_error(self.uid, error, rows, error.row) from error
 
     def _now_and_times(self, side: int, rows: pa.RecordBatch, watermark: int) -> tuple[int, Ints]:
-        """Return up to when time has come, and the rows' times."""
+        """Return the current event time or clock time, and the rows' times."""
         column = self._sides[side].time
         if self._clock is not None or column is None:
             assert self._clock is not None
@@ -203,24 +203,24 @@ class JoinOperator(SnapshottedOperator):
         first, last = self._reach_ms[side]
         moments = moments_of(times + last, self._steps_ms[side])
         check_moments(moments, times, self._sides[side].time or "the clock")
-        # A partner at time p is kept until its own latest partner, p - first, can come. That is
-        # between this row's time and `last - first` after it.
+        # A partner at time p is kept until the time p - first of its own latest partner. That time
+        # is between this row's time and `last - first` after it.
         step_ms = self._steps_ms[1 - side]
         firsts, lasts = moments_of(times, step_ms), moments_of(times + (last - first), step_ms)
         alone = np.ones(len(times), np.bool_)
         used: list[Ints] = []
         for row_indices, entries in others.find_near(keys, hashes, firsts, lasts):
-            # Moments are rounded to steps: they find a few rows too many.
+            # Moments are rounded to steps, so `find_near` returns a few rows too many.
             distances = others.times(entries) - times[row_indices]
             near = (first <= distances) & (distances <= last)
             partners, of_rows = entries[near], row_indices[near]
             alone[of_rows] = False
             others.mark_paired(partners)
-            # Entries stay valid until `finish`: others are marked as used only when all pairs are
-            # made.
+            # Entries stay valid until `finish`: release the others' entries only after all
+            # pairs have been made.
             used.append(np.unique(entries))
             self._emit_pairs(side, rows, of_rows, partners)
-        # A row that no partner can follow any more is not kept: it is done with, alone or not.
+        # Do not keep a row that no partner can follow any more, whether it has a pair or not.
         keeps = times + last > now
         if not keeps.all():
             if mine.outer:
@@ -234,9 +234,9 @@ class JoinOperator(SnapshottedOperator):
         others.finish(np.concatenate(used) if used else np.zeros(0, np.int64))
 
     def _emit_pairs(self, side: int, rows: pa.RecordBatch, of_rows: Ints, partners: Ints) -> None:
-        """Emit the pairs, by row; of several partners of one, the earlier one comes first."""
+        """Emit the pairs in the order of rows. A row's earlier partners come first."""
         others = self.kept[1 - side]
-        # Strictly rising rows have one partner each: there is nothing to sort.
+        # If row indices rise strictly, each row has one partner, and no sorting is needed.
         if len(of_rows) > 1 and not bool((of_rows[1:] > of_rows[:-1]).all()):
             sort = np.lexsort((others.numbers(partners), others.times(partners), of_rows))
             of_rows, partners = of_rows[sort], partners[sort]
@@ -255,15 +255,15 @@ class JoinOperator(SnapshottedOperator):
         self.emit(self._make(left, right, mine.num_rows))
 
     def _drop_due(self, now: int) -> None:
-        """Keep no rows any more whose moment has come; emit those that are alone."""
+        """Drop the rows whose moment has come; emit those that are alone."""
         for side in range(len(self.kept)):
             self._drop_due_of(side, now)
         self._side_outputs.flush()
 
     def _end_outer_sides(self) -> None:
-        """Emit what is alone and keep no more of that side, now that the input has ended.
+        """Emit and drop the unpaired rows of outer sides at the end of the input.
 
-        Rows of other sides stay, and so does the time: a job that goes on may bring them partners.
+        Rows of other sides stay, and so does the time: a job that is restored may bring partners.
         """
         for side, kept in enumerate(self.kept):
             if kept.outer:
@@ -282,7 +282,7 @@ class JoinOperator(SnapshottedOperator):
 
 
 MakesPairs: TypeAlias = Callable[[Side, Side, int], pa.RecordBatch]
-"""Returns what follows from the pairs of two sides, so many."""
+"""A function that returns the results for the pairs of two sides, given their number."""
 
 
 def choose_pair_maker(
@@ -292,7 +292,7 @@ def choose_pair_maker(
     store: KeyedStateStore,
     keys: tuple[Sequence[str], Sequence[str]],
 ) -> MakesPairs:
-    """Return what calls `function`, whose results have `schema`, for each pair of two sides."""
+    """Return a callable that applies `function` to pairs of two sides and returns `schema` rows."""
     if isinstance(function, MergedColumns):
         return function.merge
     return _FunctionOfPairs(uid, function, schema, store, keys)
@@ -316,7 +316,7 @@ class _FunctionOfPairs:
         self._keys = keys
 
     def __call__(self, left: Side, right: Side, count: int) -> pa.RecordBatch:
-        """Return what the function makes of `count` pairs."""
+        """Return the function's results for `count` pairs."""
         side, rows = (1, right) if left is None else (0, left)
         assert rows is not None
         function = self._function
@@ -344,14 +344,15 @@ class _FunctionOfPairs:
         return self._results.batch_of_pieces(call_user_on_records(self._uid, take_results, batch))
 
     def _with_key(self, keys: Iterator[Any], records: Iterator[Record]) -> Iterator[Record]:
-        # Records first, for they are a part of the batch: at their end no key must be taken.
+        # Records first in `zip`: they are a part of the batch, and at their end no further key must
+        # be taken.
         for record, key in zip(records, keys, strict=False):
             self._store.set_current_key(key)
             yield record
 
 
 def _take(rows: pa.RecordBatch, chosen: Ints) -> pa.RecordBatch:
-    # All rows in their order: nothing to copy.
+    # If all rows are chosen in their order, nothing needs to be copied.
     if len(chosen) == rows.num_rows and np.array_equal(chosen, np.arange(len(chosen))):
         return rows
     return rows.take(pa.array(chosen))

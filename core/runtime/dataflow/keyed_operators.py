@@ -1,4 +1,4 @@
-"""The operators with keyed state as they run: what all have, and running aggregates."""
+"""The base class of operators with keyed state, and the operator of running aggregates."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class KeyedOperator(RunningOperator):
         super().__init__(uid)
         self.store = store
         self.dropped: tuple[str, ...] = ()
-        """What the restored snapshot held and this operator does not take, for people."""
+        """Descriptions of restored state that this operator does not use, for messages."""
         self.described: dict[str, str] = {}
-        """What its snapshots say of its settings; see `operator_descriptions`."""
+        """The settings that its snapshots record; see `operator_descriptions`."""
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the keyed state as of now."""
+        """Freeze the current keyed state."""
         self._before_snapshot(checkpoint)
         return self._pending(self.store.snapshot(checkpoint))
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the keyed state as of now, to be written in the canonical form."""
+        """Freeze the current keyed state for writing in the canonical form."""
         self._before_snapshot(checkpoint)
         return self._pending(self.store.savepoint(checkpoint))
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the keyed state as of now, to be written in the backend's own form, all of it."""
+        """Freeze the current keyed state for writing in full in the backend's own form."""
         self._before_snapshot(checkpoint)
         return self._pending(self.store.native_savepoint(checkpoint))
 
     def _before_snapshot(self, checkpoint: CheckpointId) -> None:
-        """Do what belongs to `checkpoint` still."""
+        """Do the work that still belongs to `checkpoint`."""
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
         uid, described = self.uid, self.described
@@ -70,7 +70,7 @@ class KeyedOperator(RunningOperator):
 
 
 def with_event_time(pending: PendingSnapshot, elements: tuple[bytes, ...]) -> PendingSnapshot:
-    """Return `pending` with how far event time has come, by `RestoredEventTime.elements`."""
+    """Return `pending` with `elements`, the event time from `RestoredEventTime.elements`."""
 
     def upload(writer: StateWriter) -> OperatorSnapshot:
         done = pending.upload(writer)
@@ -80,7 +80,7 @@ def with_event_time(pending: PendingSnapshot, elements: tuple[bytes, ...]) -> Pe
 
 
 class AggregateRunner(KeyedOperator):
-    """Adds running aggregates as columns, a batch at a time."""
+    """An operator that adds running aggregates as columns, a batch at a time."""
 
     def __init__(
         self, uid: str, work: RunAggregates, store: KeyedStateStore, input_schema: pa.Schema,

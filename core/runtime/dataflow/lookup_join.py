@@ -1,6 +1,6 @@
-"""Joins batches with a table in memory: by sorted hashes, a whole batch at a time.
+"""Joins of batches with a table in memory, by sorted hashes, a whole batch at a time.
 
-A hash only finds candidates; the keys themselves decide.
+A hash only finds candidates; the keys themselves are then compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 class LookupIndex:
-    """The table's rows in the order of their keys' hashes, but for those with a null in the key."""
+    """The table's rows, sorted by the hashes of their keys, without rows with a null in the key."""
 
     def __init__(self, table: LookupTable) -> None:
         rows = _without_null_keys(_one_batch(table.rows), table.on)
@@ -34,7 +34,7 @@ class LookupIndex:
         self.rows = rows.take(pa.array(order))
 
     def matches(self, keys: Sequence[pa.Array]) -> tuple[_Rows, _Rows]:
-        """Return which row of `keys` goes with which of `rows`, in the order of `keys`.
+        """Return the pairs of a row of `keys` and a row of `rows`, in the order of `keys`.
 
         Rows of one key come in the order of the table.
         """
@@ -42,11 +42,11 @@ class LookupIndex:
         begin = np.searchsorted(self._hashes, hashes, side="left")
         counts = np.searchsorted(self._hashes, hashes, side="right") - begin
         left: _Rows = np.repeat(np.arange(len(hashes), dtype=np.int64), counts)
-        # For each pair, how many pairs the keys before its own have. Subtracted from a running
-        # number it counts 0, 1, 2, … within each key, without a loop.
+        # The number of pairs before each pair's key. Subtracted from a running number it counts 0,
+        # 1, 2, … within each key, without a loop.
         ahead = np.repeat(np.cumsum(counts) - counts, counts)
         right: _Rows = np.repeat(begin, counts) + np.arange(len(left)) - ahead
-        # Equal hashes are candidates and no more: the keys themselves decide.
+        # Equal hashes are only candidates: compare the keys themselves.
         is_same = np.ones(len(left), np.bool_)
         for name, key in zip(self._on, keys, strict=True):
             candidates = self.rows.column(name).take(pa.array(right))
@@ -55,7 +55,10 @@ class LookupIndex:
 
 
 class LookupJoiner(RunningOperator):
-    """Adds the table's columns to each record: none, one or several times (inner, left)."""
+    """An operator that adds the table's columns to each record, once for each match.
+
+    A record without a match is dropped in an inner join, and gets nulls in a left join.
+    """
 
     def __init__(self, uid: str, work: JoinTable, schema: pa.Schema) -> None:
         super().__init__(uid)
@@ -85,7 +88,7 @@ class LookupJoiner(RunningOperator):
 
 
 def _with_unmatched(left: _Rows, right: _Rows, rows: int) -> tuple[_Rows, _Rows]:
-    """Add every row that is not in `left`, with -1 beside it."""
+    """Add every row that is not in `left`, with -1 as its partner."""
     alone = np.ones(rows, np.bool_)
     alone[left] = False
     unmatched = np.flatnonzero(alone)

@@ -1,17 +1,18 @@
-"""Settings of stateful operators under which their state means what it does.
+"""Settings of stateful operators that determine the meaning of their state.
 
-Each checkpoint says it of each such operator, by name and as text (`OperatorSnapshot.described`). A
-start compares it with the pipeline, before any slot begins:
+Each checkpoint records these settings for each such operator, by name and as text
+(`OperatorSnapshot.described`). A start compares them with the pipeline before any slot begins:
 
-    key                 what kind of values its keys are: as another kind none would be found again
-    windows, time, size, slide, offset, gap     another value cuts what is kept into other windows
-    lower, upper        of joins by time: what is kept was kept for these
-    how                 of joins by time: an outer side may cease to be one. Of records that were
-                        kept by another side it is not known whether they have had a partner.
-    allowed lateness    may become shorter. What is over under the longer one is over under the
-                        shorter one. A longer one would begin anew what is gone already.
+    key                 the kinds of the key's values: with another kind, no key would be found
+    windows, time, size, slide, offset, gap     another value cuts kept rows into other windows
+    lower, upper        of joins by time: rows were kept for these limits
+    how                 of joins by time: an outer side may become inner. The opposite is refused:
+                        rows kept by an inner side do not record whether they had a partner.
+    allowed lateness    may become shorter: a window that has expired with the longer lateness has
+                        also expired with the shorter one. A longer lateness would start expired
+                        windows anew.
 
-A setting that one of the two does not have is not compared: the states themselves differ then.
+A setting that one of the two lacks is not compared: the states themselves differ in that case.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _OUTER_SIDES = {
     "right": frozenset({"right"}),
     "full": frozenset({"left", "right"}),
 }
-"""The sides of a join whose records come out without a partner, too, by what `how` says."""
+"""The sides of a join whose records are also emitted without a partner, by the value of `how`."""
 
 
 def describe_operator(operator: Operator) -> dict[str, str]:
-    """Return the settings of `operator` by name; empty when its state stands under none."""
+    """Return the settings of `operator` by name; empty if its state depends on none."""
     key = _key_of(operator.work)
     if not key:
         return {}
@@ -59,7 +60,7 @@ def describe_operator(operator: Operator) -> dict[str, str]:
 
 
 def find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return what differs, with both values, where state kept `before` would be misread `now`."""
+    """Return the changes, with both values, that make state of `before` unreadable `now`."""
     return [
         f"{name} was {before[name]} and is now {now[name]}"
         for name in now
@@ -73,7 +74,7 @@ def _is_kept(name: str, before: str, now: str) -> bool:
     if name == "how":
         return _OUTER_SIDES[now] <= _OUTER_SIDES[before]
     if name == "key":
-        # Older checkpoints say of a timestamp that is part of a key its unit alone.
+        # Older checkpoints record only the unit of a timestamp that is part of a key.
         return before == now or before == _ZONE.sub("", now)
     return before == now
 
@@ -95,7 +96,7 @@ def _key_text(types: Sequence[pa.DataType]) -> str:
     for key_type in types:
         kind = key_kind(key_type)
         plain = key_type.value_type if pa.types.is_dictionary(key_type) else key_type
-        # In memory and in snapshots a key with a zone is another than one without.
+        # In memory and in snapshots, a key with a time zone differs from a key without.
         if pa.types.is_timestamp(plain):
             kind += _WITHOUT_ZONE if plain.tz is None else _WITH_ZONE
         kinds.append(kind)

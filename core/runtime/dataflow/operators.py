@@ -1,7 +1,7 @@
-"""The operators of a chain as they run.
+"""The running operators of a chain.
 
-One instance a subtask, used by the chain's thread alone. Sources and sinks have modules of their
-own: `source_operator` and `sink_operator`.
+There is one instance per subtask, used only by the chain's thread. Sources and sinks have their own
+modules: `source_operator` and `sink_operator`.
 """
 
 from __future__ import annotations
@@ -54,45 +54,47 @@ Emit = Callable[[Batch], None]
 
 @dataclass(frozen=True, slots=True)
 class PendingSnapshot:
-    """The synchronous part is done; `upload` does the rest on another thread."""
+    """A snapshot whose synchronous part is done. `upload` does the other part on another thread."""
 
     uid: str
     upload: Callable[[StateWriter], OperatorSnapshot]
     discard: Callable[[], None] = lambda: None
-    """Releases what `upload`, which is not called then, would have read."""
+    """Releases the data that `upload` would have read. `upload` is not called afterwards."""
 
 
 class RunningOperator(ABC):
-    """One operator of one subtask."""
+    """An operator of one subtask."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.outputs: list[Emit] = []
         self.side_schemas: dict[str, pa.Schema] = {DEAD_LETTERS_TAG: DEAD_LETTERS}
-        """What `emit_to` may be called with: the tags of its side outputs, and their rows'."""
+        """The tags and row schemas of its side outputs, which `emit_to` accepts."""
         self._aside: dict[str, list[Emit]] = {}
         self.records_in = 0
         self.rejected = 0
-        """Bad records left out so far."""
+        """The number of bad records left out so far."""
         self.function_metrics = FunctionMetrics(uid)
         self.takes_dead_letters = False
         self.emission_ended = False
-        """Whether the job stops with a savepoint that is taken: what follows may emit no row."""
+        """True after a stop savepoint has been taken: the operator must emit no more rows."""
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
-        """What takes the batches of each input."""
+        """The receivers of each input's batches."""
         return (self.receive,)
 
     def list_waits(self) -> tuple[Wait, ...]:
-        """Return which servers outside it waits for. Any thread."""
+        """Return the external servers for which the operator waits. Any thread."""
         return ()
 
     def outlet(self, feed: Feed) -> list[Emit]:
-        """Return who gets the rows of `feed`, which leaves this operator; to be added to.
+        """Return the list of receivers of `feed`, which leaves this operator.
+
+        The caller adds to it.
 
         Raises:
-            ConfigError: It has no such side output, or one of another schema.
+            ConfigError: It has no such side output, or the schemas differ.
         """
         if feed.tag is None:
             return self.outputs
@@ -110,21 +112,21 @@ class RunningOperator(ABC):
         return self._aside.setdefault(feed.tag, [])
 
     def receive(self, batch: Batch) -> None:
-        """Take a batch from the operator before."""
+        """Process a batch from the preceding operator."""
         self.records_in += batch.rows.num_rows
         self.process(batch)
 
     def emit(self, rows: pa.RecordBatch) -> None:
-        """Hand `rows` to every operator and edge that follows."""
+        """Send `rows` to every operator and edge that follows."""
         if rows.num_rows:
             batch = Batch(rows)
             for output in self.outputs:
                 output(batch)
 
     def emit_to(self, tag: str, rows: pa.RecordBatch) -> None:
-        """Hand `rows` to whoever takes the side output `tag`; they are dropped where nobody does.
+        """Send `rows` to the receivers of side output `tag`. Without a receiver they are dropped.
 
-        `side_schemas` has the tag since before the first row, and `rows` are of its schema.
+        `side_schemas` must contain the tag before the first row, and `rows` must have its schema.
         """
         outputs = self._aside.get(tag)
         if outputs and rows.num_rows:
@@ -133,7 +135,7 @@ class RunningOperator(ABC):
                 output(batch)
 
     def reject(self, letters: Sequence[DeadLetter]) -> None:
-        """Count `letters` and hand them to the sink of dead letters, if there is one."""
+        """Count `letters` and send them to the sink of dead letters, if there is one."""
         if not letters:
             return
         self.rejected += len(letters)
@@ -142,65 +144,65 @@ class RunningOperator(ABC):
 
     @abstractmethod
     def process(self, batch: Batch) -> None:
-        """Compute and `emit` what follows from `batch`."""
+        """Compute the results of `batch` and `emit` them."""
 
     @property
     def cpu_beside_s(self) -> float:
-        """Seconds of CPU that the operator has used on other threads than the chain's."""
+        """The CPU seconds that the operator has used on threads other than the chain's."""
         return 0.0
 
     @property
     def due_in_s(self) -> float | None:
-        """Seconds until `on_time` has something to do; None when it has not."""
+        """The seconds until `on_time` has work to do; None if it has none."""
         return None
 
     def on_time(self) -> None:  # noqa: B027 - optional hook
-        """Emit what follows now that its time has come."""
+        """Emit the results that are due by the clock."""
 
     def on_watermark(self, watermark: int) -> None:
-        """Emit what follows now that event time is `watermark`, before that is told below."""
+        """Emit the results that are due at event time `watermark`, before it is forwarded."""
         self.flush()
 
     def flush(self) -> None:  # noqa: B027 - optional hook
-        """Emit what is held back: the end of the input comes next."""
+        """Emit results that are held back, because the input ends next."""
 
     def end_input(self) -> None:  # noqa: B027 - optional hook
-        """Emit what the function makes of the end of its input. Called once, with a barrier next.
+        """Emit the function's results for the end of its input. Called once, before a barrier.
 
         All rows of the input are decided, or in the savepoint whose barrier comes next.
         """
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
-        """Take the synchronous part of this operator's snapshot; None when it has no state.
+        """Take the synchronous part of this operator's snapshot; None if it has no state.
 
-        What it emits belongs to `checkpoint`: operators that follow take theirs later.
+        Rows that it emits meanwhile belong to `checkpoint`: later operators take theirs afterwards.
         """
         return None
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
-        """Do what `snapshot` does, in a self-contained form that every backend restores."""
+        """Do the same as `snapshot`, in a self-contained form that every backend restores."""
         return self.snapshot(checkpoint)
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
-        """Do what `snapshot` does, in a self-contained form that the same backend restores."""
+        """Do the same as `snapshot`, in a self-contained form that the same backend restores."""
         return self.savepoint(checkpoint)
 
     def take_record_times(self) -> RecordTimes | None:
-        """Return the times of the records that came since the last call; None: nobody knows."""
+        """Return the times of the records since the last call; None if they are unknown."""
         return None
 
     def on_completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
-        """Called when `checkpoint` is decided."""
+        """Handle the decision of `checkpoint`."""
 
     def on_aborted(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
-        """Called when `checkpoint` is given up."""
+        """Handle the abort of `checkpoint`."""
 
     def close(self) -> None:  # noqa: B027 - optional hook
-        """Release everything. Safe to call twice."""
+        """Release all resources. Idempotent."""
 
 
 class BatchMapper(RunningOperator):
-    """Applies a function to whole batches."""
+    """An operator that applies a function to whole batches."""
 
     def __init__(self, uid: str, work: MapBatches, schema: pa.Schema) -> None:
         super().__init__(uid)
@@ -214,7 +216,7 @@ class BatchMapper(RunningOperator):
 
 
 class SqlMapper(RunningOperator):
-    """Applies a query to whole batches."""
+    """An operator that applies a query to whole batches."""
 
     def __init__(self, uid: str, work: SelectSql, schema: pa.Schema) -> None:
         super().__init__(uid)
@@ -229,7 +231,7 @@ class SqlMapper(RunningOperator):
 
 
 class BatchIteratorMapper(RunningOperator):
-    """Applies a function of an iterator of batches; see `batch_iterators`."""
+    """An operator that applies a function of an iterator of batches; see `batch_iterators`."""
 
     def __init__(self, uid: str, function: BatchIteratorFunction) -> None:
         super().__init__(uid)
@@ -237,30 +239,30 @@ class BatchIteratorMapper(RunningOperator):
 
     @property
     def cpu_beside_s(self) -> float:
-        """Processor time of the function's own thread."""
+        """The CPU time of the function's own thread."""
         return self._calls.cpu_s
 
     def process(self, batch: Batch) -> None:
-        """Emit what comes out before the function asks for more."""
+        """Emit the results that the function yields before it asks for more."""
         for rows in self._calls.feed(batch.rows):
             self.emit(rows)
 
     def flush(self) -> None:
-        """End the call, and emit what it has held back."""
+        """End the call, and emit the results that it has held back."""
         for rows in self._calls.finish():
             self.emit(rows)
 
     def snapshot(self, checkpoint: CheckpointId) -> None:
-        """Keep nothing: what the function was given before the barrier has come out before it."""
+        """Keep nothing: all results of batches before the barrier are emitted before it."""
         self.flush()
 
     def close(self) -> None:
-        """Give the current call up."""
+        """Abandon the current call."""
         self._calls.close()
 
 
 class RecordMapper(RunningOperator):
-    """Applies a function from a record to one, or to several."""
+    """An operator that applies a function from a record to one or several records."""
 
     def __init__(self, uid: str, work: MapRecords | FlatMapRecords, schema: pa.Schema) -> None:
         super().__init__(uid)
@@ -268,7 +270,7 @@ class RecordMapper(RunningOperator):
         self._step = _step_of(work, self._results.take_record)
 
     def process(self, batch: Batch) -> None:
-        """Emit what the function makes of the batch's records."""
+        """Emit the function's results for the batch's records."""
         pieces = call_user_on_records(self.uid, self._step, BatchRecords(batch.rows))
         self.emit(self._results.batch_of_pieces(pieces))
 
@@ -295,7 +297,7 @@ def _step_of(
 
 
 class RecordFilter(RunningOperator):
-    """Keeps the records for which a function returns something true."""
+    """An operator that keeps the records for which a function returns a true value."""
 
     def __init__(self, uid: str, work: FilterRecords) -> None:
         super().__init__(uid)

@@ -1,4 +1,4 @@
-"""The calls to a target that the threads of its sink have under way, and since when."""
+"""The calls to a target that a sink's threads are making, and their start times."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from typing import Literal, TypeAlias
 from onceflow.core.protocol.messages import Wait
 
 SHOWN_AFTER_S = 3.0
-"""A call that lasts longer is told: more than most calls to a healthy target take, and less than a
-deadline."""
+"""The duration after which a call is reported: longer than most calls to a healthy target take, and
+shorter than a deadline.
+"""
 
 OutsideCall: TypeAlias = Literal["write", "pre-commit", "commit"]
 
 
 class OutsideCalls:
-    """The calls to one target that are under way. Any thread; one call a kind at a time."""
+    """The current calls to one target. Any thread; at most one call of each kind at a time."""
 
     def __init__(self, uid: str, target: str) -> None:
-        """Take the sink's uid, and where its target is; empty if the sink does not say."""
+        """Create for sink `uid`.
+
+        `target` is the target's location, or "" if the sink does not say.
+        """
         self._uid = uid
         self._target = target or f"the target of sink {uid}"
         self._began_at: dict[OutsideCall, float] = {}
@@ -28,7 +32,7 @@ class OutsideCalls:
 
     @contextmanager
     def during(self, call: OutsideCall) -> Generator[None]:
-        """Count the block as `call`."""
+        """Register `call` for the duration of the block."""
         self.begin(call)
         try:
             yield
@@ -36,7 +40,7 @@ class OutsideCalls:
             self.end(call)
 
     def begin(self, call: OutsideCall) -> None:
-        """Record that `call` has begun; a repeated one keeps the time of the first."""
+        """Record that `call` has begun. A repeated call keeps the time of the first."""
         self._began_at.setdefault(call, time.monotonic())
 
     def fail(self, call: OutsideCall) -> None:
@@ -49,7 +53,7 @@ class OutsideCalls:
         self._failed.discard(call)
 
     def list_waits(self) -> tuple[Wait, ...]:
-        """Return the calls that have lasted for long."""
+        """Return the calls that have lasted longer than SHOWN_AFTER_S."""
         now = time.monotonic()
         return tuple(
             self._describe_wait(call, round(now - began_at, 3))

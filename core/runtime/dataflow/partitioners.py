@@ -1,4 +1,4 @@
-"""The sending ends of edges: they choose which subtask of the next chain gets a row."""
+"""The sending ends of edges, which choose the subtask of the next chain for each row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onceflow.core.state import hash_keys, key_groups
 
 
 class Partitioner(ABC):
-    """One edge as its sender has it: a channel to each subtask that may get rows."""
+    """The sending end of an edge: a channel to each subtask that may get rows."""
 
     keeps_order: ClassVar[bool] = True
-    """Whether barriers wait their turn behind its rows; see `ChannelEnd`."""
+    """True if barriers wait for their turn behind rows; see `ChannelEnd`."""
 
     def __init__(self, channels: Sequence[OutputChannel], schema: pa.Schema) -> None:
         self._schema = schema
@@ -27,33 +27,33 @@ class Partitioner(ABC):
         self._waits = True
 
     def attach(self, on_credit: Callable[[], None]) -> None:
-        """Call `on_credit` when `flush` may send what waits for credit. Any thread."""
+        """Set the callback that is called when `flush` may send waiting elements. Any thread."""
         for channel in self._channels:
             channel.attach(on_credit)
 
     @abstractmethod
     def receive(self, batch: Batch) -> None:
-        """Send the rows of `batch` to whom they belong, in order.
+        """Send the rows of `batch` to their receivers, in order.
 
-        Never waits: what has no credit is sent by `flush`.
+        Never waits: `flush` sends elements that have no credit now.
         """
 
     def flush(self) -> bool:
-        """Send what there is credit for; return whether no more rows are to be made.
+        """Send the elements that have credit; return True if the subtask must produce no more rows.
 
-        That is as long as something waits, or a reader has not given its first credits.
+        That is the case while elements wait, or while a reader has not given its first credits.
 
         Raises:
             SlotLost: A channel is closed.
         """
         if self._waits:
-            # A list and a sum: `any` would stop at the first channel that waits, and flush no
-            # other.
+            # A list and a sum: `any` would stop at the first waiting channel and not flush the
+            # others.
             self._waits = sum([channel.flush() for channel in self._channels]) > 0
         return self._waits
 
     def tell(self, watermark: int) -> None:
-        """Send a watermark on every channel, behind all rows sent before."""
+        """Send a watermark on every channel, after all rows sent before."""
         # A watermark travels as a batch without rows, so that it needs credit and keeps its turn.
         none = pa.RecordBatch.from_pylist([], schema=self._schema)
         batch = Batch(none, np.zeros(0, np.uint64), watermark)
@@ -61,14 +61,14 @@ class Partitioner(ABC):
             self._send(channel, batch)
 
     def end(self) -> None:
-        """Send the end on every channel, behind all rows sent before."""
+        """Send the end of the stream on every channel, after all rows sent before."""
         for channel in range(len(self._channels)):
             self._send(channel, EndOfStream())
 
     def forward(self, barrier: Barrier) -> tuple[Batch, ...]:
         """Send `barrier` on every channel; return the batches that it overtakes here.
 
-        One that never overtakes, or not here, goes behind all rows sent before.
+        A barrier that may not overtake on this edge is sent after all rows sent before.
         """
         if barrier.overtakes_after_s is None or self.keeps_order:
             for number in range(len(self._channels)):
@@ -81,26 +81,26 @@ class Partitioner(ABC):
 
 
 class ForwardPartitioner(Partitioner):
-    """Sends everything to the subtask of the same number, over the only channel."""
+    """A partitioner with one channel, to the subtask of the same number."""
 
     def receive(self, batch: Batch) -> None:
-        """Send `batch` as it is."""
+        """Send `batch` unchanged."""
         self._send(0, batch)
 
 
 class BroadcastPartitioner(Partitioner):
-    """Sends everything to every subtask."""
+    """A partitioner that sends all rows to every subtask."""
 
     def receive(self, batch: Batch) -> None:
         """Send `batch` on every channel."""
-        # The wire has a column of hashes for every batch; nobody looks at these.
+        # The wire format has a column of hashes for every batch; the receiver ignores these.
         unkeyed = Batch(batch.rows, np.zeros(batch.rows.num_rows, np.uint64))
         for channel in range(len(self._channels)):
             self._send(channel, unkeyed)
 
 
 class KeyGroupPartitioner(Partitioner):
-    """Splits batches by key group and sends each part to the subtask that owns it."""
+    """A partitioner that splits batches by key group and sends each part to its owner."""
 
     keeps_order = False
 
@@ -124,8 +124,7 @@ class KeyGroupPartitioner(Partitioner):
             self._send(0, Batch(rows, hashes))
             return
         groups = key_groups(hashes, self._max_parallelism).astype(np.int64)
-        # The inverse of the ranges of key groups that subtasks own. As int64, for uint16 would
-        # wrap.
+        # Compute the owner of each key group. As int64, because uint16 would overflow.
         owners = groups * parallelism // self._max_parallelism
         for owner in range(parallelism):
             chosen = np.flatnonzero(owners == owner)
@@ -133,7 +132,11 @@ class KeyGroupPartitioner(Partitioner):
                 self._send(owner, Batch(rows.take(pa.array(chosen)), hashes[chosen]))
 
     def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that have a key, which all must."""
+        """Return `rows`, all of which must have a key.
+
+        Raises:
+            BadRecord: A row has a null in its key.
+        """
         for name in self._key:
             column = rows.column(name)
             if column.null_count:
@@ -147,12 +150,12 @@ class KeyGroupPartitioner(Partitioner):
 
 
 class SinkPartitioner(KeyGroupPartitioner):
-    """The exchange before a sink that changes rows by key."""
+    """The partitioner before a sink that changes rows by key."""
 
     def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that have a key, and send the others to the first subtask.
 
-        What becomes of a row without a key is the writer's to say: it is a bad row.
+        The sink's writer decides what to do with a row without a key: it is a bad row.
         """
         null = np.zeros(rows.num_rows, bool)
         for name in self._key:

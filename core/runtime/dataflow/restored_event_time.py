@@ -1,14 +1,15 @@
-"""How far event time had come in the snapshot that an operator begins from.
+"""The event time that an operator had reached in the snapshot from which it begins.
 
-It is in each snapshot as list state, with the key groups that it was true of. So at another
-parallelism, too, a window fires once, and what was late stays late.
+Each snapshot contains it as list state, with the key groups that it applies to. So a window fires
+only once, and late records stay late, also after a restore with another parallelism.
 
-The end of the input is no time: a job may go on with more. What is open comes out then, and event
-time comes to where the last of it was due, and no further.
+At the end of the input, open windows and timers fire, and event time advances only to the time at
+which the last of them was due. It does not jump to the end of time, because a restored job may have
+more input.
 
-Invariants, for a key group g and what its subtask is told since, w:
-    event time of g = max(what the snapshot says of g, w);  so it never goes back
-    least <= what the snapshot says of g <= most
+Invariants, for a key group g and the watermark w of its subtask since the restore:
+    event time of g = max(the snapshot's event time of g, w);  so it never goes back
+    least <= the snapshot's event time of g <= most
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from onceflow.core.state.keys.key_groups import Hashes, key_group_of, key_groups
 from onceflow.core.state.snapshots.canonical import Groups
 
 EVENT_TIME = "event-time"
-"""The name of the list state that says how far event time had come, by key groups."""
+"""The name of the list state that contains the event time by key groups."""
 _PROGRESS = msgpack_decoder(tuple[int, int, int])
 
 
@@ -39,7 +40,10 @@ class RestoredEventTime:
     def __init__(
         self, elements: Iterable[bytes], owned: range, max_parallelism: int | None = None
     ) -> None:
-        """`owned` are the subtask's key groups, of `max_parallelism`; None: these are all."""
+        """Decode `elements`. `owned` are the subtask's key groups out of `max_parallelism`.
+
+        If `max_parallelism` is None, `owned` are all key groups.
+        """
         self._first = owned.start
         self._max_parallelism = max_parallelism or max(len(owned), 1)
         self._watermarks = np.full(len(owned), NO_WATERMARK, np.int64)
@@ -49,11 +53,11 @@ class RestoredEventTime:
             if start < stop:
                 self._watermarks[start - self._first : stop - self._first] = watermark
         self.least = int(self._watermarks.min()) if len(self._watermarks) else NO_WATERMARK
-        """What is true of all groups."""
+        """The lowest watermark of all groups."""
         self.most = int(self._watermarks.max()) if len(self._watermarks) else NO_WATERMARK
 
     def elements(self, watermark: int) -> tuple[bytes, ...]:
-        """Return the list state that says so, event time having come to `watermark` since."""
+        """Return the list state of this object, after event time has reached `watermark`."""
         watermarks = np.maximum(self._watermarks, watermark)
         if not len(watermarks):
             return ()
@@ -74,16 +78,16 @@ class RestoredEventTime:
         """Return the watermark of the group of one key.
 
         Raises:
-            BadStateValue: It is none.
+            BadStateValue: The value cannot be a key.
         """
         return int(self._watermarks[key_group_of(key, self._max_parallelism) - self._first])
 
     def parts_of(
         self, batch: Batch, key: Sequence[str], watermark: int
     ) -> Iterator[tuple[pa.RecordBatch, Hashes | None, int]]:
-        """Yield the batch's rows, the hashes of their keys and their event time, one time a part.
+        """Yield parts of the batch: rows, hashes of their keys, and their common event time.
 
-        There are several where some key groups were ahead of `watermark`, which all have come to.
+        There are several parts if some key groups were ahead of `watermark` in the snapshot.
 
         Raises:
             BadStateValue: A key is null.
@@ -103,4 +107,4 @@ class RestoredEventTime:
 
 
 NOTHING_RESTORED = RestoredEventTime((), range(0))
-"""That of an operator which begins anew, and whose event time is in no snapshot."""
+"""The event time of an operator that starts without a snapshot of it."""

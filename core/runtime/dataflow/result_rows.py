@@ -1,7 +1,7 @@
-"""What functions of records return, as rows of a schema, and these as a record batch.
+"""Collects the results of record functions as rows of a schema, and builds record batches.
 
-The values of a record are taken the moment that it is returned, yielded or emitted, so the function
-may change the record afterwards. They become columns by `exact_array`, which cuts nothing off.
+The values of a record are copied when it is returned, yielded or emitted, so the function may
+change the record afterwards. `exact_array` converts the values to columns without loss.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ def make(extend, refuse, copy_value):
 
 
 class ResultRows:
-    """Takes the records that one function returns, and makes batches of a schema of them."""
+    """Collects the records that one function returns, and builds batches of a schema from them."""
 
     def __init__(self, uid: str, schema: pa.Schema) -> None:
         self._uid = uid
         self.schema = schema
         self._values: list[Any] = []
-        """Row after row: one list is many times as cheap as a tuple for each row."""
+        """The values, row after row: a single list is many times cheaper than a tuple per row."""
         templates = tuple(_copy_template(field.type) for field in schema)
         self.take_record: Callable[[Record], None] = _maker(tuple(schema.names), templates)(
             self._values.extend, self._refuse, copy_value
         )
-        """Takes the values of one record, as they are now.
+        """Copies the values of one record.
 
-        Raises UserFunctionError unless it is a dict with the columns of the schema and no others.
+        Raises UserFunctionError if the record is not a dict with exactly the columns of the schema.
         """
 
     @property
     def count(self) -> int:
-        """How many records were taken since the last batch."""
+        """The number of records since the last batch."""
         return len(self._values) // len(self.schema) if len(self.schema) else 0
 
     def take(self, result: Results) -> None:
-        """Take what a function has returned: a record, several, or None for nothing.
+        """Add the result of a function: a record, several records, or None for none.
 
         Raises:
             UserFunctionError: See `take_record`.
@@ -70,10 +70,10 @@ class ResultRows:
                 self.take_record(record)
 
     def batch(self) -> pa.RecordBatch:
-        """Return what was taken since the last batch.
+        """Return the records since the last batch.
 
         Raises:
-            UserFunctionError: A column does not hold a value exactly; names column and record.
+            UserFunctionError: A column cannot hold a value exactly; names column and record.
         """
         width = len(self.schema)
         arrays: list[pa.Array] = []
@@ -91,7 +91,9 @@ class ResultRows:
         return pa.record_batch(arrays, schema=self.schema)
 
     def batch_of_pieces(self, pieces: Iterable[object]) -> pa.RecordBatch:
-        """Return what is taken while `pieces` are iterated over; each becomes columns at once.
+        """Iterate over `pieces` and return the records collected meanwhile as one batch.
+
+        Each piece is converted to columns at once.
 
         Raises:
             UserFunctionError: See `batch`.
@@ -105,7 +107,7 @@ class ResultRows:
         return pa.record_batch([pa.concat_arrays(parts) for parts in columns], schema=self.schema)
 
     def _refuse(self, record: Any) -> None:
-        """Raise UserFunctionError: say why `record` is none of the schema."""
+        """Raise UserFunctionError with the reason why `record` does not fit the schema."""
         raise self._record_error(record)
 
     def _record_error(self, record: Any) -> UserFunctionError:
@@ -131,10 +133,10 @@ class ResultRows:
 
 @lru_cache(maxsize=256)
 def _maker(names: tuple[str, ...], templates: tuple[str, ...]) -> Callable[..., Any]:
-    """Return what makes the function that takes a record.
+    """Return the factory of the function that copies a record's values.
 
-    It is compiled, as dataclasses are: a display of constant keys is the fastest way to read a
-    dict. Column names come in as literals of strings, values never.
+    The code is generated, as for dataclasses: indexing with constant keys is the fastest way to
+    read a dict. Column names are inserted as string literals; values never are.
     """
     read = [f"record[{name!r}]" for name in names]
     values = [template.format(value=value) for value, template in zip(read, templates, strict=True)]
@@ -145,10 +147,10 @@ def _maker(names: tuple[str, ...], templates: tuple[str, ...]) -> Callable[..., 
 
 
 def _copy_template(kind: pa.DataType) -> str:
-    """Return the code that takes a value of a column of `kind` as it is now."""
+    """Return the code that copies a value of a column of `kind`."""
     if pa.types.is_dictionary(kind):
         return _copy_template(kind.value_type)
     if is_text(kind):
-        # Nearly all are strings, which need no call; a bytearray becomes text, too.
+        # Nearly all values are str, which need no call; a bytearray becomes text, too.
         return "(text if (text := {value}).__class__ is str else copy_value(text))"
     return "copy_value({value})" if pa.types.is_nested(kind) or is_bytes(kind) else "{value}"

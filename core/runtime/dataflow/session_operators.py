@@ -1,15 +1,16 @@
 """Aggregates of sessions, a batch at a time.
 
-The sessions of a key that are not over are numbered from 0 in the order of their starts. Each is a
-row of totals under its number and the key, among them when it begins and when it ends. A batch's
-rows, and what is held of their keys, are sorted by key and time; what overlaps becomes one session.
+The open sessions of a key are numbered from 0 in the order of their starts. The totals of a session
+are in a row under the session's number and key; its start and end are among the totals. The rows of
+a batch and the kept sessions of their keys are sorted by key and time; overlapping ones are merged
+into one session.
 
-When to look at a key is in a queue in memory, built anew at a restore. A session that becomes
-longer stays in it for the earlier moment, and is looked at then in vain.
+A queue in memory contains the times at which keys must be checked. It is rebuilt at a restore. If a
+session becomes longer, its entry stays at the earlier time, and that check has no effect.
 
 Invariants, for a session start <= t < end, a watermark w, and the queue:
     start = its first record's time;  end = its last record's time + gap
-    the ends of one session and the start of the next of its key:  end < start
+    the end of a session and the start of the next of its key:  end < start
     it is due   <=>  end - 1 <= w;  it is over, and not held  <=>  end - 1 + lateness <= w
     a record is late  <=>  the session that it is in, or would be, is over
     a held session's key is in the queue for a moment <= when that is due next, or over
@@ -37,26 +38,27 @@ from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.snapshots.canonical import Groups
 
 START, END, COUNT = "onceflow.start", "onceflow.end", "onceflow.count"
-"""A session's bounds, and, in a key's first session, how many the key has."""
+"""The columns for a session's bounds and, in a key's first session, for the key's session count."""
 BUCKET_MS_MIN = 250
-"""The least span of a bucket of moments. A bucket is sorted as a whole once a part of it is due."""
+"""The smallest span of a bucket of moments. A bucket is sorted as a whole when a part of it
+is due."""
 _INT64_MAX = np.iinfo(np.int64).max
 _NONE: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """What intervals come to that overlap or touch, sorted by key and start."""
+    """The sessions that result from overlapping or touching intervals, sorted by key and start."""
 
     ids: Ints
-    """The session that each interval is in."""
+    """The session of each interval."""
     key_numbers: Ints
-    """Each session's key."""
+    """The key of each session."""
     ends: Ints
 
     @classmethod
     def of(cls, key_numbers: Ints, starts: Ints, ends: Ints) -> Sessions:
-        """Return the sessions of intervals; `key_numbers` says which key each interval is of."""
+        """Merge intervals to sessions; `key_numbers` contains the key of each interval."""
         if not len(key_numbers):
             return cls(_NONE, _NONE, _NONE)
         order = _order(key_numbers, starts)
@@ -71,7 +73,7 @@ class Sessions:
 
     @property
     def numbers(self) -> Ints:
-        """Each session's number within its key."""
+        """The number of each session within its key."""
         return _numbers(self.key_numbers)
 
 
@@ -81,9 +83,8 @@ def _order(key_numbers: Ints, starts: Ints) -> Ints:
     bits = (int(starts.max()) - first).bit_length(), len(starts).bit_length()
     if int(key_numbers.max()).bit_length() + sum(bits) > 63:
         return np.lexsort((starts, key_numbers))
-    # Key, start and position are packed into one integer, from its high bits to its low ones: numpy
-    # sorts plain integers several times as fast as it sorts by two columns. The position is cut out
-    # of the low bits again.
+    # Pack key, start and position into one integer, from the high bits to the low bits: numpy
+    # sorts plain integers several times as fast as two columns. The low bits return the position.
     packed = (((key_numbers << bits[0]) | (starts - first)) << bits[1]) | np.arange(len(starts))
     packed.sort()
     order: Ints = packed & ((1 << bits[1]) - 1)
@@ -91,16 +92,16 @@ def _order(key_numbers: Ints, starts: Ints) -> Ints:
 
 
 def _latest(key_numbers: Ints, ends: Ints) -> Ints:
-    """Return for each interval the latest end so far of its key; `key_numbers` are sorted."""
+    """Return for each interval the latest end so far of its key; `key_numbers` must be sorted."""
     first = int(ends.min())
     span = int(ends.max()) - first + 1
-    # One running maximum over all keys: each key's ends are lifted above every end of the keys
-    # before it, so the maximum begins anew with each key.
+    # One running maximum over all keys: each key's ends are shifted above every end of the
+    # preceding keys, so the maximum starts anew with each key.
     if (int(key_numbers[-1]) + 1) * span < _INT64_MAX:
         base = key_numbers * span - first
         latest: Ints = np.maximum.accumulate(base + ends) - base
         return latest
-    # Lifted ends would overflow 64 bits, so their ranks are lifted instead.
+    # The shifted ends would overflow 64 bits, so shift their ranks instead.
     distinct, ranks = np.unique(ends, return_inverse=True)
     base = key_numbers * len(distinct)
     by_rank: Ints = distinct[np.maximum.accumulate(base + ranks) - base]
@@ -108,7 +109,7 @@ def _latest(key_numbers: Ints, ends: Ints) -> Ints:
 
 
 def _numbers(key_numbers: Ints) -> Ints:
-    """Return for each of `key_numbers`, which are sorted, how many equal ones come before it."""
+    """Return for each of the sorted `key_numbers` the number of equal ones before it."""
     every = np.arange(len(key_numbers))
     new = np.ones(len(key_numbers), np.bool_)
     new[1:] = key_numbers[1:] != key_numbers[:-1]
@@ -118,13 +119,13 @@ def _numbers(key_numbers: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is held of the keys of some rows."""
+    """The held sessions of the keys of some rows."""
 
     keys: list[pa.Array]
     """Key columns, with a row for each distinct key. The row's position is the key's number."""
     hashes: Hashes
     firsts: Ints
-    """The entry of each key's session number 0, which may hold none yet."""
+    """The entry of each key's session number 0, which may be unused."""
     key_numbers: Ints
     """The number of each session's key."""
     entries: Ints
@@ -133,16 +134,16 @@ class Held:
 
 
 class WakeUps:
-    """When to look at which keys; a key may be in it several times."""
+    """A queue of the moments at which keys must be checked; a key may occur several times."""
 
     def __init__(self, bucket_ms: int) -> None:
         self._bucket_ms = bucket_ms
         self._buckets: dict[int, list[tuple[Ints, list[pa.Array]]]] = {}
         self.next_ms: int | None = None
-        """The earliest moment."""
+        """The earliest moment; None if the queue is empty."""
 
     def add(self, moments: Ints, keys: Sequence[pa.Array]) -> None:
-        """Have each key looked at when its moment has come."""
+        """Add each key with the moment at which it must be checked."""
         if not len(moments):
             return
         order = np.argsort(moments, kind="stable")
@@ -156,7 +157,7 @@ class WakeUps:
         self.next_ms = first if self.next_ms is None else min(first, self.next_ms)
 
     def take(self, until_ms: int) -> list[pa.Array]:
-        """Return the key columns of the moments up to `until_ms`, and forget these."""
+        """Remove the moments up to `until_ms` and return their key columns."""
         taken: list[list[pa.Array]] = []
         for bucket in [one for one in self._buckets if one * self._bucket_ms <= until_ms]:
             moments, keys = _join_parts(self._buckets.pop(bucket))
@@ -173,7 +174,7 @@ class WakeUps:
 
 
 def _join_parts(parts: list[tuple[Ints, list[pa.Array]]]) -> tuple[Ints, list[pa.Array]]:
-    """Return parts, each sorted by its moments, as one."""
+    """Merge parts, each sorted by its moments, into one."""
     if len(parts) == 1:
         return parts[0]
     moments = np.concatenate([one for one, _ in parts])
@@ -183,7 +184,7 @@ def _join_parts(parts: list[tuple[Ints, list[pa.Array]]]) -> tuple[Ints, list[pa
 
 
 class SessionAggregator(WindowOperator):
-    """Emits the aggregates of each session of a key."""
+    """An operator that emits the aggregates of each session of a key."""
 
     def __init__(
         self,
@@ -263,7 +264,7 @@ class SessionAggregator(WindowOperator):
             raise user_error(self.uid, error, rows, error.row) from error
         again = np.unique(new[behind[chosen]])
         self._emit(entries[again[sessions.ends[again] - 1 <= now]])
-        # A session that goes on is in the queue already, unless it had come out before.
+        # A continued session is in the queue already, unless it was emitted before.
         fresh = np.ones(len(entries), np.bool_)
         fresh[known[held.ends - 1 > now]] = False
         self._wake_at(sessions.ends[fresh], _take(held.keys, sessions.key_numbers[fresh]), now)
@@ -272,7 +273,7 @@ class SessionAggregator(WindowOperator):
     def _end_sessions(self, keys: list[pa.Array], watermark: int) -> None:
         """Emit the sessions of these keys that have become due, and remove those that are over.
 
-        At the end of the input they are all keys, and event time comes to where the last is due.
+        At the end of the input `keys` are all keys, and event time advances to the last due time.
         """
         held, _ = self._load_held(keys, hash_keys(keys))
         before = self._watermark
@@ -286,7 +287,7 @@ class SessionAggregator(WindowOperator):
         self._emit(held.entries[due])
         over = held.ends - 1 + self._lateness_ms <= now
         self._wake_at(held.ends[~over], _take(held.keys, held.key_numbers[~over]), now)
-        # Of a key that has lost one, the others are numbered anew.
+        # If a key has lost a session, number its remaining sessions anew.
         changed = np.zeros(len(held.firsts), np.bool_)
         changed[held.key_numbers[over]] = True
         left = np.flatnonzero(~over & changed[held.key_numbers])
@@ -299,7 +300,7 @@ class SessionAggregator(WindowOperator):
         self._keep(held, entries, key_numbers, kept)
 
     def _load_held(self, keys: Sequence[pa.Array], hashes: Hashes) -> tuple[Held, Ints]:
-        """Return what is held of the keys of some rows, and the number of each row's key."""
+        """Return the held sessions of the keys of some rows, and the number of each row's key."""
         zeros = pa.array(np.zeros(len(hashes), np.int64))
         group = self._table.group([zeros, *keys], hashes)
         row_key_numbers = group.in_row_order(group.spread(np.arange(len(group.entries))))
@@ -331,7 +332,7 @@ class SessionAggregator(WindowOperator):
         return entries
 
     def _keep(self, held: Held, entries: Ints, key_numbers: Ints, others: Ints = _NONE) -> None:
-        """Write down how many sessions keys have now, and remove all but these and `others`."""
+        """Store the number of sessions per key; remove all entries but `entries` and `others`."""
         counts = np.bincount(key_numbers, minlength=len(held.firsts))
         used = np.flatnonzero(counts)
         self._table.put(self._count, held.firsts[used], counts[used])
@@ -344,7 +345,7 @@ class SessionAggregator(WindowOperator):
     def _late_rows(
         self, held: Held, key_numbers: Ints, starts: Ints, now: int
     ) -> npt.NDArray[np.bool_]:
-        """Tell which rows are late: those that join no session of the rows before them either."""
+        """Return a mask of late rows, which also join no session of earlier rows."""
         ends = starts + self._gap_ms
         alone_late: npt.NDArray[np.bool_] = ends - 1 + self._lateness_ms <= now
         if not alone_late.any():
@@ -358,7 +359,7 @@ class SessionAggregator(WindowOperator):
         saved = np.zeros(len(sessions.key_numbers), np.bool_)
         saved[known] = saved[new[~alone_late]] = True
         late = alone_late & ~saved[new]
-        # Others join a session if that was there before them.
+        # Other rows are in time if the session existed before them.
         doubtful = np.zeros(len(saved), np.bool_)
         doubtful[new[alone_late & saved[new]]] = True
         there: dict[int, list[tuple[int, int]]] = {}
@@ -388,7 +389,7 @@ class SessionAggregator(WindowOperator):
             raise user_error(self.uid, error, rows, int(starts.argmax()))
 
     def _wake_at(self, ends: Ints, keys: Sequence[pa.Array], now: int | None = None) -> None:
-        """Have keys looked at when their sessions, which end at `ends`, are due or over."""
+        """Queue keys for the moments at which their sessions are due or over."""
         moments = ends - 1
         passed = moments <= (self._watermark if now is None else now)
         self._wakes.add(np.where(passed, moments + self._lateness_ms, moments), keys)

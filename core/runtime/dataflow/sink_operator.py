@@ -1,7 +1,7 @@
-"""A sink as it runs, and what it counts: open -> prepared -> committed.
+"""The running operator of a sink, and its counters: open -> prepared -> committed.
 
-One operator a subtask, used by the chain's thread alone. The state of a sink is in doubt until a
-checkpoint decides it.
+There is one operator per subtask, used only by the chain's thread. The rows of a sink are in doubt
+until a checkpoint decides them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _logger = logging.getLogger("onceflow.runtime")
 
 
 class SinkMetricGroup:
-    """Told by the writing thread and by the committing one, read by the heartbeat's."""
+    """The counters of a sink. The writing and the committing thread update, the heartbeat reads."""
 
     def __init__(self, uid: str, sink_id: str, subtask: int, target: str = "") -> None:
         self._uid = uid
@@ -54,7 +54,7 @@ class SinkMetricGroup:
         self._is_stuck = False
 
     def note_written(self) -> None:
-        """Remember that rows are in the writer, and no pre-commit has taken them yet."""
+        """Record that the writer has rows that no pre-commit contains yet."""
         self._open = True
 
     def note_rejected(self, rows: int) -> None:
@@ -62,24 +62,23 @@ class SinkMetricGroup:
         self._rejected += rows
 
     def pre_committed(self, committables: Sequence[Committable]) -> None:
-        """Everything written is prepared, if there was anything."""
+        """Record that all written rows are prepared, as `committables`."""
         with self._lock:
             self._open = False
             for committable in committables:
                 self._prepared_at[committable.transaction] = time.monotonic()
 
     def note_decided(self, checkpoint: CheckpointId) -> None:
-        """Note that all up to `checkpoint` is to be committed. A repeated call changes nothing."""
+        """Record that transactions up to `checkpoint` are decided. Idempotent."""
         now = time.monotonic()
         with self._lock:
             for transaction in self._prepared_at:
                 if transaction.checkpoint <= checkpoint:
-                    # The first decision counts: a later checkpoint lists what is still pending
-                    # again.
+                    # Keep the first decision: later checkpoints list pending transactions again.
                     self._decided_at.setdefault(transaction, now)
 
     def note_committed(self, committable: Committable) -> None:
-        """Note that the target has committed `committable`: its rows are visible."""
+        """Record that the target has committed `committable`: its rows are visible."""
         now = time.monotonic()
         with self._lock:
             self._prepared_at.pop(committable.transaction, None)
@@ -90,13 +89,13 @@ class SinkMetricGroup:
             self._refusal, self._is_stuck = "", False
 
     def note_retry(self, refusal: str, *, is_stuck: bool) -> None:
-        """Count a commit that did not succeed and is tried again; `refusal` says why, to people."""
+        """Count a failed commit that will be retried; `refusal` is the reason, for people."""
         with self._lock:
             self._retried += 1
             self._refusal, self._is_stuck = refusal, is_stuck
 
     def read(self) -> SinkMetrics:
-        """Return the counts as of now."""
+        """Return the current counts."""
         with self._lock:
             oldest = min(self._prepared_at.values(), default=None)
             return SinkMetrics(
@@ -117,27 +116,27 @@ class SinkMetricGroup:
 
 
 class CommitsOfSink(Protocol):
-    """The queue of a sink's commits, as the operator of the sink uses it."""
+    """The commit queue of a sink, as the sink's operator uses it."""
 
     metrics: SinkMetricGroup
 
     def await_commits(self) -> None:
-        """Wait, before a pre-commit, while too many earlier ones are not committed."""
+        """Wait, before a pre-commit, while too many earlier transactions are not committed."""
         ...
 
     def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
-        """Record a pre-commit; return all that the ack of `checkpoint` must list."""
+        """Record a pre-commit; return all committables that the ack of `checkpoint` must list."""
         ...
 
     def record_abort(self, checkpoint: CheckpointId) -> None:
-        """Record that `checkpoint` was aborted. A later one lists its transactions."""
+        """Record that `checkpoint` was aborted. A later checkpoint lists its transactions."""
         ...
 
 
 class SinkOperator(RunningOperator):
-    """Writes to a sink's writer, and pre-commits at each barrier."""
+    """An operator that writes to a sink's writer, and pre-commits at each barrier."""
 
     def __init__(
         self,
@@ -157,11 +156,11 @@ class SinkOperator(RunningOperator):
         self._on_bad_row = work.on_bad_row
 
     def list_waits(self) -> tuple[Wait, ...]:
-        """Return the calls to the target that last for long, commits among them."""
+        """Return the calls to the target that last long, including commits."""
         return self._metrics.calls.list_waits()
 
     def process(self, batch: Batch) -> None:
-        """Hand the rows to the writer."""
+        """Pass the rows to the writer."""
         self._metrics.note_written()
         taking = self._metrics.calls.during("write")
         with taking, self._refusals.name_refusal("rows were not written"):
@@ -170,14 +169,14 @@ class SinkOperator(RunningOperator):
         reach("write")
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
+        """Pre-commit. The ack will list all pending committables, including this checkpoint's."""
         self._commits.await_commits()
-        # After this the rows survive a crash, and stay invisible until the decision.
+        # After the pre-commit the rows survive a crash; they stay invisible until the decision.
         refusal = self._refusals.name_refusal(f"checkpoint {checkpoint} was not pre-committed")
         with self._metrics.calls.during("pre-commit"), refusal:
             committables = self._writer.pre_commit(checkpoint)
         self._require_own_names(committables)
-        # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
+        # Before the sink of dead letters, which is later in the chain, takes its own snapshot.
         self._take_rejected()
         reach("prepared")
         self._refusals.record_pre_commit(checkpoint, committables)
@@ -191,10 +190,10 @@ class SinkOperator(RunningOperator):
         self._refusals.record_decision(checkpoint)
 
     def _require_own_names(self, committables: Sequence[Committable]) -> None:
-        """Raise ConfigError unless each of `committables` is named for this very subtask.
+        """Raise ConfigError unless each of `committables` is named for this subtask.
 
-        A decision with the name of another sink id or subtask would be committed now, and found by
-        no recovery: after a crash its rows would be lost.
+        A transaction with the name of another sink id or subtask would be committed now, but no
+        recovery would find it: after a crash its rows would be lost.
         """
         for committable in committables:
             named = committable.transaction
@@ -208,11 +207,11 @@ class SinkOperator(RunningOperator):
                 )
 
     def on_aborted(self, checkpoint: CheckpointId) -> None:
-        """Tell the committer, which may have begun a commit."""
+        """Notify the committer, which may have begun a commit."""
         self._commits.record_abort(checkpoint)
 
     def close(self) -> None:
-        """Roll back what is open."""
+        """Roll back the open transaction."""
         self._writer.close()
 
     def _take_rejected(self) -> None:
@@ -221,7 +220,7 @@ class SinkOperator(RunningOperator):
             letters = letters_of_rows(rejected.rows, rejected.reasons)
             self.reject(letters)
             self._metrics.note_rejected(len(letters))
-            # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
+            # Log at 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
             if len(str(before)) < len(str(self.rejected)) or not before:
                 _logger.warning(
                     "sink %s leaves out bad rows (%s), %d so far; one of them: %s",

@@ -1,8 +1,8 @@
-"""Names a failure of a sink's writer, and tells rows that are refused from a target that is away.
+"""Classifies failures of a sink's writer: refused rows, or a target that is away.
 
-Errors of onceflow say themselves whether they are refusals. An error of another package counts as
-one unless the network, a disk or a lack of memory may have caused it: if equal errors come in a few
-attempts without progress, further attempts would fail alike for ever.
+onceflow's own errors say whether they are refusals. An error of another package counts as a refusal
+unless the network, a disk or a lack of memory may have caused it. If equal refusals occur in a few
+attempts without progress, the job stops, because further attempts would fail in the same way.
 
 Used by the thread of the chain. `protocol.refusals` decides which refusals are equal.
 """
@@ -31,7 +31,7 @@ class SinkRefusals:
     """The failures of one writer in one attempt."""
 
     def __init__(self, uid: str, attempt: int) -> None:
-        """Begin with no rows that are decided."""
+        """Start without any decided rows."""
         self._uid = uid
         self._attempt = attempt
         self._pre_committed: list[CheckpointId] = []
@@ -40,12 +40,12 @@ class SinkRefusals:
     def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> None:
-        """Record what the writer has pre-committed."""
+        """Record a pre-commit of the writer."""
         if committables and not self._has_got_on:
             self._pre_committed.append(checkpoint)
 
     def record_decision(self, checkpoint: CheckpointId) -> None:
-        """Record that `checkpoint` is decided. If rows are part of it, the sink has got on."""
+        """Record that `checkpoint` is decided. If it contains rows, the sink has made progress."""
         self._has_got_on |= any(one <= checkpoint for one in self._pre_committed)
 
     @contextmanager
@@ -53,8 +53,8 @@ class SinkRefusals:
         """Raise refusals with their fingerprint, and other failures unchanged.
 
         Raises:
-            TargetRefused: A value could not be handled; has the traceback.
-            PreCommitFailed: The sink raised another error of its own; has the traceback.
+            TargetRefused: The target could not handle a value; contains the traceback.
+            PreCommitFailed: The sink raised another error of its own; contains the traceback.
         """
         try:
             yield

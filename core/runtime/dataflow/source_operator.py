@@ -1,6 +1,6 @@
-"""The head of a source chain as it runs, and the layout of its state: where its splits stand.
+"""The head operator of a source chain, and the layout of its state: the positions of its splits.
 
-One instance a subtask, used by the chain's thread alone.
+There is one instance per subtask, used only by the chain's thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ SPLITS = "splits"
 
 @dataclass(frozen=True, slots=True)
 class _StoredSplit:
-    """The layout of an element of a source's list state. Never changed: checkpoints hold it."""
+    """The layout of an element of a source's list state.
+
+    It must not change: checkpoints contain it.
+    """
 
     id: str
     position: bytes
@@ -43,19 +46,19 @@ _STORED_SPLITS = msgpack_decoder(_StoredSplit)
 
 
 def encode_split(state: SplitState) -> bytes:
-    """Return `state` as one element of operator list state."""
+    """Encode `state` as an element of operator list state."""
     split = state.split
     return msgspec.msgpack.encode(_StoredSplit(split.id, split.position, state.event_time_ms))
 
 
 def decode_split(element: bytes) -> SplitState:
-    """Return the state of the split that `element` holds."""
+    """Decode an element of operator list state."""
     stored = _STORED_SPLITS.decode(element)
     return SplitState(Split(stored.id, stored.position), stored.event_time_ms)
 
 
 class SourceOperator(RunningOperator):
-    """The head of a source chain: its state is where its splits stand."""
+    """The head operator of a source chain. Its state is the positions of its splits."""
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class SourceOperator(RunningOperator):
         return () if outage is None else (Wait(self.uid, outage.what, outage.lasted_s),)
 
     def process(self, batch: Batch) -> None:
-        """Pass on what was read."""
+        """Emit the rows that were read."""
         if times := self.reader.take_record_times():
             self._times.add(times, int(time.time() * 1000))
         if self._strategy is not None:
@@ -99,13 +102,13 @@ class SourceOperator(RunningOperator):
         """Return the watermark to emit now, or None. Returns each watermark once."""
         if self._watermarks is None:
             return None
-        # An ended split would hold event time back for ever.
+        # Remove ended splits, which would hold event time back for ever.
         for split_id in self.reader.list_ended_splits():
             self._watermarks.on_ended(split_id)
         return self._watermarks.next(time.monotonic())
 
     def _see(self, strategy: WatermarkStrategy, rows: pa.RecordBatch) -> None:
-        """Take in the event times of rows that were just read."""
+        """Update the watermarks with the event times of rows that were just read."""
         assert self._watermarks is not None
         runs = self.reader.rows_by_split()
         if runs is None:
@@ -118,10 +121,10 @@ class SourceOperator(RunningOperator):
                 self._watermarks.on_rows(split_id, latest_ms, time.monotonic())
 
     def _only_split(self) -> str:
-        """Return the split of a reader that does not tell whose its rows are.
+        """Return the only split of a reader that does not report the split of each row.
 
         Raises:
-            ConfigError: It has several: one of them would make records of the others late.
+            ConfigError: There are several splits: one split would make records of the others late.
         """
         splits = self.reader.snapshot()
         if len(splits) != 1:
@@ -133,7 +136,7 @@ class SourceOperator(RunningOperator):
         return splits[0].id
 
     def take_offer(self, splits: Sequence[Split]) -> None:
-        """Take in splits that are read once a checkpoint that holds them is decided."""
+        """Accept splits that will be read once a checkpoint that contains them is decided."""
         self._awaited.add_offer(splits)
         reach("offered")
 
@@ -144,8 +147,8 @@ class SourceOperator(RunningOperator):
         if self._watermarks is None:
             states = tuple(map(SplitState, splits))
         else:
-            # With each position goes the event time of its split. Without it, late rows would be
-            # in time after a restart.
+            # Store the event time of each split with its position. Without it, late rows would
+            # count as in time after a restart.
             states = self._watermarks.with_event_times(splits)
         snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(map(encode_split, states))})
         return PendingSnapshot(self.uid, lambda _: snapshot)
@@ -155,21 +158,21 @@ class SourceOperator(RunningOperator):
         return self._times.take()
 
     def on_completed(self, checkpoint: CheckpointId) -> None:
-        """Begin with the splits that are decided; tell the source how far it is, for lag tools."""
+        """Start reading decided splits; commit the positions to the source, for lag tools."""
         if decided := self._awaited.take_decided(checkpoint):
             reach("decided")
             self.reader.add_splits(decided)
             if self._watermarks is not None:
                 self._watermarks.add(map(SplitState, decided))
         splits = self._positions.get(checkpoint)
-        # A newer decision covers older checkpoints, whose completion may never be heard.
+        # A newer decision covers older checkpoints, whose notification may never arrive.
         self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
         if splits:
-            # On another thread: this is for lag tools, and a slow broker must not hold up rows.
+            # On another thread: this serves only lag tools, and a slow broker must not delay rows.
             self._beside(lambda: self.reader.commit(splits))
 
     def on_aborted(self, checkpoint: CheckpointId) -> None:
-        """Forget the positions of a checkpoint that will never be."""
+        """Forget the positions of an aborted checkpoint."""
         self._positions.pop(checkpoint, None)
         self._awaited.drop_snapshot(checkpoint)
 

@@ -1,12 +1,12 @@
-"""One subtask: a chain's operators on one thread, from their input to their outputs.
+"""A subtask: a chain's operators on one thread, from their input to their outputs.
 
-The thread owns the operators, their state and the writers. Everything else reaches it as mail. At a
-barrier it takes the synchronous part of the snapshot, forwards the barrier and goes on with the
-stream; the asynchronous part and the ack happen on the slot's uploader.
+The thread owns the operators, their state and the writers. Other threads send it mail. At a barrier
+the subtask takes the synchronous part of the snapshot, forwards the barrier and goes on with the
+stream. The slot's uploader does the asynchronous part and the ack.
 
-While rows that it has made wait for credits it takes no others, so a barrier that overtakes comes
-between two batches at the latest, however slow everybody below is. What such a barrier overtakes
-becomes part of the snapshot, as soon as the barrier has come on all channels.
+While rows that the subtask has produced wait for credits, it takes no other rows. So a barrier that
+overtakes is handled between two batches, however slow the downstream subtasks are. The batches that
+such a barrier overtakes become part of the snapshot, once the barrier has arrived on all channels.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ from onceflow.core.runtime.dataflow.source_operator import SourceOperator
 from onceflow.core.spi import EndOfInput
 
 WATERMARK_INTERVAL_S = 0.1
-"""How often a source tells how far event time has come: it costs a batch on each channel."""
+"""The interval at which a source emits its watermark: each costs a batch on every channel."""
 WAIT_S = 1.0
-"""A subtask waits so long for something to do before it looks again."""
+"""The longest time that a subtask waits for work before it checks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class OvertakenBatches:
 
     chain: str
     input: int
-    """The number of the input, of the chain's first operator."""
+    """The number of the input of the chain's first operator."""
     sent: bool
-    """Whether the receiving side held them; see `InFlight`."""
+    """True if the sending side had sent the batches, so that the receiving side held them."""
     batches: tuple[Batch, ...]
 
 
@@ -96,7 +96,10 @@ class LeavingEdge:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken(SnapshotFrozen):
-    """The synchronous part of a snapshot is done: upload `pending` and `overtaken`, and ack."""
+    """The report of a snapshot's synchronous part.
+
+    The slot uploads `pending` and `overtaken`, and acks.
+    """
 
     pending: tuple[PendingSnapshot, ...]
     timings: SnapshotTimings
@@ -105,11 +108,11 @@ class SnapshotTaken(SnapshotFrozen):
 
 
 SubtaskReport: TypeAlias = SnapshotTaken | CompletionHeard | Declined | SourceExhausted | PartFailed
-"""What a subtask tells its slot."""
+"""The reports of a subtask to its slot."""
 
 
 class Subtask(ABC):
-    """What sources share with all below them: the thread, snapshots and mail."""
+    """The common base of source and receiving subtasks: the thread, snapshots and mail."""
 
     def __init__(
         self,
@@ -122,12 +125,12 @@ class Subtask(ABC):
         self.ref = ref
         self.gate = gate
         self._operators = operators
-        # The sink of dead letters may be the last operator; the records out are those of the one
-        # before.
+        # The sink of dead letters may be the last operator. Records out are counted at the
+        # operator before it.
         self._outlet = next(one for one in reversed(operators) if not one.takes_dead_letters)
         self._edges = edges
         for edge in edges:
-            # The thread sleeps at its gate alone, so a credit has to wake it there.
+            # The thread waits only at its gate, so a new credit has to wake it there.
             edge.partitioner.attach(gate.wake)
         self._report = report
         self._busy_s = 0.0
@@ -135,24 +138,24 @@ class Subtask(ABC):
         self._cpu_s = 0.0
         self._leaving = False
         self._input_ended = False
-        """Whether functions have made their last rows."""
+        """True if functions have emitted their last rows."""
         self._thread = threading.Thread(target=self._main, name=str(ref), daemon=True)
 
     def start(self) -> None:
-        """Begin to read and compute."""
+        """Start reading and computing."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return whether it did within `timeout_s`."""
+        """Wait for the thread to end; return True if it ended within `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def post(self, mail: SubtaskMail) -> None:
-        """Have the subtask's own thread handle `mail`, soon. Any thread."""
+        """Queue `mail` for the subtask's own thread. Any thread."""
         self.gate.post(mail)
 
     def metrics(self) -> SubtaskMetrics:
-        """Return the counters as of now. Any thread."""
+        """Return the current counters. Any thread."""
         return SubtaskMetrics(
             self.ref,
             records_in=self._operators[0].records_in,
@@ -170,23 +173,23 @@ class Subtask(ABC):
         )
 
     def list_waits(self) -> tuple[Wait, ...]:
-        """Return which servers outside its operators wait for. Any thread."""
+        """Return the external servers for which its operators wait. Any thread."""
         return tuple(wait for operator in self._operators for wait in operator.list_waits())
 
     @abstractmethod
     def _step(self) -> None:
-        """Do one piece of work, or wait for one for a bounded time."""
+        """Do one piece of work, or wait for work for a limited time."""
 
     @abstractmethod
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
-        """Give up waiting for the checkpoint's barriers."""
+        """Stop waiting for the checkpoint's barriers."""
 
     def _main(self) -> None:
         bind_thread_fields(subtask=str(self.ref))
         try:
             while not self._leaving:
                 self._step()
-                # `thread_time` is of the calling thread, so it is read here and kept for others.
+                # `thread_time` measures the calling thread, so read it here for other threads.
                 beside_s = sum(operator.cpu_beside_s for operator in self._operators)
                 self._cpu_s = time.thread_time() + beside_s
         except BaseException as error:  # the edge of the loop: everything goes to the driver
@@ -206,7 +209,8 @@ class Subtask(ABC):
             case Complete(checkpoint):
                 for operator in self._operators:
                     operator.on_completed(checkpoint)
-                # After the operators: what is confirmed to the driver has reached their state.
+                # After the operators, so that they have seen the decision when the driver gets this
+                # report.
                 self._report(CompletionHeard(self.ref, checkpoint))
             case NotifyAbort(checkpoint):
                 for operator in self._operators:
@@ -218,15 +222,15 @@ class Subtask(ABC):
                 raise TypeError(f"{self.ref} was sent {mail!r}, which only a source can carry out")
 
     def _flush(self) -> bool:
-        """Send what there is credit for; return whether more rows may be made."""
-        # A list, not a generator: every edge is flushed, also behind one that waits.
+        """Send the elements that have credit; return True if more rows may be produced."""
+        # A list, not a generator: every edge must be flushed, also after one that waits.
         waiting = [edge.partitioner.flush() for edge in self._edges]
         return True not in waiting
 
     def _take(
         self, timeout_s: float, *, clear: bool
     ) -> SubtaskMail | Announced | Received[Batch] | None:
-        """Wait for something to do. Unless the way is `clear`, waiting for that is backpressure."""
+        """Wait for work. Unless `clear`, the waiting time counts as backpressure."""
         if clear:
             return self.gate.take(timeout_s)
         began = time.monotonic()
@@ -236,18 +240,19 @@ class Subtask(ABC):
             self._backpressured_s += time.monotonic() - began
 
     def _snapshot(self, barrier: Barrier, alignment_ms: float) -> SnapshotTaken:
-        """Take the synchronous part and forward the barrier; return what is to be uploaded."""
-        # Of two machines' clocks, for metrics alone.
+        """Take the synchronous part and forward the barrier; return the report for the upload."""
+        # Computed from the clocks of two machines, for metrics only.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
-        # Before the freeze, so that the last rows are part of the checkpoint. Once: a stop barrier
-        # that was aborted is followed by another one.
+        # Before the freeze, so that the last rows are part of the checkpoint. Only once, because
+        # another stop barrier follows one that was aborted.
         if barrier.kind.ends_input and not self._input_ended:
             self._input_ended = True
             for operator in self._operators:
                 operator.flush()
                 operator.end_input()
-        # State first, then the barrier: rows that operators make while they freeze go before it.
+        # Freeze the state first, then forward the barrier: rows that operators emit while they
+        # freeze go before it.
         taken = [_frozen(operator, barrier) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
         if barrier.kind.ends_emission:
@@ -275,12 +280,12 @@ class Subtask(ABC):
         )
 
     def _advance(self, next_watermark: Callable[[], int | None]) -> None:
-        """Tell the operators and all below how far event time is, while that changes."""
+        """Pass new watermarks to the operators and to all outputs, until there is none."""
         while (watermark := next_watermark()) is not None:
             if watermark != IDLE:
                 for operator in self._operators:
                     operator.on_watermark(watermark)
-            # The end of the input says the same as its watermark.
+            # The end of the input implies MAX_WATERMARK.
             if watermark != MAX_WATERMARK:
                 for edge in self._edges:
                     edge.partitioner.tell(watermark)
@@ -298,7 +303,7 @@ class Subtask(ABC):
 
 
 class SourceSubtask(Subtask):
-    """Polls its reader between mails; stops reading at its end and after a stop barrier."""
+    """A subtask that polls its reader between mails. Stops reading at the end or a stop barrier."""
 
     def __init__(
         self,
@@ -314,18 +319,18 @@ class SourceSubtask(Subtask):
         self._poll_timeout_s = poll_timeout_s
         self._reading = True
         self._ended = False
-        """Whether everybody below has been told that the input is at its end."""
+        """True if the end of the input has been sent to all outputs."""
         self._barriers = SourceBarriers()
         self._tells_at_s = 0.0
 
     def post(self, mail: SubtaskMail) -> None:
-        """Have the subtask's own thread handle `mail`; it may be waiting for records."""
+        """Queue `mail` for the subtask's own thread; wake the reader if it waits for records."""
         super().post(mail)
         self._source.reader.wake()
 
     def _step(self) -> None:
         clear = self._flush()
-        # Barriers before rows: one that waits for its turn goes as soon as nothing waits for
+        # Barriers before rows: a waiting barrier is emitted as soon as no element waits for
         # credit.
         while barrier := self._barriers.next(time.monotonic(), clear=clear):
             self._emit(barrier)
@@ -336,7 +341,7 @@ class SourceSubtask(Subtask):
             return
         while (mail := self.gate.take_mail()) is not None:
             self._handle(mail)
-            # Back to the beginning of the step, where the barrier is emitted before anything is
+            # Return to the start of the step, which emits the barrier before anything is
             # read.
             if isinstance(mail, TriggerCheckpoint) or self._leaving:
                 return
@@ -344,7 +349,7 @@ class SourceSubtask(Subtask):
             self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
             self._advance(self._source.next_watermark)
         polled = self._source.reader.poll(self._poll_timeout_s)
-        # Before the rows of the same poll: both go into the same checkpoint, in a fixed order.
+        # Before the rows of the same poll: both are in the same checkpoint, in a fixed order.
         self._source.reject(self._source.reader.take_rejected())
         match polled:
             case None:
@@ -371,7 +376,7 @@ class SourceSubtask(Subtask):
                 super()._handle(mail)
 
     def _end(self) -> None:
-        """Read nothing more, and tell everybody so."""
+        """Stop reading, and send the end of the input to all outputs and to the driver."""
         self._reading, self._ended = False, True
         self._end_of_stream()
         self._report(SourceExhausted(self.ref))
@@ -381,7 +386,7 @@ class SourceSubtask(Subtask):
             self._end()
         elif barrier.kind.stops_sources:
             self._reading = False
-        # A source has no channels, so no barrier of it waits for another.
+        # A source has no input channels, so its barriers need no alignment.
         self._report(self._snapshot(barrier, alignment_ms=0.0))
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
@@ -389,7 +394,7 @@ class SourceSubtask(Subtask):
 
 
 class ReceivingSubtask(Subtask):
-    """Takes batches from any unblocked channel, in turn; barriers decide which are blocked."""
+    """A subtask that takes batches from unblocked channels in turn. Barriers block channels."""
 
     def __init__(
         self,
@@ -401,7 +406,7 @@ class ReceivingSubtask(Subtask):
         mode: AlignmentMode,
         timed: Collection[int],
     ) -> None:
-        """`timed` are the channels by which event time goes, one at least."""
+        """Create the subtask. `timed` are the channels with event time, at least one."""
         super().__init__(ref, gate, operators, edges, report)
         keeping_order = [channel for channel, end in enumerate(gate.ends) if end.keeps_order]
         self._alignment = BarrierAlignment(len(gate.ends), mode, keeping_order)
@@ -409,19 +414,20 @@ class ReceivingSubtask(Subtask):
         self._timed_channels = frozenset(timed)
         self._inputs = operators[0].inputs
         self._held: SnapshotTaken | None = None
-        """Its barrier has overtaken rows, and has not come on all channels."""
+        """The snapshot whose barrier has overtaken rows, until the barrier arrives on all
+        channels."""
 
     def _step(self) -> None:
         clear = self._flush()
-        # Replayed rows come first. Senders get credits when what follows from them has been sent.
+        # Replayed rows come first. Senders get credits when the results of these rows are sent.
         if clear and not self.gate.is_open:
             self.gate.open()
         at_s = self._alignment.overtakes_at_s
         if at_s is not None:
-            # Looked at in every step: a barrier may overtake when its time has come, whatever
+            # Check in every step: a barrier may overtake when its time has come, whatever
             # arrives.
             self._carry_out(self._alignment.on_time(time.monotonic()))
-        # Timers fire before the next element is taken: rows that keep coming must not hold them up.
+        # Fire timers before taking the next element, so that a steady input does not delay them.
         match self._take(min(_until(at_s), self._fire_timers(clear=clear)), clear=clear):
             case Received() as received:
                 self._on_element(received.channel, received.element, received.input)
@@ -434,10 +440,10 @@ class ReceivingSubtask(Subtask):
                 self._handle(mail)
 
     def _fire_timers(self, *, clear: bool) -> float:
-        """Fire what is due, if rows may be made; return for how long to wait for the next.
+        """Fire due timers, if rows may be produced; return the time to wait for the next timer.
 
-        Rows that are made after a savepoint with which the job stops would be committed by the last
-        checkpoint, and be made again by a start from the savepoint.
+        After a stop savepoint has been taken, no rows may be produced: the last checkpoint would
+        commit them, and a start from the savepoint would produce them again.
         """
         head = self._operators[0]
         due_in_s = head.due_in_s
@@ -457,7 +463,7 @@ class ReceivingSubtask(Subtask):
             case Barrier():
                 self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
             case EndOfStream():
-                # No barrier comes on an ended channel any more, so those on the way count as
+                # No barrier arrives on an ended channel any more, so pending barriers count as
                 # arrived there.
                 self._alignment.on_end_of_input(channel)
                 self._on_watermark(channel, MAX_WATERMARK)
@@ -465,7 +471,8 @@ class ReceivingSubtask(Subtask):
                     self._end_of_stream()
 
     def _on_watermark(self, channel: int, watermark: int | None) -> None:
-        # Among what is replayed, one is of the attempt before; the channels bring it again.
+        # Replayed batches may contain a watermark of the previous attempt. Ignore it: the channels
+        # send it again.
         if watermark is not None and channel in self._timed_channels:
             self._watermarks.on_watermark(channel, watermark)
             self._time_work(lambda: self._advance(self._watermarks.next))
@@ -484,8 +491,8 @@ class ReceivingSubtask(Subtask):
                     if passed is None:
                         self._report(self._snapshot(barrier, alignment_ms))
                     else:
-                        # Recording begins before the barrier is forwarded: no row comes in between
-                        # unrecorded.
+                        # Start recording before forwarding the barrier, so that no row is missed in
+                        # between.
                         self.gate.record(barrier.checkpoint, passed)
                         self._held = self._snapshot(barrier, alignment_ms)
                 case InFlightComplete(checkpoint, alignment_ms):
@@ -496,7 +503,7 @@ class ReceivingSubtask(Subtask):
                     self._report(Declined(checkpoint, self.ref, reason))
 
     def _with_overtaken(self, checkpoint: CheckpointId, alignment_ms: float) -> SnapshotTaken:
-        """Return the snapshot that is held, with what its barrier overtook in the channels."""
+        """Return the held snapshot, with the batches that its barrier overtook in the channels."""
         held, self._held = self._held, None
         assert held is not None
         assert held.checkpoint == checkpoint
@@ -516,12 +523,12 @@ class ReceivingSubtask(Subtask):
 
 
 def _until(at_s: float | None) -> float:
-    """Return for how long to wait when something is due at `at_s` of `time.monotonic`."""
+    """Return the time to wait for an event at `at_s` of `time.monotonic`, at most WAIT_S."""
     return WAIT_S if at_s is None else max(0.0, min(WAIT_S, at_s - time.monotonic()))
 
 
 def _frozen(operator: RunningOperator, barrier: Barrier) -> PendingSnapshot | None:
-    """Return the synchronous part of what `operator` contributes, in the form asked for."""
+    """Return the synchronous part of the snapshot of `operator`, in the requested form."""
     if not barrier.kind.is_savepoint:
         return operator.snapshot(barrier.checkpoint)
     match barrier.form:

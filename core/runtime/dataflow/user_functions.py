@@ -1,8 +1,8 @@
-"""Calls of the user's functions, and the records that they see.
+"""Calls of user functions, and the records that these functions receive.
 
-What a function raises is told with the record and the user's traceback. Records that do not fail
-cost nothing more: the place of one that does is found afterwards, from how many records of the
-batch the call has left over.
+An error of a function is reported with the record and the user's traceback. This costs nothing for
+records that do not fail: the position of a failed record is computed afterwards, from the number of
+records that the call has not taken.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ T = TypeVar("T")
 def values_of(column: pa.Array) -> list[Any]:
     """Return the Python values of `column`, as `to_pylist` does.
 
-    That goes through one Arrow scalar a value; numpy's bulk conversions are several times as fast
-    for the types that carry most data, so they are used wherever they give equal values.
+    `to_pylist` creates one Arrow scalar per value. numpy's bulk conversions are several times as
+    fast for the most common types, so they are used if they return equal values.
 
     Raises:
-        ValueError: A time of day has nanoseconds, which `to_pylist` would cut off. Besides it, what
-            that raises.
+        ValueError: A time of day has nanoseconds, which `to_pylist` would truncate. `to_pylist`
+            raises its own errors, too.
     """
     column_type = column.type
-    # With a null, numpy would make floats of integers.
+    # With a null, numpy would convert integers to floats.
     if column.null_count == 0 and (
         pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
     ):
@@ -53,17 +53,17 @@ def values_of(column: pa.Array) -> list[Any]:
 
 
 RECORDS_AT_ONCE = 1_024
-"""A batch's records are made and used up in pieces: all of them do not stay in a core's cache."""
+"""The number of records built at a time: all records of a batch do not fit into a core's cache."""
 
 Maker: TypeAlias = Callable[[Sequence[Sequence[Any]]], list[Record]]
 
 
 @lru_cache(maxsize=256)
 def _maker(names: tuple[str, ...]) -> Maker:
-    """Return what makes dicts of these keys of columns of values.
+    """Return a function that builds dicts with the keys `names` from columns of values.
 
-    It is compiled, as dataclasses are: a display of constant keys takes a quarter of the time of
-    `dict(zip(...))`. Column names come in as literals of strings, values never.
+    The code is generated, as for dataclasses: a dict display with constant keys takes a quarter of
+    the time of `dict(zip(...))`. Column names are inserted as string literals; values never are.
     """
     if not names:
         return lambda columns: []
@@ -76,7 +76,7 @@ def _maker(names: tuple[str, ...]) -> Maker:
 
 
 class BatchRecords:
-    """The records of a batch, made of its columns' values."""
+    """The records of a batch, built from its columns' values."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -99,7 +99,7 @@ class BatchRecords:
         return self._columns[index]
 
     def pieces(self) -> Iterator[list[Record]]:
-        """Yield one dict a row, in row order, some of them at a time."""
+        """Yield one dict per row, in row order, as lists of up to RECORDS_AT_ONCE records."""
         make = _maker(self._names)
         for start in range(0, self.rows.num_rows, RECORDS_AT_ONCE):
             stop = start + RECORDS_AT_ONCE
@@ -110,14 +110,14 @@ def _columns_of(rows: pa.RecordBatch) -> list[list[Any]]:
     """Return the Python values of each column.
 
     Raises:
-        UserFunctionError: Python has no value for one; names column and record.
+        UserFunctionError: Python cannot represent a value; names column and record.
     """
     columns: list[list[Any]] = []
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
             columns.append(values_of(column))
         except VALUE_ERRORS as error:
-            # Arrow's error names no row: the first one that fails by itself is it.
+            # Arrow's error does not name the row: find the first row that fails on its own.
             row = next(row for row in range(len(column)) if not _has_value(column, row))
             raise UserFunctionError(
                 f"Python has no value for column {name!r} ({column.type}) of"
@@ -136,7 +136,7 @@ def _has_value(column: pa.Array, row: int) -> bool:
 
 
 def keys_of_records(uid: str, records: BatchRecords, key: Sequence[str]) -> list[Any]:
-    """Return each record's key, naming operator and record where one has no Python value.
+    """Return each record's key. An error names the operator and the record.
 
     Raises:
         UserFunctionError: See `python_keys`.
@@ -148,7 +148,7 @@ def keys_of_records(uid: str, records: BatchRecords, key: Sequence[str]) -> list
 
 
 RECORD_LENGTH_MAX = 300
-"""Characters of a record that an error shows."""
+"""The number of characters of a record that an error shows."""
 _REASON_LENGTH_MAX = 500
 _TRACE_LENGTH_MAX = 4000
 _FRAMES_MAX = 20
@@ -163,11 +163,11 @@ _FILES = (
 
 
 def call_user(uid: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `function(*arguments)`, naming the operator when it raises.
+    """Return `function(*arguments)`. An error names the operator.
 
     Raises:
-        UserFunctionError: It raised something that is not onceflow's own; the traceback is in the
-            message, because the original class may not exist on the driver.
+        UserFunctionError: The function raised an error that is not onceflow's own. The traceback is
+            in the message, because the driver may not be able to import the error's class.
     """
     try:
         return function(*arguments)
@@ -179,10 +179,12 @@ def call_user(uid: str, function: Callable[..., Any], *arguments: Any) -> Any:
 def call_user_on_records(
     uid: str, step: Callable[[Iterator[Record]], T], batch: BatchRecords
 ) -> Iterator[T]:
-    """Yield `step` of some records of `batch` after the other; it takes them one by one.
+    """Yield the results of `step` for one piece of `batch` after another.
+
+    `step` must take the records of its iterator one by one.
 
     Raises:
-        UserFunctionError: It raised something that is not onceflow's own; names the record.
+        UserFunctionError: `step` raised an error that is not onceflow's own; names the record.
     """
     before = 0
     for records in batch.pieces():
@@ -191,7 +193,7 @@ def call_user_on_records(
             made = step(left)
         except (Exception, SystemExit) as error:
             _pass_on(error)
-            # The iterator knows how many records are left, so the one that failed is the one before
+            # The iterator knows the number of records left; the failed record is the one before
             # these.
             row = before + len(records) - length_hint(left) - 1
             raise user_error(uid, error, batch.rows, row) from error
@@ -200,15 +202,15 @@ def call_user_on_records(
 
 
 def mistake(uid: str, text: str) -> UserFunctionError:
-    """Return the error of a function of `uid` that has returned what it must not."""
+    """Return the error for a function of `uid` that has returned a wrong result."""
     return UserFunctionError(text, fingerprint=_digest(uid, text))
 
 
 def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
-    """Return `made`, which the function of `uid` has returned, as a batch of `schema`.
+    """Return `made`, the result of the function of `uid`, as a batch of `schema`.
 
     Raises:
-        UserFunctionError: It is no batch, has other columns, or does not cast without loss.
+        UserFunctionError: It is not a batch, has other columns, or does not cast without loss.
     """
     if not isinstance(made, pa.RecordBatch):
         raise mistake(
@@ -249,7 +251,7 @@ def user_error(
     rows: pa.RecordBatch | None = None,
     row: int | None = None,
 ) -> UserFunctionError:
-    """Return what is told of `error`, raised in operator `uid`, at `row` of `rows` if known."""
+    """Return the UserFunctionError for `error` in operator `uid`, at `row` of `rows` if known."""
     reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_LENGTH_MAX]
     kind = type(error).__name__
     if rows is None or row is None:
@@ -257,8 +259,8 @@ def user_error(
     else:
         record = record_text(rows, row)
         where = f"{_shorten(record)} ({_origin(rows, row)})"
-    # By the record and the class of the error, without its text, which may hold a time or an
-    # address: the same mistake must be known again.
+    # Use the record and the error's class, but not its text, which may contain a time or an
+    # address: the same mistake must get the same fingerprint.
     fingerprint = "" if _may_pass(error) else _digest(uid, kind, record)
     return UserFunctionError(
         f"operator {uid!r} failed: {reason}; at {where}\n{_trace(error)}",
@@ -267,16 +269,15 @@ def user_error(
 
 
 def record_text(rows: pa.RecordBatch, row: int) -> str:
-    """Return the whole of one record as text."""
-    # As ASCII: logs and terminals of other machines show it alike, and half of a surrogate breaks
-    # nothing.
+    """Return one whole record as text."""
+    # ASCII is shown alike by logs and terminals of all machines, and escapes lone surrogates.
     return ascii(printable_rows(rows.slice(row, 1))[0])
 
 
 def result_error(uid: str, problem: str, what: str, record: object) -> UserFunctionError:
-    """Return the error of a function of `uid` that has returned `record`, which is `problem`.
+    """Return the error for a function of `uid` whose result `record` has a `problem`.
 
-    `what` is the column, or what else tells this mistake from others.
+    `what` distinguishes this mistake from others: the column, or another text.
     """
     text = ascii(record)
     return UserFunctionError(
@@ -286,14 +287,14 @@ def result_error(uid: str, problem: str, what: str, record: object) -> UserFunct
 
 
 def _pass_on(error: BaseException) -> None:
-    """Raise `error` again if it says itself what is wrong."""
-    # A BadStateValue is told with the record, which it does not know itself.
+    """Raise onceflow's own errors again, except BadStateValue."""
+    # BadStateValue does not name the record, so the caller adds it.
     if isinstance(error, OnceflowError) and not isinstance(error, BadStateValue):
         raise error
 
 
 def _find_line(error: BaseException) -> str:
-    """Return the line that raised, which is the same one when the same thing happens again."""
+    """Return the line that raised, which is the same if the error occurs again."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
 
@@ -314,7 +315,7 @@ def _shorten(text: str) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """Return the user's own frames: those below the calls that the runtime makes."""
+    """Return the traceback from the first frame outside the runtime on."""
     trace = error.__traceback__
     while trace and Path(trace.tb_frame.f_code.co_filename).parent == _RUNTIME:
         trace = trace.tb_next
@@ -323,10 +324,10 @@ def _trace(error: BaseException) -> str:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the failure may be the network's, so that trying again is right however often."""
+    """Return True if the network may have caused the failure, so that each retry makes sense."""
     seen: set[int] = set()
     at: BaseException | None = error
-    # Chains of causes may be circles, which users can make by `raise … from`.
+    # Chains of causes may be circular, which users can build with `raise … from`.
     while at is not None and id(at) not in seen:
         seen.add(id(at))
         if isinstance(at, (OSError, TimeoutError)) and not isinstance(at, _FILES):

@@ -1,14 +1,14 @@
-"""Windows of one size over two keyed streams, a batch at a time: window joins and `co_group`.
+"""Window joins and `co_group` over two keyed streams, a batch at a time.
 
 Each record is kept once for each of its windows, until the window is over. When windows are due,
-their rows of both streams are brought together by key, all keys at once, and the function is called
-for their pairs, for each key, or for many keys at once.
+the rows of both streams are grouped by key, for all keys at once. The function is called for their
+pairs, for each key, or for many keys at once.
 
 Invariants, for the window with number n, a watermark w, and kept rows:
     start = offset + n * slide;  end = start + size;  the moment of its kept rows is n
     it is due   <=>  end - 1 <= w;  it is over, and not kept  <=>  end - 1 + lateness <= w
     a record is late  <=>  all windows that it is in are over
-    a window that was due before comes out anew with each further record
+    a window that was due before is emitted again for each further record
 """
 
 from __future__ import annotations
@@ -67,18 +67,19 @@ from onceflow.core.state.keys.key_index import number_keys
 from onceflow.core.state.operator_state import OperatorStateStore
 
 ROWS_AGAIN = 256
-"""Late rows whose windows come out together: each one brings all rows of its windows."""
+"""The number of late rows whose windows are emitted together: each brings all rows of its
+windows."""
 PARTS_ON_DISK = 16
-"""Parts in which windows that are due come out where not all rows are in memory."""
+"""The number of parts in which due windows are emitted if not all rows are in memory."""
 _NUMBER_BITS_MIN = 14
-"""Bits of a row's number in windows that begin every millisecond: 16,384 rows of one key."""
+"""The bits of the row index in windows that begin every millisecond: 16,384 rows per key."""
 _LATE_WHY = "all their windows are over"
 _NOT_ALONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 _Keys: TypeAlias = tuple[KeyColumn, ...]
 
 
 class WindowJoinOperator(SnapshottedOperator):
-    """Emits what a function makes of the windows of two streams."""
+    """An operator that emits a function's results for the windows of two streams."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class WindowJoinOperator(SnapshottedOperator):
         schema: pa.Schema,
         event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
-        """`work` has a function of windows that `takes_batches`."""
+        """Create the operator. `work` must have a function of windows that `takes_batches`."""
         of_windows = work.function
         assert isinstance(of_windows, CoWindowedFunction)
         assert not isinstance(of_windows.windows, EventTimeSessionWindows)
@@ -131,7 +132,7 @@ class WindowJoinOperator(SnapshottedOperator):
             )
 
     def _open(self, of_windows: CoWindowedFunction) -> None:
-        """Take hold of the states, those of earlier versions included."""
+        """Open the states, including those of earlier versions."""
         context = KeyedContext(self.store, self._states, self._operator, self._side_outputs)
         whose = type(of_windows.windows).__name__
         self._late = [LateRecords(whose, _LATE_WHY, one.late) for one in of_windows.inputs]
@@ -150,7 +151,7 @@ class WindowJoinOperator(SnapshottedOperator):
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
-        """What takes each stream's batches."""
+        """The receivers of each stream's batches."""
         return (self.receive, self._receive_right)
 
     def process(self, batch: Batch) -> None:
@@ -163,8 +164,8 @@ class WindowJoinOperator(SnapshottedOperator):
 
     def on_watermark(self, watermark: int) -> None:
         """Emit the windows that are due, and remove those that are over."""
-        # At the end of the input only as far as windows need it: a job that goes on from here is
-        # not to find all its records late.
+        # At the end of the input, advance only as far as windows need it: a restored job must not
+        # treat all of its records as late.
         now = self._last_due() if watermark == MAX_WATERMARK else watermark
         if now <= self._watermark:
             return
@@ -172,14 +173,14 @@ class WindowJoinOperator(SnapshottedOperator):
         until = self._last_ended(now)
         if all(one.next_moment is None or one.next_moment > until for one in self._kept):
             return
-        # Not all rows need be in memory at once: those of a part may be evicted after it.
+        # Not all rows must be in memory at once: the rows of a part may be evicted after it.
         for groups in max((one.split_groups(PARTS_ON_DISK) for one in self._kept), key=len):
             self._end_windows(before, now, groups)
         for kept in self._kept:
             kept.forget_moments(self._last_ended(now - self._windows.lateness_ms))
 
     def _end_windows(self, before: int, now: int, groups: range | None) -> None:
-        """Emit the windows that are due at `now` and were not `before`; remove what is over."""
+        """Emit windows that became due after `before`, up to `now`; remove those that are over."""
         due = self._find_due(before, now, groups)
         if due is not None:
             self._emit_windows(due)
@@ -194,19 +195,19 @@ class WindowJoinOperator(SnapshottedOperator):
         return with_event_time(taken, self._event_time.elements(self._watermark))
 
     def _last_due(self) -> int:
-        """Return the time at which the last open window is due, or event time where none is."""
+        """Return the time at which the last open window is due, or event time if none is open."""
         last = [one.last_moment for one in self._kept if one.last_moment is not None]
         windows = self._windows
         ends = [windows.offset_ms + one * windows.slide_ms + windows.size_ms for one in last]
         return max(ends) - 1 if ends else self._watermark
 
     def _last_ended(self, watermark: int) -> int:
-        """Return the number of the last window whose end is reached."""
+        """Return the number of the last window that has ended at `watermark`."""
         windows = self._windows
         return (watermark + 1 - windows.size_ms - windows.offset_ms) // windows.slide_ms
 
     def _take(self, side: int, batch: Batch) -> None:
-        """Add rows to their windows; emit anew the windows that were due before."""
+        """Add rows to their windows; emit windows that were due before again."""
         if not batch.rows.num_rows:
             return
         try:
@@ -219,7 +220,7 @@ class WindowJoinOperator(SnapshottedOperator):
             self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
 
     def _take_part(self, side: int, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
-        """Do so with rows up to whose event time all has come as `now` says."""
+        """Add rows for which event time has reached `now`."""
         column = self._times[side]
         assert column is not None
         try:
@@ -235,7 +236,8 @@ class WindowJoinOperator(SnapshottedOperator):
                     self._late[side].take_rows(rows.filter(pa.array(late)), now)
                 if not len(of_rows):
                     return
-            # Where windows do not overlap, no row is there twice: as many rows are all rows.
+            # If windows do not overlap, each row occurs at most once, so an equal count means all
+            # rows.
             if self._windows.overlap or len(of_rows) < len(times):
                 rows, times = rows.take(pa.array(of_rows)), times[of_rows]
                 hashes = None if hashes is None else hashes[of_rows]
@@ -244,9 +246,9 @@ class WindowJoinOperator(SnapshottedOperator):
             raise user_error(self.uid, error, rows, error.row) from error
 
     def _assign_windows(self, times: Ints) -> tuple[Ints, Ints]:
-        """Return pairs of a row and the number of a window that it is in, sorted by both."""
+        """Return pairs of a row and the number of a window that contains it, sorted by both."""
         windows = self._windows
-        # Times that are further away are refused when they are kept; here they must not overflow.
+        # `check_moments` refuses times further away later; here they must only not overflow.
         near = np.clip(times, -2 * TIME_MAX, 2 * TIME_MAX) - windows.offset_ms
         last = near // windows.slide_ms
         if not windows.overlap:
@@ -265,7 +267,7 @@ class WindowJoinOperator(SnapshottedOperator):
         numbers: Ints,
         now: int,
     ) -> None:
-        """Keep each row in the window of its number; emit anew those windows that were due."""
+        """Keep each row in the window of its number; emit windows that were due before again."""
         names, kept = self._keys[side], self._kept[side]
         check_moments(numbers, times, self._times[side] or "", self._number_bits)
         arrays = [rows.column(name) for name in names]
@@ -280,12 +282,12 @@ class WindowJoinOperator(SnapshottedOperator):
             of_part = tuple(column.take(part) for column in keys), known[part], numbers[part]
             sides = self._find_windows_of(side, entries[part], *of_part, used)
             mine = sides[side]
-            # A window's first row on the side of its late row: the same for all of its late rows.
+            # The window's first row on the late row's side identifies the window.
             repeats = _cut_before_repeats(mine.entries[mine.starts[:-1]])
             every = np.arange(len(part) + 1)
             self._emit_windows(DueWindows(numbers[part], sides, every, repeats))
         if not len(again):
-            # Each row has an entry of its own: there is nothing to make distinct.
+            # Each row has its own entry, so the entries are distinct.
             kept.finish(entries)
             return
         for one, entries_used in zip(self._kept, used, strict=True):
@@ -311,7 +313,7 @@ class WindowJoinOperator(SnapshottedOperator):
         numbers: Ints,
         used: tuple[list[Ints], list[Ints]],
     ) -> tuple[RowsOfWindows, RowsOfWindows]:
-        """Return the rows of each row's window when that row came, it being the last.
+        """Return the rows that each row's window contained when that row, the last one, arrived.
 
         `entries` are those of the rows, which are kept already.
         """
@@ -333,7 +335,7 @@ class WindowJoinOperator(SnapshottedOperator):
         return left, right
 
     def _find_due(self, before: int, now: int, groups: range | None) -> DueWindows | None:
-        """Return the windows that are due at `now` and were not `before`; None: there are none."""
+        """Return the windows that became due after `before`, up to `now`; None if none did."""
         after, until = self._last_ended(before), self._last_ended(now)
         entries = [kept.find_due(until, after, groups) for kept in self._kept]
         if before < self._event_time.most:
@@ -358,7 +360,7 @@ class WindowJoinOperator(SnapshottedOperator):
         return DueWindows(numbers, (left, right), np.insert(ends, 1, cuts), ends)
 
     def _leave_out_fired(self, kept: KeptRows, entries: Ints) -> Ints:
-        """Return the entries whose windows have not come out before a restore."""
+        """Return the entries whose windows have not fired before a restore."""
         windows = self._windows
         watermarks = self._event_time.watermarks_of(kept.key_groups(entries))
         starts = windows.offset_ms + kept.moments(entries) * windows.slide_ms
@@ -368,7 +370,7 @@ class WindowJoinOperator(SnapshottedOperator):
         for batch in self._of_windows.results(due):
             self.emit(batch)
             self._side_outputs.flush()
-        # A function of batches may have returned nothing.
+        # A function of batches may have returned no batch.
         self._side_outputs.flush()
 
 
@@ -380,22 +382,22 @@ def connect_streams(
     schema: pa.Schema,
     event_time: RestoredEventTime = NOTHING_RESTORED,
 ) -> WindowJoinOperator | CoProcessor:
-    """Return what runs a function of two streams: by whole batches if it is one of windows."""
+    """Return the operator for a function of two streams, by whole batches if possible."""
     by_batches = isinstance(work.function, CoWindowedFunction) and work.function.takes_batches
     operator = WindowJoinOperator if by_batches else CoProcessor
     return operator(uid, work, store, states, schema, event_time)
 
 
 def number_bits_of(slide_ms: int) -> int:
-    """Return how many bits a row's number has among the rows of its key and window.
+    """Return the number of bits used for the row index within one key and window.
 
-    The more windows there are, the fewer bits: windows of the years 1 to 9999 have numbers.
+    More frequent windows get fewer bits, so that windows of the years 1 to 9999 have numbers.
     """
     return min(NUMBER_BITS, _NUMBER_BITS_MIN + slide_ms.bit_length() - 1)
 
 
 def _cut_before_repeats(windows: Ints) -> Ints:
-    """Return limits, from 0 to the number of `windows`, between which all of them differ."""
+    """Return limits, from 0 to the number of `windows`, between which all windows differ."""
     cuts, seen = [0], set[int]()
     for index, window in enumerate(windows.tolist()):
         if window in seen:
@@ -406,10 +408,10 @@ def _cut_before_repeats(windows: Ints) -> Ints:
 
 
 def _number_windows(numbers: Ints, left: _Keys, right: _Keys) -> tuple[Ints, Ints]:
-    """Return the index of each row's window of its key, and the number of each window.
+    """Return the index of each row's window, and the number of each window. A window has one key.
 
-    The rows are the left ones and then the right ones; `numbers` are those of their windows.
-    Windows are sorted by number. Those of one number are in no order.
+    The rows are the left ones and then the right ones; `numbers` are those of their windows. The
+    windows are sorted by number. Windows of one number are in no particular order.
     """
     hashes = np.concatenate([hash_key_columns(left), hash_key_columns(right)])
     is_one_number = bool((numbers == numbers[0]).all())
@@ -432,15 +434,14 @@ def _number_windows(numbers: Ints, left: _Keys, right: _Keys) -> tuple[Ints, Int
 
 
 def _equal_keys_of_sides(left: _Keys, right: _Keys, firsts: Ints, others: Ints) -> Mask:
-    """Tell of pairs of rows whether their keys are equal.
+    """Return a mask of the pairs of rows whose keys are equal.
 
-    The right rows have their numbers behind the left ones, and `firsts` the lower ones of each
-    pair.
+    Right rows are numbered after the left ones. `firsts` has the lower number of each pair.
     """
     left_count = len(left[0])
     first_is_left, other_is_left = firsts < left_count, others < left_count
     same: Mask = np.zeros(len(firsts), np.bool_)
-    # A right row is never before a left one.
+    # A right row never precedes a left row.
     for pairs, first_keys, other_keys in (
         (other_is_left, left, left),
         (first_is_left & ~other_is_left, left, right),

@@ -1,10 +1,11 @@
 """Aggregates of windows, a batch at a time.
 
-Totals are kept for each pane and key (see `protocol.windows`). A window that is due is emitted, one
-row a key; a pane whose windows are all over is removed. How far event time had come is in each
-snapshot, with the key groups that it was true of: so a window fires once, and what was late stays
-late, through a restore at any parallelism. At the end of the input it comes to where the last
-window is due: a job that goes on takes its windows for fired, and keeps them for the lateness.
+Totals are kept for each pane and key (see `protocol.windows`). A due window is emitted with one row
+per key. A pane is removed when all of its windows are over. Each snapshot contains the event time
+with the key groups that it applies to: so a window fires only once, and late records stay late,
+after a restore at any parallelism. At the end of the input, event time advances to the time at
+which the last window is due: a restored job treats its windows as fired, and keeps them for the
+allowed lateness.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _INT64 = np.iinfo(np.int64)
 
 
 class WindowOperator(KeyedOperator):
-    """What operators of windows have: event time that goes on through a restore, late records."""
+    """The common base of window operators: event time that survives a restore, and late records."""
 
     def __init__(
         self,
@@ -73,21 +74,21 @@ class WindowOperator(KeyedOperator):
 
     @abstractmethod
     def _take(self, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
-        """Add rows to their windows, event time having come to `now`."""
+        """Add rows to their windows, at event time `now`."""
 
     @abstractmethod
     def _group_of_hashes(self, hashes: Hashes) -> Groups:
         """Return the key group of each key."""
 
     def process(self, batch: Batch) -> None:
-        """Add the rows to their windows; emit anew the windows that were due before."""
+        """Add the rows to their windows; emit windows that were due before again."""
         now = self._now()
         if not batch.rows.num_rows:
             return
         if now >= self._restored.most:
             self._take(batch.rows, batch.hashes, now)
             return
-        # Some key groups come from a subtask for which event time had come further.
+        # Some key groups come from a subtask that had reached a later event time.
         hashes = batch.hashes
         if hashes is None:
             hashes = hash_keys([batch.rows.column(name) for name in self._key])
@@ -111,7 +112,7 @@ class WindowOperator(KeyedOperator):
             raise user_error(self.uid, error, rows, error.row) from error
 
     def _emit_windows(self, arrays: Sequence[pa.Array]) -> None:
-        """Emit records of these columns: keys, where windows begin and end, results."""
+        """Emit records of these columns: keys, bounds of windows, results."""
         made = pa.record_batch(
             [cast_rows(one, field.type) for one, field in zip(arrays, self._schema, strict=True)],
             schema=self._schema,
@@ -120,13 +121,13 @@ class WindowOperator(KeyedOperator):
             self.emit(made.slice(first, ROWS_A_BATCH))
 
     def _late(self, rows: pa.RecordBatch) -> None:
-        """Put aside, or leave out, what is later than all windows that it is in."""
+        """Emit to the late side output, or reject, rows whose windows are all over."""
         if self._late_tag is not None:
             self.emit_to(self._late_tag.name, rows)
             return
         before, late = self.rejected, len(rows)
         self.rejected = before + late
-        # At 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
+        # Log at 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
         if len(str(before)) < len(str(self.rejected)) or not before:
             _log.warning(
                 "operator %s leaves out late records, %d so far: event time is at %d ms, and all"
@@ -139,7 +140,7 @@ class WindowOperator(KeyedOperator):
 
 
 class WindowAggregator(WindowOperator):
-    """Emits the aggregates of each key and window that is known before any record."""
+    """An operator that emits aggregates of each key and window, for windows with fixed bounds."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class WindowAggregator(WindowOperator):
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
         touched = _distinct(panes)
-        # The earliest window of the earliest pane tells whether any window has fired before.
+        # The earliest window of the earliest pane shows if any window has fired before.
         if self._windows.ends_of(touched[0])[0] - 1 <= now:
             self._fire_again(np.unique(entries), touched, now)
         self._table.finish(entries)
@@ -199,28 +200,28 @@ class WindowAggregator(WindowOperator):
 
     @property
     def due_in_s(self) -> float | None:
-        """Seconds until the next window in processing time is due."""
+        """The seconds until the next window in processing time is due; None if there is none."""
         if self._clock is None or self._next_ms is None:
             return None
         return max(0, self._next_ms - self._clock.now_ms()) / 1000
 
     def on_time(self) -> None:
-        """Emit the windows in processing time that are due."""
+        """Emit the processing-time windows that are due."""
         if self._clock is not None:
             self._advance(self._clock.now_ms())
 
     def on_watermark(self, watermark: int) -> None:
-        """Emit the windows in event time that are due."""
+        """Emit the event-time windows that are due."""
         if self._clock is not None:
             return
-        # At the end of the input only as far as windows need it: a job that goes on from here, by
-        # a savepoint, is not to find all its records late.
+        # At the end of the input, advance only as far as windows need it: a job restored from here
+        # must not treat all of its records as late.
         now = self._last_due() if watermark == MAX_WATERMARK else watermark
         if now > self._watermark:
             self._advance(now)
 
     def _last_due(self) -> int:
-        """Return the time at which the last open window is due, or event time where none is."""
+        """Return the time at which the last open window is due, or event time if none is open."""
         if not self._panes:
             return self._watermark
         return min(self._windows.ends_of(max(self._panes))[-1] - 1, MAX_WATERMARK)
@@ -247,7 +248,7 @@ class WindowAggregator(WindowOperator):
         return (start_ms - self._windows.offset_ms) // self._windows.pane_ms
 
     def _advance(self, now: int) -> None:
-        """Emit what is due at `now`, and remove what is over."""
+        """Emit the windows that are due at `now`, and remove panes that are over."""
         before, self._watermark = self._watermark, now
         if self._next_ms is None or now < self._next_ms:
             return
@@ -260,13 +261,13 @@ class WindowAggregator(WindowOperator):
         self._next_ms = self._windows.next_ms(self._panes, now)
 
     def _select(self, first: int, stop: int) -> Ints:
-        """Return the entries of panes `first` to before `stop`."""
+        """Return the entries of panes `first` (inclusive) to `stop` (exclusive)."""
         start_of = self._windows.start_of
         limits = (max(start_of(first), _INT64.min), min(start_of(stop), _INT64.max))
         return self._table.select(*limits)
 
     def _fire(self, before: int, now: int) -> None:
-        """Emit the windows that are due at `now` and were not `before`."""
+        """Emit the windows that became due after `before`, up to `now`."""
         windows = self._windows
         due = windows.due(self._panes, before, now)
         if windows.overlap:
@@ -274,7 +275,7 @@ class WindowAggregator(WindowOperator):
                 entries = self._entries_of(end)
                 self._emit(self._not_fired(entries, np.full(len(entries), end), before), end)
         elif due:
-            # Each pane is a window, and those in between are due, too: all in one go.
+            # Each pane is a window, and all panes in between are due, too: emit all at once.
             entries = self._select(windows.panes_of(due[0]).start, windows.panes_of(due[-1]).stop)
             ends = self._table.namespaces_of(entries) + windows.size_ms
             self._emit(self._not_fired(entries, ends, before))
@@ -286,7 +287,7 @@ class WindowAggregator(WindowOperator):
         return entries[self._restored.watermarks_of(self._table.groups_of(entries)) < ends - 1]
 
     def _fire_again(self, changed: Ints, panes: Sequence[int], now: int) -> None:
-        """Emit the windows of changed entries in these panes that have fired and are not over."""
+        """Emit again the fired windows of changed entries in these panes that are not over."""
         windows = self._windows
         for end in windows.due(panes, now - windows.lateness_ms, now):
             entries = self._entries_of(end)
@@ -303,7 +304,7 @@ class WindowAggregator(WindowOperator):
     def _emit(
         self, entries: Ints, end: int | None = None, of_keys: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """Emit the window that ends at `end`, or each entry's own; of all keys or some."""
+        """Emit the window that ends at `end`, or each entry's own window, of all keys or some."""
         if not len(entries):
             return
         table, size_ms = self._table, self._windows.size_ms
@@ -321,12 +322,12 @@ class WindowAggregator(WindowOperator):
 
 
 def _distinct(panes: Ints) -> list[int]:
-    """Return the panes, in order."""
+    """Return the distinct panes, in order."""
     first, last = int(panes.min()), int(panes.max())
     if first == last:
         return [first]
     distinct: list[int]
-    # Counting is faster than sorting, but needs memory for the whole range: only for a short one.
+    # Counting is faster than sorting, but needs memory for the whole range.
     if last - first < 1 << 16:
         distinct = (np.flatnonzero(np.bincount(panes - first)) + first).tolist()
     else:

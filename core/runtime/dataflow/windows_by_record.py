@@ -1,7 +1,7 @@
-"""Windows of two streams as earlier versions kept them, and sessions still are: record by record.
+"""The record-by-record state of windows of two streams, which earlier versions and sessions use.
 
-Checkpoints and savepoints of such versions are read at the start; their records are kept as rows
-from then on. Each key has a list of its open windows, its timers, and a map of its records.
+A start from a checkpoint or savepoint of such a version reads this state; the records are kept as
+rows from then on. Each key has a list of its open windows, its timers, and a map of its records.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from onceflow.core.state.api.timers import TIME_DOMAINS, describe_timers
 from onceflow.core.state.keys.key_columns import Ints
 
 RECORDS_AT_ONCE = 8_192
-"""Records that are moved together; bounds the memory that moving needs."""
+"""The number of records that are moved together, which limits the memory for moving."""
 Keep: TypeAlias = Callable[[int, pa.RecordBatch, Ints], None]
-"""Takes the number of a stream, rows, and where the window of each begins, in milliseconds."""
+"""A callback with the number of a stream, rows, and the start of each row's window in
+milliseconds."""
 
 
 def move_windows(
@@ -39,8 +40,8 @@ def move_windows(
 ) -> None:
     """Pass the records of all open windows to `keep`, and remove them and their timers.
 
-    Called while the operator opens, on the subtask's thread. A store that was not restored from
-    such a version is left as it is.
+    Called while the operator opens, on the subtask's thread. Does nothing for a store that was not
+    restored from such a version.
     """
     if OPEN_WINDOWS.name not in store.list_restored_names():
         return
@@ -66,7 +67,7 @@ def move_windows(
 
 
 class _Moved:
-    """Records of one stream, on their way."""
+    """The records of one stream that are being moved."""
 
     def __init__(self, schema: pa.Schema, key: Sequence[str]) -> None:
         self._schema = schema
@@ -78,16 +79,16 @@ class _Moved:
         return len(self._records)
 
     def add(self, key: Any, start: int, records: Sequence[Record]) -> None:
-        # The names of key columns may be others than when the record was kept.
+        # The key columns may have had other names when the record was kept.
         values = key if len(self._key) > 1 else (key,)
         of_key = dict(zip(self._key, values, strict=True))
         self._records += [record | of_key for record in records]
         self._starts += [start] * len(records)
 
     def take(self) -> tuple[pa.RecordBatch, Ints]:
-        """Return the rows and where their windows begin, and keep nothing of them."""
+        """Return the rows and the starts of their windows, and clear the buffer."""
         arrays = [
-            # A column may be newer than a record: it is null then.
+            # A column may have been added after the record was kept: it is null then.
             exact_array([record.get(field.name) for record in self._records], field.type)
             for field in self._schema
         ]
