@@ -11,12 +11,12 @@ from typing import Any
 
 from tests.simulation_runtime import network
 from tests.simulation_runtime.scheduler import Process, Scheduler, scheduler, unused
-from tests.simulation_runtime.threads import Event, stepped
+from tests.simulation_runtime.threads import Event, Future, stepped
 
 import onceflow.core.runtime.slot.slot as slot_module
 from onceflow.core.errors import OnceflowError, SlotLost
+from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.slot.context import AttemptPlan
-from onceflow.core.runtime.slot.program import Program
 
 
 class SimulatedCluster:
@@ -112,17 +112,12 @@ class _Scratch:
         pass
 
 
+def _ask_for_savepoint(request: Any, directory: Any) -> AskedSavepoint:
+    return AskedSavepoint(request, directory, Future())
+
+
 def _keep(cluster: Any) -> Any:
     return cluster
-
-
-_programs: dict[bytes, Program] = {}
-
-
-def _keep_program(program: Program) -> bytes:
-    key = b"program %d" % len(_programs)
-    _programs[key] = program
-    return key
 
 
 def _exit_hard(status: int) -> None:
@@ -134,14 +129,13 @@ _RUNTIME = "onceflow.core.runtime"
 _OTHERS: Sequence[tuple[str, str, object]] = (
     (f"{_RUNTIME}.driver.driver", "ControlServer", network.ControlServer),
     (f"{_RUNTIME}.driver.driver", "Credentials", network.Credentials),
-    (f"{_RUNTIME}.driver.driver", "pickle_program", _keep_program),
     (f"{_RUNTIME}.driver.driver", "atexit", SimpleNamespace(register=unused, unregister=unused)),
+    (f"{_RUNTIME}.driver.savepoints", "AskedSavepoint", _ask_for_savepoint),
     (f"{_RUNTIME}.slot.slot", "Credentials", network.Credentials),
     (f"{_RUNTIME}.slot.slot", "DataServer", network.DataServer),
     (f"{_RUNTIME}.slot.slot", "ScratchDirectory", _Scratch),
     (f"{_RUNTIME}.slot.slot", "configure_slot_logs", unused),
     (f"{_RUNTIME}.slot.slot", "bind_process_fields", unused),
-    (f"{_RUNTIME}.slot.slot", "unpickle_program", _programs.__getitem__),
     (
         f"{_RUNTIME}.slot.slot",
         "gc",
@@ -163,8 +157,3 @@ def simulated() -> Generator[None]:
     """Have the product's threads, processes, clocks and streams simulated meanwhile."""
     with stepped(_OTHERS):
         yield
-
-
-def clear_programs() -> None:
-    """Forget the programs of the schedules before."""
-    _programs.clear()

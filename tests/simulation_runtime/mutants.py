@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED
+from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.splits import Split, SplitState
-from onceflow.core.protocol.watermarks import SplitWatermarks
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, SplitWatermarks
+from onceflow.core.runtime.dataflow import partitioners, window_operators
 from onceflow.core.runtime.dataflow.restored_event_time import RestoredEventTime
-from onceflow.core.runtime.driver import restore, sink_recovery
+from onceflow.core.runtime.dataflow.source_operator import encode_split
+from onceflow.core.runtime.driver import restore, sink_recovery, source_splits
 from onceflow.core.runtime.slot import chain_builder, commits
 
 
@@ -23,10 +28,6 @@ class Mutant:
     attribute: str
     break_it: Callable[[Any], Any]
     """Returns the broken attribute; is given the right one."""
-    caught_by: int = 0
-    """The seed of a schedule that catches it."""
-    changes: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What of the plan helps to catch it."""
 
     @contextmanager
     def applied(self) -> Generator[None]:
@@ -91,6 +92,85 @@ def _heard_early(_: Any) -> Any:
     return property(lambda self: self.decided)
 
 
+def _owners_of_16_bits(right: Any) -> Any:
+    def receive(self: Any, batch: Any) -> Any:
+        names: Any = partitioners
+        kept = names.key_groups
+
+        def narrow(hashes: Any, groups: int) -> _Narrow:
+            return _Narrow(kept(hashes, groups))
+
+        names.key_groups = narrow
+        try:
+            return right(self, batch)
+        finally:
+            names.key_groups = kept
+
+    return receive
+
+
+class _Narrow:
+    """Key groups that stay numbers of 16 bits when they are multiplied."""
+
+    def __init__(self, groups: Any) -> None:
+        self._groups = groups
+
+    def astype(self, _: Any) -> Any:
+        return self._groups
+
+
+def _latest_of_all(right: Any) -> Any:
+    def begin(self: Any, elements: Any, owned: range, max_parallelism: int | None = None) -> None:
+        right(self, elements, owned, max_parallelism)
+        self._watermarks[:] = self.most
+        self.least = self.most
+
+    return begin
+
+
+def _end_of_time(_: Any) -> Any:
+    def find(self: Any) -> int:
+        del self
+        return MAX_WATERMARK
+
+    return find
+
+
+def _own_committables_alone(right: Any) -> Any:
+    def record(self: Any, checkpoint: Any, committables: Any) -> Any:
+        right(self, checkpoint, committables)
+        return tuple(committables)
+
+    return record
+
+
+def _forgets_times_when_it_grows(_: Any) -> Any:
+    def encode_splits(states: Any) -> tuple[bytes, ...]:
+        return tuple(encode_split(SplitState(state.split)) for state in states)
+
+    return encode_splits
+
+
+def _late_requests_are_lost(_: Any) -> Any:
+    return property(lambda self: ())
+
+
+def _skips_what_is_proven(right: Any) -> Any:
+    def plan(listed: Any, in_doubt: Any, **others: Any) -> Any:
+        plan = right(listed, in_doubt, **others)
+        there = {one.transaction for one in in_doubt}
+        return replace(plan, commit=tuple(c for c in plan.commit if c.transaction in there))
+
+    return plan
+
+
+def _takes_restored_alone(right: Any) -> Any:
+    def plan(listed: Any, in_doubt: Any, **others: Any) -> Any:
+        return right(listed, in_doubt, **{**others, "memory": NOTHING_REMEMBERED})
+
+    return plan
+
+
 _PROGRESS: Any = commits.__dict__["_Progress"]
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -99,15 +179,68 @@ MUTANTS: tuple[Mutant, ...] = (
         _PROGRESS,
         "record_commits",
         _fastest_sink,
-        3,
     ),
-    Mutant("a decision is a commit", _PROGRESS, "record_commits", _heard_early, 1),
+    Mutant("a decision is a commit", _PROGRESS, "record_commits", _heard_early),
     Mutant("splits lose their event time", SplitWatermarks, "with_event_times", _no_event_times),
-    Mutant("event time starts anew", RestoredEventTime, "__init__", _starts_anew, 2),
-    Mutant(
-        "every slot reads the same splits", restore, "_divide_splits", _splits_of_first_alone, 1
-    ),
+    Mutant("event time starts anew", RestoredEventTime, "__init__", _starts_anew),
+    Mutant("every slot reads the same splits", restore, "_divide_splits", _splits_of_first_alone),
     Mutant("recovery commits nothing", sink_recovery, "to_commits", _commits_nothing),
-    Mutant("recovery rolls nothing back", sink_recovery, "to_aborts", _aborts_all, 3),
-    Mutant("rows in flight are lost", chain_builder.ChainBuilder, "_replay", _replays_nothing, 9),
+    Mutant("recovery rolls nothing back", sink_recovery, "to_aborts", _aborts_all),
+    Mutant("rows in flight are lost", chain_builder.ChainBuilder, "_replay", _replays_nothing),
+    Mutant(
+        "an ack lists its own checkpoint alone",
+        commits.CommitWorker,
+        "record_pre_commit",
+        _own_committables_alone,
+    ),
+    Mutant("the latest key group counts for all", RestoredEventTime, "__init__", _latest_of_all),
+    Mutant(
+        "a drain brings windows to the end of time",
+        window_operators.WindowAggregator,
+        "_last_due",
+        _end_of_time,
+    ),
+    Mutant(
+        "owners are computed with 16 bits",
+        partitioners.KeyGroupPartitioner,
+        "receive",
+        _owners_of_16_bits,
+    ),
+    Mutant(
+        "known splits lose their event time when the source grows",
+        source_splits,
+        "_encode_splits",
+        _forgets_times_when_it_grows,
+    ),
+    Mutant("requests end with the attempt", AttemptLoop, "unanswered", _late_requests_are_lost),
+    Mutant(
+        "recovery commits what is in doubt alone",
+        sink_recovery,
+        "plan_commits",
+        _skips_what_is_proven,
+    ),
+    Mutant(
+        "recovery knows the last decision alone",
+        sink_recovery,
+        "plan_commits",
+        _takes_restored_alone,
+    ),
 )
+
+CAUGHT_BY: Mapping[str, int] = MappingProxyType(
+    {
+        "event time starts anew": 3,
+        "recovery commits nothing": 3,
+        "recovery rolls nothing back": 4,
+        "rows in flight are lost": 121,
+        "an ack lists its own checkpoint alone": 2,
+        "the latest key group counts for all": 65,
+        "a drain brings windows to the end of time": 5,
+        "owners are computed with 16 bits": 23,
+        "known splits lose their event time when the source grows": 27,
+        "requests end with the attempt": 68,
+        "recovery commits what is in doubt alone": 28,
+        "recovery knows the last decision alone": 28,
+    }
+)
+"""Seeds of schedules that catch what the first schedules do not. Tests try these first."""

@@ -3,52 +3,70 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from tests.simulation_runtime.plan import BEGIN_S, DELAY_MS, Plan
 from tests.simulation_runtime.scheduler import Violation
-from tests.simulation_runtime.source import Record, SplitRecords
+from tests.simulation_runtime.source import Record
 from tests.simulation_runtime.targets import Target
 
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.watermarks import NO_WATERMARK
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split
+from onceflow.core.state.keys.key_groups import key_group_of
 
 WINDOW_MS = 1_000
 
 
-class DecisionOracle:
-    """Compares the event time of each decision with the records before its positions."""
+class Oracle:
+    """Knows what the job has to do, from the plan alone."""
 
-    def __init__(self, splits: Mapping[str, SplitRecords], delay_ms: int) -> None:
-        self._splits = splits
-        self._delay_ms = delay_ms
-        self._watermarks: dict[int, int] = {}
-        """By key group."""
+    def __init__(self, plan: Plan, targets: Mapping[str, Target]) -> None:
+        self._plan = plan
+        self._targets = targets
+        self._watermarks = np.full(plan.max_parallelism, NO_WATERMARK, np.int64)
+        """By key group: how far event time had come in the last decision."""
+        self._drained = self._watermarks.copy()
+        """By key group: how far the last drain has brought it."""
+        self.is_draining = False
+        """True from the time when a drain is asked for, until the next attempt."""
 
-    def check(self, completed: CompletedCheckpoint) -> None:
+    def check_decision(self, completed: CompletedCheckpoint) -> None:
         """Raise Violation unless `completed` says how far event time has come."""
-        positions = self._check_splits(completed)
-        limit = self._find_limit(positions)
-        for _, operator in completed.operator("counted"):
-            for element in operator.lists.get(EVENT_TIME, ()):
-                first, last, watermark = msgspec.msgpack.decode(element)
-                if limit is not None and watermark > limit:
-                    raise Violation(
-                        f"checkpoint {completed.checkpoint}: key groups {first} to {last} are at"
-                        f" {watermark}, and the splits at {limit}"
-                    )
-                # The ends of the range are enough: a range of another subtask shares one of them.
-                for group in {first, last}:
-                    before = self._watermarks.get(group, NO_WATERMARK)
-                    if watermark < before:
-                        raise Violation(
-                            f"checkpoint {completed.checkpoint}: key group {group} goes back from"
-                            f" {before} to {watermark}"
-                        )
-                    self._watermarks[group] = watermark
+        limit = self._find_limit(self._check_splits(completed))
+        if self.is_draining:
+            limit = self._find_last_due()
+        elif limit is not None:
+            limit = max(limit, int(self._drained.max()))
+        for first, last, watermark in _list_event_times(completed):
+            groups = f"checkpoint {completed.checkpoint}: key groups {first} to {last}"
+            if limit is not None and watermark > limit:
+                raise Violation(f"{groups} are at {watermark}, and the splits at {limit}")
+            before = self._watermarks[first : last + 1]
+            if (latest := int(before.max())) > watermark:
+                raise Violation(f"{groups} go back from {latest} to {watermark}")
+            before[:] = watermark
+            if self.is_draining:
+                self._drained[first : last + 1] = watermark
+
+    def has_all_rows(self) -> bool:
+        """Return whether every record is in both targets of records."""
+        count = len(self._plan.records)
+        return all(len(self._targets[name].rows) >= count for name in ("raw", "copy"))
+
+    def check_targets(self) -> None:
+        """Raise Violation unless each record, and each window, is in each target once."""
+        expected = Counter(map(_to_row, self._plan.records))
+        for name in ("raw", "copy"):
+            _require_same(name, Counter(self._targets[name].rows), expected)
+        self._check_windows([one for one in self._plan.records if one.at is not None])
+        for name, target in self._targets.items():
+            if target.prepared:
+                raise Violation(f"{name}: {sorted(target.prepared)} are left prepared")
 
     def _check_splits(self, completed: CompletedCheckpoint) -> dict[str, int]:
         positions: dict[str, int] = {}
@@ -59,7 +77,7 @@ class DecisionOracle:
                 if name in positions:
                     raise Violation(f"checkpoint {completed.checkpoint} holds {name} twice")
                 positions[name] = position
-                latest = _find_latest(self._splits[name].records[:position])
+                latest = _find_latest(self._plan.splits[name].records[:position])
                 if state.event_time_ms != latest:
                     raise Violation(
                         f"checkpoint {completed.checkpoint}: the event time of {name} at {position}"
@@ -71,57 +89,63 @@ class DecisionOracle:
         """Return the watermark that no operator can be past; None if all splits have ended."""
         limits: list[int] = []
         for name, position in positions.items():
-            records = self._splits[name].records
-            if position < len(records):
-                latest = _find_latest(records[:position])
-                limits.append(NO_WATERMARK if latest is None else latest - self._delay_ms - 1)
+            split = self._plan.splits[name]
+            # A split that appears later holds back what is then not yet told.
+            has_ended = self._plan.discovery_s is None and position == len(split.records)
+            if not has_ended and split.appears_s == BEGIN_S:
+                latest = _find_latest(split.records[:position])
+                limits.append(NO_WATERMARK if latest is None else latest - DELAY_MS - 1)
         return min(limits) if limits else None
+
+    def _find_last_due(self) -> int:
+        """Return the time at which the last window of all is due."""
+        latest = max((one.at for one in self._plan.records if one.at is not None), default=0)
+        return latest - latest % WINDOW_MS + WINDOW_MS - 1
+
+    def _check_windows(self, records: Iterable[Record]) -> None:
+        """Require that each window has fired once, with its records that are not late."""
+        late = Counter(self._targets["late"].rows)
+        expected: dict[tuple[int, int], list[Record]] = {}
+        for record in records:
+            assert record.at is not None
+            start = record.at - record.at % WINDOW_MS
+            if not late[_to_row(record)]:
+                expected.setdefault((record.key, start), []).append(record)
+            elif not (record.may_be_late or self._has_drained(record.key, start + WINDOW_MS)):
+                raise Violation(f"{record} came in time and is late")
+        if len(late) < late.total():
+            raise Violation(f"some are late twice: {late}")
+        windows = Counter(
+            (key, start, len(some), sum(1 << record.id for record in some))
+            for (key, start), some in expected.items()
+        )
+        rows = Counter(
+            (key, round(start.timestamp() * 1_000), n, ids)
+            for key, start, _, n, ids in self._targets["windows"].rows
+        )
+        _require_same("windows", rows, windows)
+
+    def _has_drained(self, key: int, end: int) -> bool:
+        return end - 1 <= int(self._drained[key_group_of(key, self._plan.max_parallelism)])
+
+
+def _list_event_times(completed: CompletedCheckpoint) -> list[tuple[int, int, int]]:
+    return [
+        msgspec.msgpack.decode(element, type=tuple[int, int, int])
+        for _, operator in completed.operator("counted")
+        for element in operator.lists.get(EVENT_TIME, ())
+    ]
 
 
 def _find_latest(records: Sequence[Record]) -> int | None:
     return max((record.at for record in records if record.at is not None), default=None)
 
 
-def check_targets(records: Collection[Record], targets: Mapping[str, Target]) -> None:
-    """Raise Violation unless each record, and each window, is in each target once."""
-    expected = Counter(map(to_row, records))
-    for name in ("raw", "copy"):
-        require_same(name, Counter(targets[name].rows), expected)
-    _check_windows([record for record in records if record.at is not None], targets)
-    for name, target in targets.items():
-        if target.prepared:
-            raise Violation(f"{name}: {sorted(target.prepared)} are left prepared")
-
-
-def _check_windows(records: Collection[Record], targets: Mapping[str, Target]) -> None:
-    """Require that each window has fired once, with its records that are not late."""
-    late = Counter(targets["late"].rows)
-    if wrong := late - Counter(to_row(record) for record in records if record.may_be_late):
-        raise Violation(f"late: {sorted(wrong)} came in time")
-    expected: dict[tuple[int, int], list[Record]] = {}
-    for record in records:
-        if not late[to_row(record)]:
-            assert record.at is not None
-            start = record.at - record.at % WINDOW_MS
-            expected.setdefault((record.key, start), []).append(record)
-    windows = Counter(
-        (key, start, len(some), sum(1 << record.id for record in some))
-        for (key, start), some in expected.items()
-    )
-    rows = Counter(
-        (key, round(start.timestamp() * 1_000), n, ids)
-        for key, start, _, n, ids in targets["windows"].rows
-    )
-    require_same("windows", rows, windows)
-
-
-def to_row(record: Record) -> tuple[int, int, int | None, int]:
-    """Return `record` as sinks have it."""
+def _to_row(record: Record) -> tuple[int, int, int | None, int]:
     return record.id, record.key, record.at, 1 << record.id
 
 
-def require_same(name: str, rows: Counter[Any], expected: Counter[Any]) -> None:
-    """Raise Violation unless `rows` are `expected`."""
+def _require_same(name: str, rows: Counter[Any], expected: Counter[Any]) -> None:
     if rows != expected:
         lost, more = expected - rows, rows - expected
         raise Violation(f"{name}: lost {sorted(map(str, lost))}, too many {sorted(map(str, more))}")

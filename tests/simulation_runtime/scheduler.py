@@ -17,6 +17,8 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 STEP_S = 1e-5
 """How much time goes by with each step."""
+PAUSE_MAX_S = 0.5
+"""For how long a task that could go on does not."""
 WALL_S = 1_800_000_000.0
 """The time of day at which each schedule begins."""
 
@@ -194,7 +196,11 @@ class Scheduler:
         ready = self._ready
         while True:
             # At times the clock goes on although somebody could work: that one is slow.
-            if ready and not (self._timers and self.rng.random() < 0.01):
+            if ready and not (
+                self._timers
+                and self._timers[0][0] < self.now_s + PAUSE_MAX_S
+                and self.rng.random() < 0.01
+            ):
                 index = int(self.rng.random() * len(ready))
                 ready[index], ready[-1] = ready[-1], ready[index]
                 task = ready.pop()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from tests.simulation_runtime.scheduler import scheduler
+from tests.simulation_runtime.shared import Shared
 from tests.simulation_runtime.threads import Condition
 
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
@@ -35,14 +36,13 @@ class SplitRecords:
     records: list[Record]
 
 
-class SimulatedSource(Source):
-    """Reads `splits`; ends when all are read, or never."""
+class SimulatedSource(Shared, Source):
+    """Reads splits; ends when all are read, or never."""
 
-    def __init__(
-        self, splits: dict[str, SplitRecords], *, is_bounded: bool, discovery_s: float | None
-    ) -> None:
+    def __init__(self, splits: dict[str, SplitRecords], *, discovery_s: float | None) -> None:
+        """`discovery_s` is how often it is asked for new splits; None: it is bounded."""
         self.all_splits = splits
-        self._is_bounded = is_bounded
+        self._is_bounded = discovery_s is None
         self._discovery_s = discovery_s
 
     @property

@@ -15,6 +15,13 @@ from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 class SimulatedFiles(MemoryFiles):
     """Files that all processes see."""
 
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self._root = root
+
+    def location(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
         scheduler().pause()
         outcome = super().create_if_absent(path, data)
@@ -45,7 +52,7 @@ class SimulatedStorage(CheckpointStorage):
     """Storage of one schedule; `inline_threshold_bytes` is the size from which state is a file."""
 
     def __init__(self, inline_threshold_bytes: int) -> None:
-        self._files = SimulatedFiles()
+        self._files = SimulatedFiles("memory:")
         self._savepoints: dict[str, SimulatedFiles] = {}
         self._inline_threshold_bytes = inline_threshold_bytes
 
@@ -53,7 +60,7 @@ class SimulatedStorage(CheckpointStorage):
         return JobStorage(self._files, job, self._inline_threshold_bytes)
 
     def open_savepoint(self, location: str) -> SavepointDirectory:
-        return SavepointDirectory(self._savepoints.setdefault(location, SimulatedFiles()))
+        return SavepointDirectory(self._savepoints.setdefault(location, SimulatedFiles(location)))
 
     def __str__(self) -> str:
         return "memory"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from tests.simulation_runtime.scheduler import Violation, scheduler
+from tests.simulation_runtime.shared import Shared
 
 from onceflow.core.errors import Fenced
 from onceflow.core.protocol.committables import (
@@ -50,14 +51,14 @@ class Target:
 
     def copy_state(self) -> tuple[Any, ...]:
         """Return a copy of all that is in the tables."""
-        return deepcopy((self.rows, self.prepared, self.proofs))
+        return deepcopy((self.rows, self.prepared, self.proofs, self.attempt, self.log_id))
 
     def put_back(self, state: tuple[Any, ...]) -> None:
         """Become as when `state` was copied."""
-        self.rows, self.prepared, self.proofs = deepcopy(state)
+        self.rows, self.prepared, self.proofs, self.attempt, self.log_id = deepcopy(state)
 
 
-class SimulatedSink(Sink):
+class SimulatedSink(Shared, Sink):
     """Writes into a `Target`."""
 
     def __init__(self, target: Target) -> None:

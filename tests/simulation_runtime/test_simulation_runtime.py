@@ -9,11 +9,11 @@ from collections.abc import Generator, Iterable
 
 import pytest
 from tests.simulation_runtime.cluster import simulated
-from tests.simulation_runtime.mutants import MUTANTS, Mutant
+from tests.simulation_runtime.mutants import CAUGHT_BY, MUTANTS, Mutant
 from tests.simulation_runtime.world import Outcome, run_schedule
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "1"))
-SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_RUNTIME_SCHEDULES", "40"))
+SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_RUNTIME_SCHEDULES", "30"))
 MUTANT_SCHEDULES_MAX = 150
 
 
@@ -35,13 +35,14 @@ def test_each_row_is_in_each_sink_once_in_random_schedules(schedules: int) -> No
     # Most schedules have restarts, and checkpoints to restart from.
     assert sum(outcome.attempts for outcome in outcomes) > 1.5 * schedules
     assert sum(outcome.checkpoints for outcome in outcomes) > 2 * schedules
-    assert sum(outcome.kills for outcome in outcomes) > schedules
+    assert sum(outcome.kills for outcome in outcomes) > 0.5 * schedules
+    assert any(outcome.savepoints for outcome in outcomes)
 
 
 def test_each_row_is_in_each_sink_once_in_schedules_of_today() -> None:
     first = random.SystemRandom().randrange(1 << 40)
-    print(f"seeds {first} to {first + SCHEDULES // 2}")  # noqa: T201 - pytest shows it at a failure
-    _run(range(first, first + SCHEDULES // 2))
+    print(f"seeds {first} to {first + SCHEDULES // 3}")  # noqa: T201 - pytest shows it at a failure
+    _run(range(first, first + SCHEDULES // 3))
 
 
 def test_a_schedule_is_drawn_by_its_seed_alone() -> None:
@@ -52,9 +53,9 @@ def test_a_schedule_is_drawn_by_its_seed_alone() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_of_the_runtime_is_caught(mutant: Mutant) -> None:
-    seeds = (mutant.caught_by, *range(MUTANT_SCHEDULES_MAX))
+    seeds = (CAUGHT_BY.get(mutant.name, 0), *range(MUTANT_SCHEDULES_MAX))
     with mutant.applied():
-        if not any(run_schedule(seed, **mutant.changes).violation for seed in seeds):
+        if not any(run_schedule(seed).violation for seed in seeds):
             pytest.fail(f"{mutant.name} survived {MUTANT_SCHEDULES_MAX} schedules")
 
 

@@ -263,6 +263,16 @@ class ThreadPoolExecutor:
         self._work.put((future, call, args))
         return future
 
+    def map(self, call: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
+        futures = [self.submit(call, *some) for some in zip(*items, strict=False)]
+        return [future.result() for future in futures]
+
+    def __enter__(self) -> ThreadPoolExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
     def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
         self._is_shut = True
         while cancel_futures and not self._work.empty():

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tests.simulation_runtime.cluster import SimulatedCluster, clear_programs
+import pyarrow as pa
+from tests.simulation_runtime.cluster import SimulatedCluster
 from tests.simulation_runtime.network import begin_network
-from tests.simulation_runtime.oracle import DecisionOracle, check_targets
+from tests.simulation_runtime.oracle import Oracle
+from tests.simulation_runtime.plan import DELAY_MS, Plan, RequestKind, Run, draw_plan
 from tests.simulation_runtime.scheduler import Process, Scheduler, Violation, scheduling
-from tests.simulation_runtime.source import RECORDS, Record, SimulatedSource, SplitRecords
+from tests.simulation_runtime.shared import forget_shared
+from tests.simulation_runtime.source import RECORDS, SimulatedSource
 from tests.simulation_runtime.storage import SimulatedStorage
 from tests.simulation_runtime.targets import SimulatedSink, Target
 
@@ -22,38 +26,36 @@ from onceflow import (
     HeapBackend,
     Job,
     JobState,
+    JobStatus,
     OutputTag,
     Pipeline,
+    ProcessWindowFunction,
     RuntimeSettings,
+    Stream,
+    TimeWindow,
     TumblingEventTimeWindows,
     WatermarkStrategy,
     count,
     sum_,
 )
+from onceflow.core.errors import (
+    DecisionForgotten,
+    OnceflowError,
+    PreparedTransactionLost,
+    SavepointFailed,
+    SavepointRefused,
+    StorageBehind,
+)
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 
-STEPS_MAX = 400_000
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a schedule is about."""
-
-    seed: int
-    splits: dict[str, SplitRecords]
-    is_bounded: bool
-    discovery_s: float | None
-    parallelisms: tuple[int, ...]
-    """One for each start of a driver."""
-    max_parallelism: int
-    interval_s: float
-    retained: int
-    unaligned: bool
-    delay_s: float
-    inline_threshold_bytes: int
-    slowness_s: tuple[float, float, float]
-    failure_rate: float
-    kills: int
-    pause_rate: float
+STEPS_MAX = 60_000
+ANSWER_MAX_S = 900.0
+"""How long the user waits for an answer to a request."""
+ASK_AGAIN_S = 5.0
+"""After this time the user asks again for a stop with a savepoint."""
+_TARGETS = ("raw", "copy", "windows", "late")
+_LOSS_NOTICED = (DecisionForgotten, PreparedTransactionLost, StorageBehind)
+"""The errors by which a job refuses to go on with a target that was put back."""
 
 
 @dataclass(slots=True)
@@ -67,43 +69,12 @@ class Outcome:
     attempts: int = 0
     kills: int = 0
     checkpoints: int = 0
+    savepoints: int = 0
+    put_back: int = 0
+    refused: int = 0
+    """How often a loss in a target was noticed."""
     late: int = 0
     virtual_s: float = 0.0
-
-
-def draw_plan(seed: int) -> Plan:
-    """Return the plan of `seed`."""
-    rng = random.Random(seed)
-    splits: dict[str, SplitRecords] = {}
-    number = 0
-    for name in range(rng.randint(1, 4)):
-        at, appears_s = rng.randint(0, 500), 1_000.0
-        records: list[Record] = []
-        for _ in range(rng.randint(0, 14)):
-            at += rng.choice((0, 1, 100, 400, 1_000 - at % 1_000, 999 - at % 1_000))
-            appears_s += rng.choice((0.0, 0.01, 0.1, 0.3))
-            age = rng.choice((0, 0, 0, 0, 0, 50, 2_000))
-            time = None if rng.random() < 0.1 else at - age
-            records.append(Record(number, rng.randint(0, 3), time, appears_s, age > 50))
-            number += 1
-        splits[f"split-{name}"] = SplitRecords(1_000.0, records)
-    return Plan(
-        seed=seed,
-        splits=splits,
-        is_bounded=True,
-        discovery_s=None,
-        parallelisms=tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 3))),
-        max_parallelism=rng.choice((3, 8, 128, 32_768)),
-        interval_s=rng.choice((0.05, 0.2, 0.5)),
-        retained=rng.randint(1, 2),
-        unaligned=rng.random() < 0.3,
-        delay_s=0.05,
-        inline_threshold_bytes=rng.choice((0, 20_000)),
-        slowness_s=tuple(rng.choice((0.0, 0.0, 0.02, 0.3)) for _ in range(3)),  # type: ignore[arg-type]
-        failure_rate=rng.choice((0.0, 0.0, 0.1)),
-        kills=rng.choice((0, 1, 1, 2, 3)),
-        pause_rate=rng.choice((0.0, 0.05, 0.3)),
-    )
 
 
 class World:
@@ -115,33 +86,35 @@ class World:
         self.run = Scheduler(self.rng, plan.pause_rate)
         self.cluster = SimulatedCluster(self.run)
         self.storage = SimulatedStorage(plan.inline_threshold_bytes)
-        self.source = SimulatedSource(
-            plan.splits, is_bounded=plan.is_bounded, discovery_s=plan.discovery_s
-        )
+        self.source = SimulatedSource(plan.splits, discovery_s=plan.discovery_s)
         self.targets = {
             name: Target(slowness_s, plan.failure_rate)
-            for name, slowness_s in zip(("raw", "copy", "windows"), plan.slowness_s, strict=True)
+            for name, slowness_s in zip(_TARGETS, plan.slowness_s, strict=True)
         }
-        self.targets["late"] = Target()
         self.outcome = Outcome(plan.seed)
-        self._records = [one for split in plan.splits.values() for one in split.records]
-        self._oracle = DecisionOracle(plan.splits, round(plan.delay_s * 1_000))
+        self._oracle = Oracle(plan, self.targets)
         self._job: Job | None = None
+        self._driver: Process | None = None
         self._found: Violation | None = None
         self._state: JobState | None = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
+        self._asking = 0
+        """How many requests of the user are not answered."""
+        self._savepoint: str | None = None
+        """With which the last run has stopped."""
+        self._backup: tuple[Target, tuple[Any, ...]] | None = None
 
     def run_all(self) -> Outcome:
         """Run the schedule; return how it ended."""
         begin_network()
-        clear_programs()
+        forget_shared()
         outcome = self.outcome
         logging.disable(logging.CRITICAL)
         try:
             with scheduling(self.run):
                 try:
-                    self._run_drivers()
-                    check_targets(self._records, self.targets)
+                    if self._run_drivers():
+                        self._oracle.check_targets()
                 except Violation as violation:
                     outcome.violation = str(violation)
                     outcome.trace = self.run.describe_trace()
@@ -149,48 +122,87 @@ class World:
                     self.run.close()
         finally:
             logging.disable(logging.NOTSET)
-        outcome.steps = self.run.steps
+        outcome.steps, outcome.late = self.run.steps, len(self.targets["late"].rows)
         outcome.virtual_s = self.run.now_s - 1_000
         return outcome
 
-    def _run_drivers(self) -> None:
-        for number, parallelism in enumerate(self.plan.parallelisms):
-            is_last = number == len(self.plan.parallelisms) - 1
-            driver = Process(self.run, f"driver {number}")
-            self._state = None
-            self.run.spawn(driver, driver.name, partial(self._drive, parallelism))
-            if not is_last:
-                step = self.run.steps + self.rng.randint(1, 2_000)
-                self.run.at_step(step, partial(self._kill, driver))
-            for _ in range(self.plan.kills):
-                step = self.run.steps + self.rng.randint(1, 2_000)
-                self.run.at_step(step, self._kill_slot)
+    # --- runs -----------------------------------------------------------------------------------
+
+    def _run_drivers(self) -> bool:
+        """Return whether the job has read all; if not, it has noticed a loss."""
+        for number, run in enumerate(self.plan.runs):
+            is_last = number == len(self.plan.runs) - 1
+            driver = self._driver = Process(self.run, f"driver {number}")
+            self._state = self._job = None
+            self._asking = 0
+            self.run.spawn(driver, driver.name, partial(self._drive, run))
+            self._plan_faults(driver, run, is_last=is_last)
             self.run.run(partial(self._is_over, driver), STEPS_MAX)
             if self._found is not None:
                 raise self._found
             if self._error is not None:
+                if self.outcome.put_back and isinstance(self._error, _LOSS_NOTICED):
+                    self.outcome.refused += 1
+                    return False
                 raise Violation(f"the job failed: {self._error!r}")
-            if self._state is not None:
-                return
+            # The program of the user ends with the job.
+            self._kill(driver)
+            self._put_back(run)
+        return True
+
+    def _plan_faults(self, driver: Process, run: Run, *, is_last: bool) -> None:
+        now = self.run.steps
+        if run.end == "kill":
+            self.run.at_step(now + run.end_step, partial(self._kill, driver))
+        elif run.end != "none":
+            stop = partial(self._stop, run, waits=is_last)
+            if is_last:
+                self._spawn_user(driver, stop)
+            else:
+                step = now + run.end_step
+                self.run.at_step(step, partial(self._spawn_user, driver, stop))
+        for step in run.kills:
+            self.run.at_step(now + step, self._kill_slot)
+        for step, kind in run.requests:
+            ask = partial(self._spawn_user, driver, partial(self._request, kind))
+            self.run.at_step(now + step, ask)
+        if run.backup_step is not None:
+            self.run.at_step(now + run.backup_step, self._back_up)
 
     def _is_over(self, driver: Process) -> bool:
-        return driver.is_dead or self._state is not None or self._found is not None
+        has_ended = self._state is not None and not self._asking
+        return driver.is_dead or has_ended or self._found is not None
 
-    def _drive(self, parallelism: int) -> None:
-        self._job = self._build(parallelism).start()
+    def _drive(self, run: Run) -> None:
+        savepoint = self._savepoint if run.begins_from_savepoint else None
+        self._savepoint = None
         try:
-            status = self._job.wait()
+            status = self._wait_for_end(run, savepoint)
         except Exception as error:
             self._error = error
             self._state = JobState.FAILED
             return
         self.run.note(f"the job is {status.state.value}")
+        if run.end in {"savepoint", "drain"} and status.savepoints:
+            self._savepoint = status.savepoints[-1].place
         self._state = status.state
+
+    def _wait_for_end(self, run: Run, savepoint: str | None) -> JobStatus:
+        self._job = self._build(run).start(from_savepoint=savepoint)
+        try:
+            return self._job.wait()
+        except SavepointRefused as error:
+            # An attempt after that of the savepoint has ended the job.
+            self.run.note(error)
+            self._job = self._build(run).start()
+            return self._job.wait()
+
+    # --- what happens to it ---------------------------------------------------------------------
 
     def _kill(self, process: Process) -> None:
         if not process.is_dead:
             self.run.note(f"kill {process.name}")
-            self.outcome.kills += 1
+            self.outcome.kills += process is not self._driver or self._state is None
             self.run.kill(process)
 
     def _kill_slot(self) -> None:
@@ -198,21 +210,117 @@ class World:
         if alive:
             self._kill(self.rng.choice(alive))
 
+    def _back_up(self) -> None:
+        target = self.targets[self.rng.choice(_TARGETS)]
+        self._backup = target, target.copy_state()
+
+    def _put_back(self, run: Run) -> None:
+        if self._backup is None or run.backup_step is None:
+            return
+        for process in self.cluster.slots:
+            if not process.is_dead:
+                self.run.kill(process)
+        target, state = self._backup
+        self._backup = None
+        target.put_back(state)
+        self.outcome.put_back += 1
+        self.run.note("a target is put back")
+
+    def _spawn_user(self, driver: Process, ask: Callable[[], None]) -> None:
+        def answered() -> None:
+            ask()
+            self._asking -= 1
+
+        if not driver.is_dead:
+            self._asking += 1
+            self.run.spawn(driver, "the user", answered)
+
+    def _stop(self, run: Run, *, waits: bool) -> None:
+        """Stop the job as the plan says; `waits`: once it has read all."""
+        while self._job is None or (waits and not self._oracle.has_all_rows()):
+            if self._state is not None:
+                return
+            self.run.sleep(0.1)
+        with_savepoint = run.end in {"savepoint", "drain"}
+        # A stop that follows a savepoint ends with the attempt, so the user asks again.
+        timeout_s = ASK_AGAIN_S if with_savepoint else ANSWER_MAX_S
+        while self._state is None:
+            try:
+                self._job.stop(timeout_s, savepoint=with_savepoint, drain=run.end == "drain")
+            except SavepointFailed as error:
+                self.run.note(error)
+            except TimeoutError as error:
+                if not with_savepoint:
+                    self._found = Violation(f"{run.end} was not answered: {error}")
+            except OnceflowError as error:
+                self.run.note(error)
+                return
+            if self.source.bounded:
+                return
+            self.run.sleep(0.1)
+
+    def _request(self, kind: RequestKind) -> None:
+        while self._job is None:
+            if self._state is not None:
+                return
+            self.run.sleep(0.1)
+        self.run.note(f"the user asks for a {kind}")
+        try:
+            match kind:
+                case "checkpoint":
+                    self._job.checkpoint()
+                case "stop":
+                    self._job.stop(ANSWER_MAX_S)
+                case "savepoint":
+                    self._job.savepoint(timeout_s=ANSWER_MAX_S)
+                    self.outcome.savepoints += 1
+        except TimeoutError as error:
+            self._found = Violation(f"a {kind} was not answered: {error}")
+        except OnceflowError as error:
+            self.run.note(error)
+
+    def _listen(self, event: Any, status: Any) -> None:
+        del status
+        name = type(event).__name__
+        if name == "CheckpointCompleted":
+            self.outcome.checkpoints += 1
+        if name == "AttemptBegan":
+            self.outcome.attempts += 1
+        if name in {"CheckpointCompleted", "AttemptBegan"}:
+            self._check_decision()
+        if name == "AttemptBegan":
+            self._oracle.is_draining = False
+        if name == "CheckpointTriggered" and event.kind is CheckpointKind.SAVEPOINT_DRAIN:
+            self._oracle.is_draining = True
+        if name == "CheckpointTriggered" and event.kind is CheckpointKind.FINAL:
+            self._ask_late()
+        if name not in {"SlotReported", "CheckpointAcked", "SubtaskCommitted"}:
+            self.run.note(event)
+
+    def _ask_late(self) -> None:
+        runs = [run for run in self.plan.runs if run.final_request is not None]
+        if runs and self._driver is not None:
+            kind = runs[-1].final_request
+            assert kind is not None
+            self._spawn_user(self._driver, partial(self._request, kind))
+
     def _check_decision(self) -> None:
         log = self._job and self._job._driver._owner.log  # pyright: ignore[reportPrivateUsage]
         try:
             if log:
-                self._oracle.check(log.view.completed[-1])
+                self._oracle.check_decision(log.view.completed[-1])
         except Violation as violation:
             # The product goes on whatever a listener raises.
             self._found = self._found or violation
 
-    def _build(self, parallelism: int) -> Pipeline:
+    # --- the job --------------------------------------------------------------------------------
+
+    def _build(self, run: Run) -> Pipeline:
         plan = self.plan
         pipeline = Pipeline(
             self.cluster,  # type: ignore[arg-type]
             name="job",
-            parallelism=parallelism,
+            parallelism=run.parallelism,
             max_parallelism=plan.max_parallelism,
             checkpointing=Checkpointing(
                 self.storage,
@@ -226,31 +334,45 @@ class World:
             endpoint=None,
             listeners=(self._listen,),
         )
-        watermarks = WatermarkStrategy("at", max_out_of_orderness=plan.delay_s)
+        watermarks = WatermarkStrategy("at", max_out_of_orderness=DELAY_MS / 1_000)
         records = pipeline.read(self.source, uid="records", watermarks=watermarks)
         records.write(self._sink("raw"), uid="raw")
         records.write(self._sink("copy"), uid="copy")
-        timed = records.filter(_has_time, uid="timed")
+        counted, late = self._count(records.filter(_has_time, uid="timed"))
+        counted.write(self._sink("windows"), uid="windows")
+        late.write(self._sink("late"), uid="late")
+        return pipeline
+
+    def _count(self, timed: Stream) -> tuple[Stream, Stream]:
+        """Return the windows, and the records that are late for theirs."""
         late = OutputTag("late", RECORDS)
         windows = timed.key_by("key").window(TumblingEventTimeWindows(1.0), late=late)
-        counted = windows.aggregate(n=count(), ids=sum_("bit"), uid="counted")
-        counted.write(self._sink("windows"), uid="windows")
-        counted.side_output(late).write(self._sink("late"), uid="late")
-        return pipeline
+        counted = (
+            windows.aggregate(n=count(), ids=sum_("bit"), uid="counted")
+            if self.plan.content == "aggregate"
+            else windows.process(_Counted(), uid="counted")
+        )
+        return counted, counted.side_output(late)
 
     def _sink(self, name: str) -> SimulatedSink:
         return SimulatedSink(self.targets[name])
 
-    def _listen(self, event: Any, status: Any) -> None:
-        del status
-        name = type(event).__name__
-        if name == "CheckpointCompleted":
-            self.outcome.checkpoints += 1
-            self._check_decision()
-        if name == "AttemptBegan":
-            self.outcome.attempts += 1
-        if name not in {"SlotReported", "CheckpointAcked", "SubtaskCommitted"}:
-            self.run.note(event)
+
+class _Counted(ProcessWindowFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        del input_schema
+        moment = pa.timestamp("ms", "UTC")
+        columns = [("key", pa.int64()), ("window_start", moment), ("window_end", moment)]
+        return pa.schema([*columns, ("n", pa.int64()), ("ids", pa.int64())])
+
+    def process(self, key: Any, window: TimeWindow, records: list[dict[str, Any]]) -> Any:
+        return {
+            "key": key,
+            "window_start": window.start_ms,
+            "window_end": window.end_ms,
+            "n": len(records),
+            "ids": sum(record["bit"] for record in records),
+        }
 
 
 def _has_time(record: Any) -> bool:

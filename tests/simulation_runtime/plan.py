@@ -1,0 +1,134 @@
+"""What a schedule is about, drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tests.simulation_runtime.source import Record, SplitRecords
+
+DELAY_MS = 50
+"""By how much a record may be older than one before it in its split, and is in time."""
+BEGIN_S = 1_000.0
+
+RunEnd: TypeAlias = Literal["none", "kill", "stop", "savepoint", "drain"]
+RequestKind: TypeAlias = Literal["checkpoint", "savepoint", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One driver process, from its start to its end."""
+
+    parallelism: int
+    end: RunEnd
+    """How it ends, unless the job has finished before."""
+    end_step: int
+    kills: tuple[int, ...] = ()
+    """The steps at which a slot is killed."""
+    requests: tuple[tuple[int, RequestKind], ...] = ()
+    """What the user asks for, and at which step."""
+    final_request: RequestKind | None = None
+    """What the user asks for once the last checkpoint of the job is triggered."""
+    begins_from_savepoint: bool = False
+    """Whether the run begins from the savepoint with which the one before has stopped."""
+    backup_step: int | None = None
+    """The step at which a target is copied; it becomes that copy at the end of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a schedule is about."""
+
+    seed: int
+    splits: dict[str, SplitRecords]
+    discovery_s: float | None
+    """How often the source is asked for new splits; None: it is bounded, and has them all."""
+    runs: tuple[Run, ...]
+    max_parallelism: int
+    content: Literal["aggregate", "process"]
+    """Which operator has the windows."""
+    interval_s: float
+    retained: int
+    unaligned: bool
+    inline_threshold_bytes: int
+    slowness_s: tuple[float, ...]
+    """How long a call of each target may take."""
+    failure_rate: float
+    pause_rate: float
+
+    @property
+    def records(self) -> list[Record]:
+        """All records of all splits."""
+        return [record for split in self.splits.values() for record in split.records]
+
+
+def draw_plan(seed: int) -> Plan:
+    """Return the plan of `seed`."""
+    rng = random.Random(seed)
+    discovery_s = rng.choice((None, None, 0.2))
+    return Plan(
+        seed=seed,
+        splits=_draw_splits(rng, grows=discovery_s is not None),
+        discovery_s=discovery_s,
+        runs=_draw_runs(rng, is_bounded=discovery_s is None),
+        max_parallelism=rng.choice((3, 8, 128, 32_768)),
+        content=rng.choice(("aggregate", "aggregate", "process")),
+        interval_s=rng.choice((0.05, 0.2, 0.5)),
+        retained=rng.randint(1, 2),
+        unaligned=rng.random() < 0.3,
+        inline_threshold_bytes=rng.choice((0, 20_000)),
+        slowness_s=tuple(rng.choice((0.0, 0.0, 0.02, 0.3)) for _ in range(4)),
+        failure_rate=rng.choice((0.0, 0.0, 0.1, 0.7)),
+        pause_rate=rng.choice((0.0, 0.05, 0.3)),
+    )
+
+
+def _draw_splits(rng: random.Random, *, grows: bool) -> dict[str, SplitRecords]:
+    splits: dict[str, SplitRecords] = {}
+    number = 0
+    for name in range(rng.randint(1, 4)):
+        split_appears_s = appears_s = BEGIN_S + (rng.choice((0.0, 0.4, 0.9)) if grows else 0.0)
+        at = rng.randint(0, 500)
+        records: list[Record] = []
+        for _ in range(rng.randint(0, 12)):
+            at += rng.choice((0, 1, 100, 400, 1_000 - at % 1_000, 999 - at % 1_000))
+            appears_s += rng.choice((0.0, 0.01, 0.1, 0.3))
+            age = rng.choice((0, 0, 0, 0, 0, DELAY_MS, 2_000))
+            time = None if rng.random() < 0.1 else at - age
+            # Event time may have gone on before a split appears.
+            may_be_late = age > DELAY_MS or split_appears_s > BEGIN_S
+            records.append(Record(number, rng.randint(0, 3), time, appears_s, may_be_late))
+            number += 1
+        splits[f"split-{name}"] = SplitRecords(split_appears_s, records)
+    return splits
+
+
+def _draw_runs(rng: random.Random, *, is_bounded: bool) -> tuple[Run, ...]:
+    count = rng.choice((1, 2, 2, 3))
+    runs: list[Run] = []
+    for number in range(count):
+        is_last = number == count - 1
+        end: RunEnd = "none" if is_bounded else "drain"
+        if not is_last:
+            end = rng.choice(("kill", "kill", "stop", "savepoint", "drain"))
+        requests: list[tuple[int, RequestKind]] = []
+        if rng.random() < 0.2:
+            requests.append((_draw_step(rng), rng.choice(("checkpoint", "savepoint"))))
+        runs.append(
+            Run(
+                parallelism=rng.randint(1, 3),
+                end=end,
+                end_step=_draw_step(rng),
+                kills=tuple(_draw_step(rng) for _ in range(rng.choice((0, 0, 1, 1, 2)))),
+                requests=tuple(requests),
+                final_request=rng.choice((None, None, "checkpoint", "savepoint", "stop")),
+                begins_from_savepoint=rng.random() < 0.5,
+                backup_step=_draw_step(rng) if end == "kill" and rng.random() < 0.2 else None,
+            )
+        )
+    return tuple(runs)
+
+
+def _draw_step(rng: random.Random) -> int:
+    return rng.randint(1, rng.choice((300, 1_500, 3_000)))
