@@ -1,4 +1,4 @@
-"""The bytes of the messages between the job driver and its slots, and how failures are told.
+"""The encoding of messages between the job driver and its slots, and the reports of failures.
 
 A message is msgpack: `[name of its class, its fields]`.
 """
@@ -23,17 +23,17 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 _ENVELOPE = msgpack_decoder(tuple[str, msgspec.Raw])
 _ENCODER = msgspec.msgpack.Encoder()
 _PROSE = ("message", "trace", "reason")
-"""The fields that people read and nothing is looked up by."""
+"""The fields that hold text for people. Code never looks up anything by them."""
 
 
 def encode_message(message: SlotMessage | DriverMessage) -> bytes:
-    """Return the bytes of `message`; what of its prose UTF-8 cannot spell is escaped.
+    """Encode `message`. Text for people that UTF-8 cannot represent is escaped.
 
-    Prose may quote a user's record, which may hold half a surrogate pair. Names and paths are never
-    changed.
+    Such text may quote a user's record, which may contain a lone surrogate. Names and paths are
+    never changed.
 
     Raises:
-        UnicodeEncodeError: A name or a path in it cannot be spelled.
+        UnicodeEncodeError: UTF-8 cannot represent a name or a path in the message.
     """
     name = type(message).__name__
     try:
@@ -52,10 +52,10 @@ def _escape(message: SlotMessage | DriverMessage) -> SlotMessage | DriverMessage
 
 
 def decode_message(data: bytes | memoryview) -> SlotMessage | DriverMessage:
-    """Return the message that `data` holds.
+    """Decode a message.
 
     Raises:
-        MessageCorrupt: It is no message, or one of another version.
+        MessageCorrupt: `data` is not a message, or is a message of another version.
     """
     try:
         name, fields = _ENVELOPE.decode(data)
@@ -69,7 +69,7 @@ def decode_message(data: bytes | memoryview) -> SlotMessage | DriverMessage:
 
 
 def report_of_failure(slot: int, error: BaseException) -> Failed:
-    """Return what slot `slot` tells the driver of `error`, whatever its class does if asked."""
+    """Return the report of `error` in slot `slot`, even if `str(error)` itself raises."""
     try:
         text = str(error)
     except Exception as unspoken:
@@ -85,7 +85,7 @@ def report_of_failure(slot: int, error: BaseException) -> Failed:
 
 
 def fingerprint_of(error: BaseException) -> str:
-    """Return what is equal for equal mistakes of the program or its data; empty for all else."""
+    """Return a text that is equal for equal mistakes of program or data; empty for other errors."""
     match error:
         case UserFunctionError():
             return error.fingerprint

@@ -1,1 +1,1 @@
-"""What happens in a job, the status that it adds up to, and who is told."""
+"""The events of a job, the status that is computed from them, and the listeners."""

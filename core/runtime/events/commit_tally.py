@@ -1,7 +1,8 @@
-"""How far every subtask has committed, as an immutable value that is cheap to change.
+"""The commit progress of every subtask, as an immutable value that is cheap to update.
 
-A fold makes a new tally for each event. With one dict of all subtasks, each event would copy all of
-it: quadratic work for one checkpoint. Here an event copies one block of subtasks.
+The status fold creates a new tally for each event. With a single dict of all subtasks, each event
+would copy the whole dict: quadratic work per checkpoint. Here an event copies one block of
+subtasks.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ _BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class CommitTally:
-    """By subtask, the newest checkpoint that it is known to have committed."""
+    """The newest checkpoint that each subtask is known to have committed."""
 
     blocks: Mapping[tuple[str, int], Mapping[int, int]] = field(
         default_factory=dict[tuple[str, int], Mapping[int, int]]
     )
-    """By chain and index // `_BLOCK`, then by index."""
+    """The checkpoints by chain and index // `_BLOCK`, then by index."""
     counts: Mapping[int, int] = field(default_factory=dict[int, int])
-    """By checkpoint, how many subtasks have committed it and no later one."""
+    """The number of subtasks by the newest checkpoint that they have committed."""
 
     def lowest_of(self, subtasks: int) -> int:
-        """Return what all of so many subtasks have committed; 0 before each has told."""
+        """Return the newest checkpoint that all `subtasks` have committed; 0 if one is missing."""
         return min(self.counts) if sum(self.counts.values()) >= subtasks and self.counts else 0
 
     def with_commit(self, subtask: SubtaskRef, checkpoint: int) -> CommitTally:
-        """Return the tally after `subtask` has committed `checkpoint`; an older one is ignored."""
+        """Return the tally after `subtask` has committed `checkpoint`.
+
+        An older one has no effect.
+        """
         number = subtask.chain, subtask.index // _BLOCK
         block = self.blocks.get(number, {})
         before = block.get(subtask.index)

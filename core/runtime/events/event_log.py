@@ -1,8 +1,8 @@
-"""Writes what happens in a job to the logger `onceflow.events`: a line an event.
+"""Writes the events of a job to the logger `onceflow.events`, one line per event.
 
-A listener of the job. Levels: info for what is said once an attempt or a checkpoint, debug for
-what each subtask says. What fails is logged where it fails, as a warning or an error; here is only
-the checkpoint that was given up, which nobody else logs.
+It is a listener of the job. It logs events of attempts and checkpoints at level info, and events of
+single subtasks at level debug. Failures are logged where they occur, as warnings or errors. Only an
+aborted checkpoint is logged here, because no other code logs it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _log = logging.getLogger("onceflow.events")
 
 
 def is_event_log_on() -> bool:
-    """Return whether anybody reads these lines."""
+    """Return True if the logger is enabled for these lines."""
     return _log.isEnabledFor(logging.INFO)
 
 
 def log_event(event: JobEvent, status: JobStatus) -> None:  # noqa: C901, PLR0912 - dispatches
-    """Write one event."""
+    """Log one event."""
     common = {"job": status.job, "attempt": status.attempt}
 
     def write(level: int, text: str, *arguments: object, **fields: object) -> None:
@@ -119,6 +119,6 @@ def log_event(event: JobEvent, status: JobStatus) -> None:  # noqa: C901, PLR091
             | JobRestarting()
             | EventsDropped()
         ):
-            pass  # Too often to be read, or logged where it happens.
+            pass  # Too frequent to be read, or logged where they occur.
         case _:
             assert_never(event)

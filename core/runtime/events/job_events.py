@@ -1,11 +1,11 @@
-"""What happens in a job, as plain values: the one account that status, listeners and pages read.
+"""The events of a job as plain values: status, listeners and pages are all computed from them.
 
-Every event is frozen, pickles, and says when it happened by two clocks. In order, events of one job
-are
+Every event is frozen, can be pickled, and has its time by two clocks. The order of a job's events
+is
 
     JobStarted (AttemptBegan … AttemptEnded JobRestarting)* AttemptBegan … AttemptEnded JobEnded
 
-where an attempt that fails before it has claimed the job has neither a begin nor an end.
+An attempt that fails before it has claimed the job has neither AttemptBegan nor AttemptEnded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onceflow.core.spi import SplitOffsets
 
 
 class JobState(Enum):
-    """Where a job stands."""
+    """The state of a job."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -36,7 +36,7 @@ class JobState(Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """True if the job has ended and no more events follow."""
         return self in _ENDED
 
 
@@ -45,12 +45,12 @@ _ENDED = frozenset({JobState.FINISHED, JobState.STOPPED, JobState.CANCELLED, Job
 
 @dataclass(frozen=True, slots=True)
 class RecoveredSink:
-    """What recovery did to the transactions of one sink."""
+    """The actions of recovery on the transactions of one sink."""
 
     uid: str
     sink_id: str
     committed: int = 0
-    """Transactions that it committed; not those that it found committed."""
+    """The number of transactions that recovery committed, without those already committed."""
     rows_committed: int = 0
     aborted: int = 0
 
@@ -60,13 +60,13 @@ class Moment:
     """A point in time on the driver's machine."""
 
     monotonic_s: float
-    """Of `time.monotonic`: for differences between events of one process."""
+    """The time by `time.monotonic`, for differences between events of one process."""
     wall_s: float
-    """Seconds since the epoch: for people, and for comparison with other machines."""
+    """The time in seconds since the epoch, for people and for comparison with other machines."""
 
     @classmethod
     def now(cls) -> Moment:
-        """Return the present."""
+        """Return the current time."""
         return cls(time.monotonic(), time.time())
 
 
@@ -85,7 +85,7 @@ class JobStarted(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegan(_Timed):
-    """An attempt has claimed the job, and goes on from `restored_checkpoint`."""
+    """An attempt has claimed the job, and starts from `restored_checkpoint`."""
 
     attempt: AttemptId
     restored_checkpoint: CheckpointId
@@ -93,15 +93,15 @@ class AttemptBegan(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class StateDropped(_Timed):
-    """The restored checkpoint holds `state`, and the pipeline goes on without it."""
+    """The restored checkpoint contains `state`, which the pipeline drops."""
 
     state: tuple[str, ...]
-    """For people."""
+    """Descriptions for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotJoined(_Timed):
-    """A slot has dialled in, and takes part."""
+    """A slot has connected and takes part in the attempt."""
 
     slot: int
     pid: int
@@ -111,7 +111,7 @@ class SlotJoined(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class SlotsJoined(_Timed):
-    """Every slot takes part."""
+    """The last slot of the attempt has joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class SinksRecovered(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class SlotsDeployed(_Timed):
-    """Every slot has been sent its state and the program."""
+    """The driver has sent every slot its state and the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRunning(_Timed):
-    """Every slot runs."""
+    """The last slot has started to run."""
 
     committers: frozenset[str] = frozenset()
     """The uids of the sinks whose checkpoints the driver commits."""
@@ -147,16 +147,16 @@ class SlotReported(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class SlotLeft(_Timed):
-    """A slot takes part no more."""
+    """A slot no longer takes part in the attempt."""
 
     slot: int
     error: str = ""
-    """Why it was lost, or what it reported as its failure; empty when it was told to leave."""
+    """The reason why it was lost, or its own failure; empty if it was told to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitsDiscovered(_Timed):
-    """Splits of source `uid` have appeared. They are read once a checkpoint holds them."""
+    """New splits of source `uid` were found. They are read once a checkpoint contains them."""
 
     uid: str
     splits: tuple[str, ...]
@@ -164,43 +164,43 @@ class SplitsDiscovered(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class LagMeasured(_Timed):
-    """Source `uid` was asked how far its splits go; by the last completed checkpoint."""
+    """The end positions of source `uid` were read, for the splits of the last checkpoint."""
 
     uid: str
     splits: tuple[SplitOffsets, ...]
-    """Empty when it could not tell."""
+    """The offsets of the splits; empty if the source could not tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkBlocked(_Timed):
-    """Writers of sink `uid` owe an ack, and wait for `blockers` in the target.
+    """An ack of sink `uid` is overdue, because its writers wait for `blockers` in the target.
 
-    It comes again when these change.
+    The event is repeated when the blockers change.
     """
 
     uid: str
     blockers: tuple[str, ...]
-    """For people. Empty: no ack is overdue any more, or nobody is waited for."""
+    """Descriptions for people; empty if no ack is overdue any more, or there are no blockers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRefused(_Timed):
-    """Sink `uid` has refused what the driver commits: in a recovery, or a whole checkpoint.
+    """Sink `uid` has refused a commit of the driver: in a recovery, or of a whole checkpoint.
 
-    It comes with each try, and once more when it is committed. What slots commit is in their
-    reports.
+    The event is repeated for each try, and sent once more after the commit. Commits by slots are
+    in the reports of the slots.
     """
 
     uid: str
     refusal: str
-    """For people: what is not committed, why, and what to do. Empty: it is committed."""
+    """The commit, the reason, and advice, for people. Empty if the commit has succeeded."""
     is_stuck: bool = False
-    """Whether it is refused again and again until a person helps."""
+    """True if the sink refuses the commit until a person helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTriggered(_Timed):
-    """The sources are told to emit barrier `checkpoint`."""
+    """The sources were told to emit the barrier of `checkpoint`."""
 
     checkpoint: CheckpointId
     kind: CheckpointKind
@@ -208,13 +208,13 @@ class CheckpointTriggered(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAcked(_Timed):
-    """One subtask's part of `checkpoint` is durable."""
+    """The part of one subtask in `checkpoint` is durable."""
 
     checkpoint: CheckpointId
     subtask: SubtaskRef
     timings: SnapshotTimings
     record_times: RecordTimes | None = None
-    """Of a source that has them: when the records were made that came since the last barrier."""
+    """The creation times of the records since the last barrier, if a source knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class CheckpointCompleted(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class SavepointCompleted(_Timed):
-    """Savepoint `checkpoint` is whole in the directory `place`. Nothing is decided by it."""
+    """Savepoint `checkpoint` is complete in the directory `place`. It decides nothing."""
 
     checkpoint: CheckpointId
     place: str
@@ -236,7 +236,7 @@ class SavepointCompleted(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class SavepointRestored(_Timed):
-    """The job begins from the savepoint in `place`: `checkpoint` is the decision that says so."""
+    """The job begins from the savepoint in `place`, as decision `checkpoint` records."""
 
     checkpoint: CheckpointId
     place: str
@@ -244,7 +244,7 @@ class SavepointRestored(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed(_Timed):
-    """`checkpoint` was given up. What was prepared for it is decided by a later one."""
+    """`checkpoint` was aborted. A later checkpoint decides its prepared transactions."""
 
     checkpoint: CheckpointId
     reason: str
@@ -262,20 +262,20 @@ class SubtaskCommitted(_Timed):
 class CheckpointCommitted(_Timed):
     """The driver has committed everything up to `checkpoint` for sink `uid`.
 
-    Only of sinks that commit whole checkpoints, as those of lake tables do.
+    Sent only for sinks that commit whole checkpoints, such as those of lake tables.
     """
 
     uid: str
     checkpoint: CheckpointId
     versions: int = 0
-    """How many versions of the target it has made since the event before."""
+    """The number of versions of the target that were created since the last such event."""
     files: int = 0
-    """How many data files these have added."""
+    """The number of data files that these versions have added."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftoversAborted(_Timed):
-    """What slots of older attempts had prepared after recovery is rolled back."""
+    """Transactions that slots of older attempts prepared after recovery were rolled back."""
 
     attempt: AttemptId
     sinks: tuple[RecoveredSink, ...]
@@ -283,11 +283,11 @@ class LeftoversAborted(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded(_Timed):
-    """An attempt is over; its slots are told to leave."""
+    """An attempt has ended; its slots are told to leave."""
 
     attempt: AttemptId
     error: str = ""
-    """Why, when that is not the end of the job's work."""
+    """The reason, unless the job's work has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class JobRestarting(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class JobEnded(_Timed):
-    """Nothing more will happen."""
+    """The job has ended; no event follows."""
 
     state: JobState
     error: str = ""
@@ -308,7 +308,7 @@ class JobEnded(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped(_Timed):
-    """A slow listener misses `count` events that came here. Sent to that listener alone."""
+    """A slow listener has missed `count` events before this one. Sent only to that listener."""
 
     count: int
 

@@ -1,8 +1,8 @@
-"""What a job has gone through, for pages and terminals: rates, restarts, many checkpoints.
+"""The history of a job for pages and terminals: rates, restarts, many checkpoints.
 
-A listener of the job. `JobStatus` says how the job is now, with the last checkpoints in full; this
-keeps what a status of constant size cannot: what happens a second, and more of the past with less
-detail.
+It is a listener of the job. `JobStatus` has the current state, with the last checkpoints in full.
+This module keeps data that a status of constant size cannot: rates per second, and more of the past
+in less detail.
 
 Bounds:
     len(checkpoints) <= CHECKPOINTS_MAX
@@ -30,38 +30,39 @@ from onceflow.core.runtime.events.job_events import (
 from onceflow.core.runtime.events.status import CheckpointStats, JobStatus, SubtaskCheckpointStats
 
 CHECKPOINTS_MAX = 10_000
-"""About 5 MB; at one checkpoint a second nearly three hours."""
+"""The number of kept checkpoints: about 5 MB; at one checkpoint a second nearly three hours."""
 SAMPLES_MAX = 900
 SAMPLE_INTERVAL_S = 2.0
-"""With SAMPLES_MAX: half an hour."""
+"""The interval between samples; with SAMPLES_MAX, they cover half an hour."""
 INCIDENTS_MAX = 200
 RATE_WINDOW_S = 5.0
-"""Over how long a rate is taken: a few heartbeats, so that one late heartbeat moves it little."""
+"""The time over which a rate is measured: a few heartbeats, so that a late one changes it
+little."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """One completed checkpoint with its slowest subtask; times in milliseconds."""
+    """A completed checkpoint with its slowest subtask; times in milliseconds."""
 
     checkpoint: int
     attempt: int
     kind: str
     triggered_at_ms: int
     duration_ms: float
-    """From the trigger to the decision in the log."""
+    """The time from the trigger to the decision in the log."""
     append_ms: float
     committed_ms: float | None
-    """From the decision until every sink had committed."""
+    """The time from the decision until every sink had committed; None while that is not known."""
     size_bytes: int
     uploaded_bytes: int
     unaligned: bool
     subtasks: int
     slowest: SubtaskCheckpointStats | None
-    """The subtask that acked last; its parts are those of the whole checkpoint's way."""
+    """The subtask that acked last. Its parts are those of the checkpoint's critical path."""
 
     @classmethod
     def from_stats(cls, stats: CheckpointStats) -> CheckpointSummary:
-        """Return what is kept of `stats`."""
+        """Return the summary of `stats`."""
         slowest = max(stats.subtasks, key=lambda ack: ack.ack_ms, default=None)
         return cls(
             checkpoint=stats.checkpoint,
@@ -81,51 +82,51 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What went through the job around one moment."""
+    """The throughput of the job around one moment."""
 
     at_ms: int
     records_per_s: float | None
-    """Read by all sources; None before two heartbeats of an attempt."""
+    """The records read by all sources; None before two heartbeats of an attempt."""
     rows_per_s: float | None
-    """Committed by all sinks."""
+    """The rows committed by all sinks; None if unknown."""
     lag: int | None
-    """Of all sources that can tell; None: none can."""
+    """The lag of all sources that can measure it; None if there is none."""
     in_doubt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that broke: a slot that was lost, a restart, the job's failure."""
+    """A failure: a lost slot, a restart, or the job's failure."""
 
     at_ms: int
     attempt: int
     kind: str
-    """slot_lost, restart or failed."""
+    """The kind: slot_lost, restart or failed."""
     error: str
-    """With the user's traceback, where a function raised."""
+    """The error, with the user's traceback if a function raised."""
     slot: int | None = None
     delay_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChainLoad:
-    """What the subtasks of one chain do, over the last RATE_WINDOW_S; shares are of 1."""
+    """The load of one chain's subtasks over the last RATE_WINDOW_S; shares are from 0 to 1."""
 
     chain: str
     subtasks: int
     records_in: int
-    """Of this attempt, as `records_out`. `rejected` of a whole job is over all its attempts."""
+    """The count of this attempt, as for `records_out`. A job's `rejected` counts all attempts."""
     records_out: int
     rejected: int
     input_batches: int
     records_in_per_s: float | None = None
-    """None before two heartbeats of every subtask; as all that follows."""
+    """The rate; this and the following fields are None before two heartbeats of every subtask."""
     records_out_per_s: float | None = None
     busy: float | None = None
-    """Mean over the subtasks."""
+    """The mean over the subtasks."""
     backpressured: float | None = None
     busiest: int | None = None
-    """The subtask that is busy for the largest share."""
+    """The subtask with the largest busy share."""
     busy_max: float | None = None
 
 
@@ -142,8 +143,8 @@ class SubtaskLoad:
 def compare_metrics(
     earlier: SubtaskMetrics, later: SubtaskMetrics, seconds: float
 ) -> SubtaskLoad | None:
-    """Return the load between two reports; None where a share of nothing would be asked for."""
-    # Counters begin at 0 in each attempt, and a late report of the old one may still come.
+    """Return the load between two reports; None if they cannot be compared."""
+    # Counters start at 0 in each attempt, and a late report of the old attempt may arrive.
     if seconds <= 0 or later.records_in < earlier.records_in:
         return None
     return SubtaskLoad(
@@ -157,7 +158,7 @@ def compare_metrics(
 def sum_up_chains(
     metrics: Iterable[SubtaskMetrics], loads: dict[SubtaskRef, SubtaskLoad]
 ) -> tuple[ChainLoad, ...]:
-    """Return one entry a chain, in the order in which the chains first appear."""
+    """Return one entry per chain, in the order in which the chains first appear."""
     by_chain: dict[str, list[SubtaskMetrics]] = {}
     for one in metrics:
         by_chain.setdefault(one.subtask.chain, []).append(one)
@@ -176,7 +177,7 @@ def _sum_up(
         sum(one.input_batches for one in members),
     )
     known = [(loads[one.subtask], one.subtask.index) for one in members if one.subtask in loads]
-    # No sum of a part: right after a start it would show a rate that seems to double within
+    # Do not sum only a part: right after a start, the rate would seem to double within
     # seconds.
     if len(known) < len(members):
         return total
@@ -193,7 +194,7 @@ def _sum_up(
 
 
 class JobHistory:
-    """Takes the events of one job on the listener's thread; any thread reads."""
+    """Collects the events of one job on the listener's thread; any thread reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -201,12 +202,12 @@ class JobHistory:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
         self._reports: dict[int, deque[SlotReported]] = {}
-        """By slot, those of the last RATE_WINDOW_S and one before."""
+        """The reports of the last RATE_WINDOW_S and one before, by slot."""
         self._sampled: tuple[float, int] | None = None
-        """When the last sample was taken, monotonic, and the rows committed by then."""
+        """The monotonic time of the last sample, and the rows committed by then."""
 
     def on_event(self, event: JobEvent, status: JobStatus) -> None:
-        """Take one event, and the status as of it."""
+        """Process one event, with the status after it."""
         with self._lock:
             if isinstance(event, SlotReported):
                 self._take_report(event, status)
@@ -233,17 +234,17 @@ class JobHistory:
         return tuple(kept[-limit:])
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return what was measured in the last half hour, the newest last."""
+        """Return the samples of the last half hour, newest last."""
         with self._lock:
             return tuple(self._samples)
 
     def incidents(self) -> tuple[Incident, ...]:
-        """Return what broke, the newest last."""
+        """Return the incidents, newest last."""
         with self._lock:
             return tuple(self._incidents)
 
     def chains(self, status: JobStatus) -> tuple[ChainLoad, ...]:
-        """Return what each chain does now."""
+        """Return the current load of each chain."""
         rejected = status.rejected_by_chain
         return tuple(
             replace(chain, rejected=rejected.get(chain.chain, 0))
@@ -251,7 +252,7 @@ class JobHistory:
         )
 
     def loads(self) -> dict[SubtaskRef, SubtaskLoad]:
-        """Return what each subtask does now, of those that have reported twice."""
+        """Return the current load of each subtask that has reported twice."""
         with self._lock:
             return dict(self._loads())
 
@@ -272,8 +273,8 @@ class JobHistory:
         reports = self._reports.setdefault(event.slot, deque())
         reports.append(event)
         now_s = event.at.monotonic_s
-        # The second oldest is looked at: one report before the window is kept, so that the
-        # difference covers all of it.
+        # Compare the second oldest report: one report before the window is kept, so that the
+        # difference covers the whole window.
         while len(reports) > 2 and reports[1].at.monotonic_s <= now_s - RATE_WINDOW_S:
             reports.popleft()
         since_s = now_s - self._sampled[0] if self._sampled else None
@@ -283,8 +284,8 @@ class JobHistory:
         read = [load.records_in_per_s for ref, load in self._loads() if ref.chain in sources]
         rows = sum(sink.rows_committed for sink in status.sinks)
         committed: float | None = None
-        # Rows may seem to fall when an attempt's counters begin anew; a negative rate would be
-        # drawn.
+        # The number of rows may fall when an attempt's counters restart; skip a negative
+        # rate.
         if self._sampled and since_s and rows >= self._sampled[1]:
             committed = (rows - self._sampled[1]) / since_s
         self._sampled = (now_s, rows)
@@ -303,10 +304,10 @@ class JobHistory:
             self._checkpoints.append(CheckpointSummary.from_stats(stats))
 
     def _refresh(self, status: JobStatus) -> None:
-        """Note when the sinks had committed: it is known some time after the decision."""
+        """Add the commit times, which become known some time after the decision."""
         committed = {one.checkpoint: one.committed_ms for one in status.history}
-        # From the newest backwards, and no further than the status remembers: what is older is
-        # known already or never will be.
+        # From the newest backwards, only as far as the status remembers: times of older
+        # checkpoints are known already or never will be.
         for index in range(1, min(len(committed), len(self._checkpoints)) + 1):
             kept = self._checkpoints[-index]
             at = committed.get(kept.checkpoint)

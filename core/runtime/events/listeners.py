@@ -1,8 +1,8 @@
-"""Takes a job's events: folds them into its status, and passes them to listeners.
+"""Receives a job's events, updates its status, and passes both to listeners.
 
-A listener has a thread and a bounded queue of its own. It sees every event in order, unless it is
-so slow that its queue is full: then it misses some, and is told how many. What it raises is logged,
-and stops neither the job nor the listener.
+Each listener has its own thread and bounded queue. It receives every event in order. If it is so
+slow that its queue is full, it misses events and receives their number. Its exceptions are logged,
+and stop neither the job nor the listener.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from onceflow.core.runtime.events.status import JobStatus, apply
 _log = logging.getLogger("onceflow.runtime.listeners")
 
 JobListener: TypeAlias = Callable[[JobEvent, JobStatus], object]
-"""Called with each event of a job, and the status as of that event."""
+"""A function that is called with each event of a job, and the status after that event."""
 
 QUEUE_LENGTH = 1_000
-"""Events that may wait for a listener: with a heartbeat a second, of 100 slots for 10 s."""
+"""The number of events that may wait for a listener: 10 s of heartbeats of 100 slots."""
 
 END_TIMEOUT_S = 5.0
-"""How long the job's end waits for listeners to take what they have been told."""
+"""The time that the job's end waits for listeners to process their queues."""
 
 
 class StatusTracker:
-    """The only one who knows a job's status; any thread may publish, read and listen."""
+    """The owner of a job's status. Any thread may publish, read and add listeners."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class StatusTracker:
         listeners: Iterable[JobListener] = (),
         count: JobListener = lambda _event, _status: None,
     ) -> None:
-        """Take listeners, and `count`, which sees every event before the job goes on.
+        """Create the tracker. `count` receives every event before the job goes on.
 
-        `count` misses nothing, so it must be quick, wait for nothing and raise nothing.
+        `count` misses no event, so it must be quick, and must not wait or raise.
         """
         self._lock = threading.Lock()
         self._count = count
@@ -51,11 +51,11 @@ class StatusTracker:
 
     @property
     def status(self) -> JobStatus:
-        """The job as of its last event."""
+        """The status of the job after its last event."""
         return self._status
 
     def publish(self, event: JobEvent) -> None:
-        """Record `event`. Waits for no listener."""
+        """Record `event`. Does not wait for listeners."""
         with self._lock:
             before = self._status
             self._status = apply(before, event)
@@ -64,24 +64,24 @@ class StatusTracker:
                 # Under the lock, so that all listeners have the same order of events.
                 feed.offer(event, self._status)
         for one in self._status.dropped_state[len(before.dropped_state) :]:
-            # Outside of the lock: a handler of the log may be slow, or ask for the status itself.
+            # Outside the lock: a log handler may be slow, or read the status itself.
             _log.warning("job %s: %s was restored and is dropped", before.job, one)
 
     def add_listener(self, listener: JobListener) -> None:
-        """Tell `listener` of every event from now on; a job that has ended has no more."""
+        """Pass every event from now on to `listener`. Does nothing if the job has ended."""
         with self._lock:
             if not self._status.state.ended:
                 self._feeds.append(_Feed(listener, self._status.job))
 
     def close(self) -> None:
-        """Wait until every listener has taken the last event, for `END_TIMEOUT_S` at most."""
+        """Wait until every listener has received the last event, at most `END_TIMEOUT_S`."""
         deadline = time.monotonic() + END_TIMEOUT_S
         for feed in self._feeds:
             feed.close(max(0.0, deadline - time.monotonic()))
 
 
 class _Feed:
-    """What one listener is still to be told, and the thread that tells it."""
+    """The queue of one listener, and the thread that calls it."""
 
     def __init__(self, listener: JobListener, job: str) -> None:
         self._listener = listener
@@ -98,9 +98,9 @@ class _Feed:
         self._thread.start()
 
     def offer(self, event: JobEvent, status: JobStatus) -> None:
-        """Have the listener told, unless too much waits already. The job's end always fits."""
+        """Queue an event for the listener, unless the queue is full. JobEnded always fits."""
         with self._changed:
-            # One that is too slow misses many events at one place, rather than one here and there.
+            # A slow listener misses many events in a row, rather than single ones here and there.
             room = QUEUE_LENGTH // 2 if self._dropped else QUEUE_LENGTH
             if len(self._waiting) >= room and not isinstance(event, JobEnded):
                 self._dropped += 1
@@ -118,7 +118,7 @@ class _Feed:
             self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread once it has told everything; wait for that for `timeout_s`."""
+        """End the thread after it has emptied the queue; wait at most `timeout_s`."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -142,7 +142,7 @@ class _Feed:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._ended)
-                # It has ended, and everything is told.
+                # The job has ended, and the queue is empty.
                 if not self._waiting:
                     return
                 event, status = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Moments and durations of a job in words, for people."""
+"""Text for people about points in time and durations of a job."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from datetime import datetime, timezone
 
 
 def describe_moment(at_s: float, now_s: float | None) -> str:
-    """Return " at …", and at `now_s` how long ago that is; empty if `at_s` is 0.
+    """Return " at …", with the age if `now_s` is given; empty if `at_s` is 0.
 
-    Both are seconds since the epoch; the time is told in UTC.
+    Both are in seconds since the epoch; the text is in UTC.
     """
     if not at_s:
         return ""
@@ -17,7 +17,7 @@ def describe_moment(at_s: float, now_s: float | None) -> str:
 
 
 def describe_age(seconds: float) -> str:
-    """Return a duration in whole seconds, minutes, hours or days, whichever is short."""
+    """Return a duration as text in seconds, minutes, hours or days, depending on its length."""
     left = max(0, int(seconds))
     if left < 60:
         return f"{left} s"

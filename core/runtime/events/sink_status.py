@@ -1,4 +1,4 @@
-"""What a job tells about the transactions of its sinks; a part of the fold in `status`."""
+"""The status of the transactions of a job's sinks; a part of the fold in `status`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from onceflow.core.runtime.events.job_events import RecoveredSink
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus(SinkCounts):
-    """Transactions of one sink, over all its subtasks.
+    """The transactions of one sink, over all its subtasks.
 
-    Counts are over all attempts of this driver, recoveries included. All else is of the running
-    attempt. As last told by the slots, so up to a heartbeat old.
+    Counts cover all attempts of this driver, including recoveries. The other fields are of the
+    running attempt. The data is from the slots' last heartbeats.
     """
 
     uid: str
     sink_id: str
     aborted: int = 0
-    """Transactions of older attempts that recovery has rolled back."""
+    """The number of transactions of older attempts that recovery has rolled back."""
 
 
 def count_sinks(
@@ -31,10 +31,10 @@ def count_sinks(
     refusals: Mapping[str, str],
     stuck: Set[str],
 ) -> tuple[SinkStatus, ...]:
-    """Return every sink, by uid: earlier attempts, the last recovery, and each subtask's report.
+    """Return the status of every sink, by uid: earlier attempts, last recovery, and reports.
 
-    `refusals` are of commits by the driver, which are not counted here. Those of `stuck` are
-    refused again and again.
+    `refusals` are of commits by the driver, which are not counted here. The sinks in `stuck` refuse
+    until a person helps.
     """
     total = {sink.uid: sink for sink in earlier}
     for done in recovered:
@@ -46,7 +46,7 @@ def count_sinks(
         known = total.get(report.uid, SinkStatus(report.uid, report.sink_id))
         total[report.uid] = add_counts(known, report)
     for uid, refusal in refusals.items():
-        # In a recovery, sinks are not counted yet.
+        # During a recovery, sinks are not counted yet.
         known = total.get(uid, SinkStatus(uid, ""))
         total[uid] = replace(known, commit_refusal=refusal, commit_stuck=uid in stuck)
     return tuple(total[uid] for uid in sorted(total))

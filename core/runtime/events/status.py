@@ -1,4 +1,4 @@
-"""What a job tells about itself: a fold of its events, which does no I/O and reads no clock.
+"""The status of a job, computed from its events without I/O and without reading a clock.
 
 Invariants of a status that began as `JobStatus(job)`:
     pending checkpoints rise, and all but savepoints are above the last completed one
@@ -62,18 +62,19 @@ from onceflow.core.runtime.events.waits import JobWait, list_held_sources, sum_u
 from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100
-"""Checkpoints and attempts that are remembered; enough for a page, bounded for a long run."""
+"""The number of remembered checkpoints and attempts; enough for a page, bounded for a long run."""
 
 FAILURES_LENGTH = 20
-"""Checkpoints that were given up and are remembered with their acks."""
+"""The number of aborted checkpoints that are remembered with their acks."""
 
 SUBTASK_HISTORY_LENGTH = 10_000
-"""Acks that are remembered over all checkpoints: about 2 MB. Older checkpoints keep their sums."""
+"""The number of acks remembered over all checkpoints: about 2 MB. Older checkpoints keep
+only sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """One slot of the running attempt."""
+    """A slot of the running attempt."""
 
     slot: int
     pid: int
@@ -88,109 +89,110 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskCheckpointStats:
-    """One subtask's part of one checkpoint; times in milliseconds."""
+    """The part of one subtask in one checkpoint; times in milliseconds."""
 
     subtask: SubtaskRef
     ack_ms: float
-    """From the trigger to the driver's hearing of the ack."""
+    """The time from the trigger until the driver received the ack."""
     start_delay_ms: float
-    """From the trigger to the first barrier, by two machines' clocks: 0 where they disagree."""
+    """The time from the trigger to the first barrier, by two machines' clocks; 0 if they
+    disagree."""
     alignment_ms: float
-    """From the first barrier to the last; 0 with a single input."""
+    """The time from the first barrier to the last; 0 with a single input."""
     sync_ms: float
     async_ms: float
     size_bytes: int
-    """Of its state, and of rows in flight."""
+    """The size of its state and of rows in flight."""
     uploaded_bytes: int = 0
-    """Of it, what went to storage for this checkpoint, in `async_ms`."""
+    """The bytes of `size_bytes` that were uploaded for this checkpoint, in `async_ms`."""
     in_flight_bytes: int = 0
-    """Of the rows that the barrier overtook here."""
+    """The size of the rows that the barrier overtook here."""
     unaligned: bool = False
-    """Whether the barrier went ahead of rows here."""
+    """True if the barrier overtook rows here."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStats:
-    """One completed checkpoint; the parts are the slowest subtask's, in milliseconds."""
+    """A completed checkpoint. Its parts are those of the slowest subtask, in milliseconds."""
 
     checkpoint: int
     attempt: int
     triggered_at_ms: int
     duration_ms: float
-    """From the trigger to the decision in the log."""
+    """The time from the trigger to the decision in the log."""
     alignment_ms: float
     sync_ms: float
     async_ms: float
     append_ms: float
     size_bytes: int
     uploaded_bytes: int = 0
-    """Of `size_bytes`, what went to storage: neither inline nor there already."""
+    """The bytes of `size_bytes` that were uploaded: neither inline nor stored before."""
     committed_ms: float | None = None
-    """From the decision to the last report that all is committed: of a subtask, or of the driver
-    for a sink whose whole checkpoints it commits."""
+    """The time from the decision to the last report of a commit, by a subtask, or by the driver for
+    a sink whose whole checkpoints it commits. None while a report is missing."""
     kind: str = ""
-    """As of `PendingCheckpoint`."""
+    """The kind, as in `PendingCheckpoint`."""
     in_flight_bytes: int = 0
-    """Of the rows that the barrier overtook, over all subtasks."""
+    """The size of the rows that the barrier overtook, over all subtasks."""
     unaligned: bool = False
-    """Whether the barrier went ahead of rows anywhere."""
+    """True if the barrier overtook rows anywhere."""
     subtasks: tuple[SubtaskCheckpointStats, ...] = ()
-    """In the order of their acks; empty for checkpoints of long ago."""
+    """The parts of the subtasks in the order of their acks; empty for old checkpoints."""
 
     @property
     def upload_bytes_per_s(self) -> float:
-        """How fast the slowest subtask's part of the upload went; 0 when nothing was uploaded."""
+        """The upload rate of the slowest subtask; 0 if nothing was uploaded."""
         rates = (one.uploaded_bytes / one.async_ms * 1000 for one in self.subtasks if one.async_ms)
         return min((rate for rate in rates if rate), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """A checkpoint that is neither completed nor given up."""
+    """A checkpoint that is neither completed nor aborted."""
 
     checkpoint: int
     kind: str
-    """periodic, manual, stop, final, savepoint, savepoint_stop or savepoint_drain."""
+    """The kind: periodic, manual, stop, final, savepoint, savepoint_stop or savepoint_drain."""
     triggered_at: Moment
     subtasks: tuple[SubtaskCheckpointStats, ...] = ()
-    """Those that have acked."""
+    """The parts of the subtasks that have acked."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavepointStats:
-    """One savepoint that is whole."""
+    """A complete savepoint."""
 
     checkpoint: int
     kind: str
-    """savepoint, savepoint_stop or savepoint_drain."""
+    """The kind: savepoint, savepoint_stop or savepoint_drain."""
     place: str
-    """Its directory, when it was written."""
+    """The directory of the savepoint when it was written."""
     duration_ms: float
-    """From the trigger to the end of the writing."""
+    """The time from the trigger to the end of the writing."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailure:
-    """A checkpoint that was given up."""
+    """A checkpoint that was aborted."""
 
     checkpoint: int
     attempt: int
     failed_at_s: float
-    """Seconds since the epoch."""
+    """The time in seconds since the epoch."""
     reason: str
     subtasks: tuple[SubtaskCheckpointStats, ...] = ()
-    """Those that had acked."""
+    """The parts of the subtasks that had acked."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStats:
-    """How one attempt began, as seconds since the one before it failed (or since the start)."""
+    """The start of an attempt, in seconds since the previous attempt failed or the job started."""
 
     attempt: int
     restored_checkpoint: int
     began_at_s: float
-    """Seconds since the epoch."""
+    """The time in seconds since the epoch."""
     slots_ended_s: float = 0.0
     claimed_s: float = 0.0
     recovered_s: float = 0.0
@@ -198,35 +200,35 @@ class AttemptStats:
     deployed_s: float = 0.0
     running_s: float = 0.0
     committed: int = 0
-    """Transactions that recovery committed."""
+    """The number of transactions that recovery committed."""
     aborted: int = 0
-    """Transactions that recovery rolled back."""
+    """The number of transactions that recovery rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """What the fold remembers of the running attempt besides what it tells."""
+    """Internal data of the fold about the running attempt."""
 
     zero_s: float = 0.0
-    """When the attempt before failed, or the job was started; of `time.monotonic`."""
+    """The time by `time.monotonic` at which the previous attempt failed, or the job was started."""
     slots_ended_s: float = 0.0
     recovered: tuple[RecoveredSink, ...] = ()
     decided_at_s: Mapping[int, float] = field(default_factory=dict[int, float])
-    """When each checkpoint was decided that is not known to be committed."""
+    """The decision times of the checkpoints that are not known to be committed."""
     committed: CommitTally = field(default_factory=CommitTally)
     subtasks: int = 0
-    """How many there are; 0 before the first checkpoint has completed."""
+    """The number of subtasks; 0 before the first checkpoint has completed."""
     committers: int = 0
-    """How many sinks there are whose whole checkpoints the driver commits."""
+    """The number of sinks whose whole checkpoints the driver commits."""
     earlier_sinks: tuple[SinkStatus, ...] = ()
-    """What the attempts before have counted."""
+    """The counts of earlier attempts."""
     earlier_rejected: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By chain, what the attempts before have rejected."""
+    """The records rejected in earlier attempts, by chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job as of one of its events."""
+    """The status of a job after one of its events."""
 
     job: str
     state: JobState = JobState.STARTING
@@ -236,34 +238,36 @@ class JobStatus:
     checkpoints_completed: int = 0
     checkpoints_failed: int = 0
     pending: tuple[PendingCheckpoint, ...] = ()
-    """Checkpoints under way, oldest first."""
+    """The running checkpoints, oldest first."""
     history: tuple[CheckpointStats, ...] = ()
     """The last completed checkpoints, oldest first."""
     failures: tuple[CheckpointFailure, ...] = ()
-    """The last checkpoints that were given up, oldest first."""
+    """The last aborted checkpoints, oldest first."""
     savepoints: tuple[SavepointStats, ...] = ()
-    """The last savepoints that were taken, oldest first."""
+    """The last completed savepoints, oldest first."""
     restored_savepoint: str = ""
-    """Where the savepoint was that this process began the job from."""
+    """The location of the savepoint from which this process began the job; empty if there
+    is none."""
     attempts: tuple[AttemptStats, ...] = ()
     last_error: str = ""
     last_error_at_s: float = 0.0
-    """When `last_error` came, in seconds since the epoch; 0 without an error."""
+    """The time of `last_error` in seconds since the epoch; 0 without an error."""
     dropped_state: tuple[str, ...] = ()
-    """What restored checkpoints held and `allow_non_restored_state` has dropped, for people."""
+    """Descriptions of restored state that `allow_non_restored_state` has dropped."""
     sources: frozenset[str] = frozenset()
     """The uids of the job's sources."""
     offsets: Mapping[str, tuple[SplitOffsets, ...]] = field(
         default_factory=dict[str, tuple[SplitOffsets, ...]]
     )
-    """By source, how far its splits are read at the last checkpoint, and how far they go."""
+    """The offsets of each source's splits: the next position at the last checkpoint, and
+    the end."""
     blockers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """By sink whose ack is overdue, whom its writers wait for in the target; for people."""
+    """The blockers in the target for which a sink's writers wait, by sink with an overdue ack."""
     refusals: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By sink, what the driver could not commit yet, and why, for people. Of a sink that is stuck:
-    also what a slot could not commit before the attempt ended."""
+    """The commits that the driver could not make yet, with the reason for people, by sink. For a
+    stuck sink, also those that a slot could not make before the attempt ended."""
     stuck: frozenset[str] = frozenset()
-    """The sinks of `refusals` that refuse again and again until a person helps."""
+    """The sinks of `refusals` that refuse commits until a person helps."""
     tally: _Tally = field(default=_Tally(), repr=False)
 
     def __str__(self) -> str:
@@ -271,7 +275,7 @@ class JobStatus:
         return self.describe()
 
     def describe(self, now_s: float | None = None) -> str:
-        """Return one line for people, at `now_s` with the age of the last error."""
+        """Return one line for people, with the age of the last error if `now_s` is given."""
         committed = sum(sink.rows_committed for sink in self.sinks)
         in_doubt = sum(sink.prepared for sink in self.sinks)
         last = self.last_checkpoint
@@ -295,7 +299,7 @@ class JobStatus:
 
     @property
     def checkpoints_pending(self) -> tuple[int, ...]:
-        """The numbers of the checkpoints under way."""
+        """The numbers of the running checkpoints."""
         return tuple(one.checkpoint for one in self.pending)
 
     @property
@@ -305,7 +309,7 @@ class JobStatus:
 
     @property
     def waits(self) -> tuple[JobWait, ...]:
-        """The servers outside that sources and sinks of a running job wait for."""
+        """The external servers for which sources and sinks of a running job wait."""
         if self.state is not JobState.RUNNING:
             return ()
         of_slots = sum_up_waits(
@@ -321,21 +325,21 @@ class JobStatus:
 
     @property
     def records_in(self) -> int:
-        """Records read by all sources in this attempt.
+        """The number of records read by all sources in this attempt.
 
-        It is 0 again after a restart; what is read once more from the restored checkpoint counts
-        again.
+        It restarts at 0 after a restart; records that are read again from the restored checkpoint
+        count again.
         """
         return sum(m.records_in for m in self.subtasks if m.subtask.chain in self.sources)
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """By source that can tell now: records that the last checkpoint does not hold."""
+        """The number of records after the last checkpoint, by source that can measure it now."""
         return {uid: sum(one.lag for one in splits) for uid, splits in self.offsets.items()}
 
     @property
     def rejected(self) -> int:
-        """Bad records left out in all attempts: dropped, or sent to the dead letters.
+        """The number of bad records left out in all attempts: dropped, or sent to the dead letters.
 
         A record that is read again after a restart counts again.
         """
@@ -343,7 +347,7 @@ class JobStatus:
 
     @property
     def rejected_by_chain(self) -> Mapping[str, int]:
-        """The summands of `rejected`, by chain."""
+        """The number of rejected records by chain."""
         totals = Counter(self.tally.earlier_rejected)
         for metrics in self.subtasks:
             totals[metrics.subtask.chain] += metrics.rejected
@@ -351,10 +355,9 @@ class JobStatus:
 
     @property
     def sinks(self) -> tuple[SinkStatus, ...]:
-        """What recoveries and slots did in all attempts, by uid.
+        """The transactions of all sinks in all attempts, by uid.
 
-        A sink is here from the first attempt's recovery on, or from the first commit that is
-        refused.
+        A sink is included from the first recovery on, or from the first refused commit.
         """
         reports = (sink for slot in self.slots for sink in slot.sinks)
         return count_sinks(
@@ -389,7 +392,7 @@ def _apply_to_job(
         case JobStarted(sources):
             return replace(status, sources=sources, tally=_Tally(zero_s=now_s))
         case AttemptBegan(attempt, restored):
-            # By the monotonic clock: the wall clock may be set while an attempt starts.
+            # Use the monotonic clock: the wall clock may be set while an attempt starts.
             since_s = round(now_s - tally.zero_s, 4)
             stats = AttemptStats(
                 attempt=attempt,
@@ -406,7 +409,7 @@ def _apply_to_job(
                 pending=(),
                 offsets={},
                 blockers={},
-                # A commit that is stuck stays so until it succeeds.
+                # A stuck commit stays stuck until it succeeds.
                 refusals={one.uid: one.commit_refusal for one in status.sinks if one.commit_stuck},
                 stuck=frozenset(one.uid for one in status.sinks if one.commit_stuck),
                 attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
@@ -448,7 +451,7 @@ def _apply_to_start(
                 committed=sum(sink.committed for sink in sinks),
                 aborted=sum(sink.aborted for sink in sinks),
             )
-            # All that was decided is committed.
+            # Everything that was decided is committed.
             tally = replace(status.tally, recovered=sinks)
             status = replace(status, tally=tally, refusals={}, stuck=frozenset())
         case SlotsDeployed():
@@ -469,7 +472,7 @@ def _slots_after(
         case SlotJoined(number, pid, parent_pid, host):
             now = SlotStatus(number, pid, parent_pid, host)
         case SlotReported(_, subtasks, sinks, rss_bytes, waits):
-            # A report of a slot that has not joined this attempt: it is of the one before.
+            # Ignore a report of a slot that has not joined this attempt: it is from the previous.
             if known is None:
                 return slots
             now = replace(
@@ -504,7 +507,7 @@ def _apply_to_rest(
             new = sorted(set(state) - set(status.dropped_state))
             return replace(status, dropped_state=(*status.dropped_state, *new))
         case LeftoversAborted(attempt, sinks):
-            # The sweep of an attempt may end after it; its numbers belong to no other.
+            # The sweep of an attempt may end after it; do not add its counts to another attempt.
             if attempt != status.attempt:
                 return status
             known = {sink.uid: sink for sink in status.tally.recovered}
@@ -610,8 +613,8 @@ def _complete_checkpoint(status: JobStatus, event: CheckpointCompleted) -> JobSt
         pending=tuple(
             one
             for one in status.pending
-            # A decision ends the older checkpoints that are pending, as in the coordinator.
-            # Savepoints are their users' and go on.
+            # A decision ends older pending checkpoints, as in the coordinator. Savepoints belong
+            # to their users and go on.
             if one.checkpoint > event.checkpoint
             or (one.checkpoint < event.checkpoint and one.kind.startswith("savepoint"))
         ),
@@ -636,12 +639,12 @@ def _fail_checkpoint(status: JobStatus, event: CheckpointFailed) -> JobStatus:
 
 
 def _record_commit(status: JobStatus, event: SubtaskCommitted | CheckpointCommitted) -> JobStatus:
-    """Record what a subtask, or a committer of the driver, has committed."""
+    """Record the commit of a subtask, or of a committer of the driver."""
     who = event.subtask if isinstance(event, SubtaskCommitted) else committer_ref(event.uid)
     checkpoint, now_s = event.checkpoint, event.at.monotonic_s
     tally = replace(status.tally, committed=status.tally.committed.with_commit(who, checkpoint))
     lowest = tally.committed.lowest_of(tally.subtasks + tally.committers)
-    # Whoever commits a later checkpoint has committed those before, so one confirmation may end
+    # A commit of a later checkpoint includes the earlier ones, so one confirmation may complete
     # several.
     done = {number: at_s for number, at_s in tally.decided_at_s.items() if number <= lowest}
     if not done:
@@ -657,7 +660,7 @@ def _record_commit(status: JobStatus, event: SubtaskCommitted | CheckpointCommit
 
 
 def _bound_history(history: tuple[CheckpointStats, ...]) -> tuple[CheckpointStats, ...]:
-    """Return the newest of `history`, with the acks of as many as may be remembered."""
+    """Return the newest entries, and drop acks of older ones beyond SUBTASK_HISTORY_LENGTH."""
     history = history[-HISTORY_LENGTH:]
     acks = 0
     for number, stats in enumerate(reversed(history)):

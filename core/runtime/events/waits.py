@@ -1,7 +1,7 @@
-"""Which servers outside a job waits for: one line for all subtasks that wait for the same.
+"""The external servers for which a job waits, with one entry for all subtasks of the same server.
 
-A call that takes long may be waiting for its server or be at work there. So the job tells them
-apart only where it knows more: a call that has failed and is tried again waits for the server.
+A call that takes long may wait for its server, or the server may be working on it. The job knows
+the difference only for a failed call that is being retried: that call waits for the server.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from onceflow.core.spi import SplitOffsets
 
 @dataclass(frozen=True, slots=True)
 class JobWait:
-    """A source or sink waits for a server, or has a call to it under way."""
+    """A source or sink that waits for a server, or whose call to it is running."""
 
     uid: str
     what: str
     """The server that a subtask waits for, and its address, as text for people."""
     since_s: float
-    """Since when, in seconds since the epoch."""
+    """The start of the wait in seconds since the epoch."""
     call: str = ""
-    """The call that is under way, such as pre-commit; empty if the server does not answer."""
+    """The running call, such as pre-commit; empty if the server does not answer."""
 
     def describe(self, now_s: float | None = None) -> str:
-        """Return one line for people, at `now_s` with the age."""
+        """Return one line for people, with the age if `now_s` is given."""
         since = describe_moment(self.since_s, None).removeprefix(" at ")
         age = "" if now_s is None else f", for {describe_age(now_s - self.since_s)}"
         if self.call:
@@ -36,9 +36,9 @@ class JobWait:
 
 
 def sum_up_waits(reports: Iterable[tuple[Wait, float]]) -> tuple[JobWait, ...]:
-    """Return one wait for each source or sink, server and call, the longest, by uid.
+    """Return the longest wait for each source or sink, server and call, sorted by uid.
 
-    A report comes with the time of its heartbeat, in seconds since the epoch.
+    A report has the time of its heartbeat, in seconds since the epoch.
     """
     since: dict[tuple[str, str, str], float] = {}
     for wait, heard_at_s in reports:
@@ -50,7 +50,7 @@ def sum_up_waits(reports: Iterable[tuple[Wait, float]]) -> tuple[JobWait, ...]:
 
 
 def list_held_sources(offsets: Mapping[str, Sequence[SplitOffsets]]) -> tuple[JobWait, ...]:
-    """Return one wait for each source that is kept from reading on, named by its longest hold."""
+    """Return one wait for each source that cannot read on, described by its longest hold."""
     waits: list[JobWait] = []
     for uid, splits in sorted(offsets.items()):
         held = sorted(

@@ -1,1 +1,1 @@
-"""One process of a job: it hosts a subtask of every chain and speaks with the driver."""
+"""The process of one slot, which runs a subtask of every chain and communicates with the driver."""

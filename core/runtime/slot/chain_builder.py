@@ -103,17 +103,17 @@ from onceflow.core.state.operator_state import OperatorStateStore
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Everything that a slot runs: built, its state restored, and not started."""
+    """The parts that a slot runs, built and with restored state, but not started."""
 
     subtasks: tuple[Subtask, ...]
     channels: tuple[OutputChannel, ...]
     commits: SlotCommits
     dropped: tuple[str, ...]
-    """What the restored checkpoint held and no operator takes, for people."""
+    """Descriptions of restored state that no operator uses, for messages."""
 
 
 class ChainBuilder:
-    """Builds every subtask of one slot from the program and the state that `deploy` brings."""
+    """Builds every subtask of one slot from the program and the state in `deploy`."""
 
     def __init__(self, context: SlotContext, program: Program, deploy: Deploy) -> None:
         self._context = context
@@ -124,7 +124,7 @@ class ChainBuilder:
         self._commits = SlotCommits(context)
         self._clients: dict[int, flight.FlightClient] = {}
         self.channels: list[OutputChannel] = []
-        """All that were opened, of a build that fails, too."""
+        """The channels that were opened, also those of a build that failed."""
         self._dropped: list[str] = []
         self.gates: dict[str, InputGate] = {
             chain.id: InputGate(self._ends(chain), self._plan.settings.channel_batches)
@@ -133,9 +133,9 @@ class ChainBuilder:
         }
 
     def build(self) -> Chains:
-        """Return the chains, state restored, channels connected, not started.
+        """Return the chains with restored state and connected channels, not started.
 
-        `gates` must be served to the other slots before this is called.
+        `gates` must be served to the other slots before this call.
 
         Raises:
             SlotLost: The slot shuts down, or a channel cannot be opened.
@@ -153,7 +153,7 @@ class ChainBuilder:
         ]
 
     def _partitioners(self, chain: Chain) -> list[Partitioner]:
-        """Return the sending ends, here, of every edge into `chain`."""
+        """Return this slot's sending ends of every edge into `chain`."""
         partitioners: list[Partitioner] = []
         first = 0
         for edge in chain.edges:
@@ -164,13 +164,16 @@ class ChainBuilder:
         return partitioners
 
     def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
-        """Return the channels of `edge` from this slot; its first at each gate is `first`."""
+        """Return this slot's channels of `edge`.
+
+        `first` is the edge's first number at each gate.
+        """
         me = self._context.slot
         gate = self.gates[chain.id]
         if edge.exchange is Exchange.FORWARD:
             self.channels.append(LocalChannel(gate, first))
             return self.channels[-1:]
-        # One by one: where the next cannot be opened, those before are known.
+        # Append one by one: if a channel cannot be opened, the earlier ones are known for closing.
         for target in range(self._plan.parallelism):
             self.channels.append(
                 LocalChannel(gate, first + me)
@@ -196,16 +199,16 @@ class ChainBuilder:
         return kind(channels, edge.feed.schema)
 
     def _replay(self, chain: Chain, gate: InputGate) -> None:
-        """Have `gate` replay the subtask's part of what was on its way into `chain`, in order.
+        """Make `gate` replay this subtask's rows that were in flight into `chain`, in order.
 
-        With another parallelism it gets parts of batches. They are joined into batches of the old
-        size: otherwise each rescaling would make them smaller, and a replay slower.
+        With another parallelism the subtask gets parts of batches. They are joined into batches of
+        the old size. Otherwise each rescaling would make batches smaller, and a replay slower.
         """
         reader = self._context.storage.reader()
         edges = {edge.input: edge for edge in chain.edges}
         for into, edge in sorted(edges.items()):
-            # The edge's own partitioner divides the rows, so each goes to the slot that owns its
-            # key now.
+            # The edge's own partitioner divides the rows, so each row goes to the slot that now
+            # owns its key.
             kept = [CollectedChannel() for _ in range(self._plan.parallelism)]
             partitioner, schema = self._partitioner(chain, edge, kept), edge.feed.schema
             rows_max = 0
@@ -221,7 +224,7 @@ class ChainBuilder:
                             " and change it then"
                         )
                     rows_max = max(rows_max, rows.num_rows)
-                    # Into this schema, for metadata may differ, which would keep batches from being
+                    # Rebuild with this schema: different metadata would prevent batches from being
                     # joined.
                     partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
             mine = join_batches(kept[self._context.slot].batches, rows_max)
@@ -271,7 +274,7 @@ class ChainBuilder:
     def _build_operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
         built = self._operator(operator, ref)
         if isinstance(built, KeyedOperator) and ref.index == 0:
-            # Subtask 0 describes the operator for all: it keeps checkpoints of many subtasks short.
+            # Only subtask 0 describes the operator, which keeps checkpoints of many subtasks short.
             built.described = describe_operator(operator)
         return built
 
@@ -454,7 +457,7 @@ def _partitioner_class(edge: Edge, chain: Chain) -> type[Partitioner]:
 
 
 def _find_timed_channels(chain: Chain, parallelism: int) -> list[int]:
-    """Return the input channels that carry event time; all, when no stream into `chain` has any."""
+    """Return the input channels that carry event time. If no stream does, return all channels."""
     timed: list[bool] = []
     for edge in chain.edges:
         timed += [edge.has_event_time] * edge.channels(parallelism)

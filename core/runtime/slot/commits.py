@@ -1,8 +1,8 @@
-"""Commits what the sinks of a slot have pre-committed, beside the stream.
+"""Commits what the sinks of a slot have pre-committed, on threads of its own.
 
-A later transaction of the same subtask may be waiting for a row lock that a commit releases, so
-committing has a thread and a connection of its own. What to commit, in which order and what an
-outcome means is decided by `commit.queue`; the threads only carry it out.
+A later transaction of the same subtask may wait for a row lock that a commit releases, so each
+committer has its own thread and connection. `commit.queue` decides what to commit, in which order,
+and what follows from an outcome; the threads carry that out.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext
 
 _PATIENCE_S = 1.0
-"""How long a pre-commit waits for commits: more than one takes, and little beside a checkpoint's
-timeout."""
+"""The longest wait of a pre-commit for commits: longer than most commits take, and short compared
+with a checkpoint's timeout."""
 
 
 class CommitThread(StepSource[C, CommitOutcome]):
-    """A queue of commits and the thread that empties it; `start` begins."""
+    """A queue of commits and the thread that empties it. Subclasses start the thread."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
         self._prune_before: CheckpointId | None = None
         self._reported = queue.committed_through
         self._began_s = 0.0
-        # Subclasses start it once they are whole: it calls their methods.
+        # Subclasses start the thread at the end of `__init__`, because it calls their methods.
         self._thread = threading.Thread(target=self._run, name=f"commit {name}", daemon=True)
 
     @abstractmethod
@@ -90,18 +90,21 @@ class CommitThread(StepSource[C, CommitOutcome]):
     def _release(self) -> None: ...
 
     def _prune(self, before: CheckpointId) -> None:
-        """Delete the proofs of commits before `before`, where there are any."""
+        """Delete the proofs of commits before `before`, if there are any."""
 
     def _find_early_work(self, now_s: float) -> Callable[[], None] | WaitUntil | None:
-        """Return what to do before the next decision, or when to ask again. Holds the lock."""
+        """Return work to do before the next decision, or when to ask again.
+
+        The caller has the lock.
+        """
         del now_s
         return None
 
     def close(self, timeout_s: float) -> bool:
-        """Stop after the commit under way; return whether it ended within `timeout_s`.
+        """Stop after the current commit; return True if the thread ended within `timeout_s`.
 
-        If not, its thread goes on, and so a slot's process must not: what it sends may arrive when
-        the next attempt has committed the same transaction and forgotten the proof.
+        If this returns False, the slot's process must exit. Otherwise the thread's commit could
+        arrive after the next attempt has committed the same transaction and deleted the proof.
         """
         with self._condition:
             self._closing = True
@@ -130,18 +133,21 @@ class CommitThread(StepSource[C, CommitOutcome]):
         return outcome
 
     def end(self, step: C, outcome: CommitOutcome) -> StepEnd:
-        """Record how a try of `step` ended and return what follows."""
+        """Record the outcome of a try of `step`; return the next step."""
         with self._condition:
             end = self._commits.outcome(step, outcome, time.monotonic())
             self._condition.notify_all()
             return end
 
     def take(self) -> C | None:
-        """Wait for the next commit; begin it, prune and report while idle; None when closing."""
+        """Wait for the next commit and return it, or None when closing.
+
+        Prune and report while idle.
+        """
         while True:
             with self._condition:
-                # Before the next commit is taken: what is left is decided, and the next attempt
-                # commits it.
+                # Check before taking the next commit: the others are decided, and the next attempt
+                # commits them.
                 if self._closing:
                     return None
                 now_s = time.monotonic()
@@ -151,17 +157,18 @@ class CommitThread(StepSource[C, CommitOutcome]):
                 work = self._find_early_work(now_s)
                 is_reported = self._commits.committed_through == self._reported
                 if not callable(work) and self._prune_before is None and is_reported:
-                    # Woken by `_condition` when there is something to commit; a second bounds what
-                    # a missed wake would cost, and 1 ms keeps a time that has just come from being
-                    # waited for in a busy loop.
+                    # `_condition` wakes the thread when there is a commit. The limit of 1 s bounds
+                    # the delay of a missed wake-up; 1 ms prevents a busy loop if a time has just
+                    # come.
                     until_s = [one.at_s for one in (step, work) if isinstance(one, WaitUntil)]
                     wait_s = min([*until_s, now_s + 1.0]) - now_s
                     self._condition.wait(max(0.001, wait_s))
                     continue
                 if not callable(work):
-                    # Not both at once: a commit that is decided meanwhile waits for one of them.
+                    # One at a time: a commit that is decided meanwhile waits for at most one of
+                    # them.
                     work = self._take_pruning()
-            # Without the lock: both may wait for others, and `record_pre_commit` must not.
+            # Without the lock: both may wait for other processes, and `record_pre_commit` must not.
             self._report(0.0)
             work()
 
@@ -201,17 +208,17 @@ class CommitWorker(CommitThread[Committable]):
         self._queue = queue
         self._committer = committer
         self._is_patient = True
-        """Whether a pre-commit waits: a commit has succeeded since the last wait in vain."""
+        """True if a pre-commit may wait: a commit has succeeded since the last wait timed out."""
         self._early = EarlyCommits(HELD_MAX_S)
         self._thread.start()
 
     def await_commits(self) -> None:
         """Wait, before a pre-commit, while several decided transactions are not committed.
 
-        Commits that take longer than from one checkpoint to the next would fall behind further with
-        each one. So the next checkpoint waits, and has more rows in one transaction. Not for longer
-        than `_PATIENCE_S`, and not again before a commit succeeds: a target that is down does not
-        hold up the stream.
+        If commits take longer than a checkpoint interval, the backlog would grow with each
+        checkpoint. Waiting delays the next checkpoint, whose transaction then has more rows. The
+        wait is at most `_PATIENCE_S` and is not repeated before a commit succeeds, so a target that
+        is down does not block the stream.
         """
         with self._condition:
             if self._is_patient:
@@ -220,10 +227,10 @@ class CommitWorker(CommitThread[Committable]):
     def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
-        """Record a pre-commit; return all that the ack of `checkpoint` must list."""
+        """Record a pre-commit; return all committables that the ack of `checkpoint` must list."""
         with self._condition:
-            # Recorded before the ack is sent, so a decision never finds a transaction that is
-            # unknown here.
+            # Recorded before the ack is sent, so that a decision finds only known
+            # transactions.
             self._queue.pre_committed(checkpoint, committables)
             self.metrics.pre_committed(committables)
             self._early.record_pre_commit(checkpoint, time.monotonic())
@@ -231,24 +238,27 @@ class CommitWorker(CommitThread[Committable]):
             return self._queue.pending_through(checkpoint)
 
     def record_abort(self, checkpoint: CheckpointId) -> None:
-        """Record that `checkpoint` is given up: what it has pre-committed waits for a later one."""
+        """Record that `checkpoint` was aborted. A later checkpoint decides its transactions."""
         with self._condition:
             self._early.record_abort(checkpoint)
             self._condition.notify_all()
 
     def commit_through(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
-        """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
+        """Queue the commit of everything up to `checkpoint`.
+
+        Late or repeated calls have no effect.
+        """
         with self._condition:
             self._queue.note_decision(checkpoint)
             self._early.record_decision(checkpoint, time.monotonic())
             self.metrics.note_decided(checkpoint)
-            # Only the newest is kept. It includes the older ones, and pruning waits until nothing
-            # is left to commit.
+            # Keep only the newest limit, which includes older ones. Pruning waits until there is
+            # nothing left to commit.
             self._prune_before = retain_ledger_from
             self._condition.notify_all()
 
     def _commit(self, commit: Committable) -> CommitOutcome:
-        # Until one succeeds, all tries are one wait.
+        # All tries until a success count as one call.
         self.metrics.calls.begin("commit")
         outcome = ask_committer(partial(self._committer.commit, commit))
         with self._condition:
@@ -296,7 +306,7 @@ class CommitWorker(CommitThread[Committable]):
 
 
 class GlobalPreCommits:
-    """What one subtask has pre-committed for commits of the driver's. Any thread."""
+    """The pre-commits of one subtask that the driver will commit. Any thread."""
 
     def __init__(self, metrics: SinkMetricGroup) -> None:
         self.metrics = metrics
@@ -304,22 +314,22 @@ class GlobalPreCommits:
         self._lock = threading.Lock()
 
     def await_commits(self) -> None:
-        """Do nothing: the driver says when it has committed, and no slot waits for it."""
+        """Do nothing: the driver reports its commits, and no slot waits for them."""
 
     def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
-        """Record a pre-commit; return all that the ack of `checkpoint` must list."""
+        """Record a pre-commit; return all committables that the ack of `checkpoint` must list."""
         with self._lock:
             self._waiting.pre_committed(checkpoint, committables)
             self.metrics.pre_committed(committables)
             return self._waiting.pending_through(checkpoint)
 
     def record_abort(self, checkpoint: CheckpointId) -> None:
-        """Do nothing: the driver knows what it has given up."""
+        """Do nothing: the driver knows which checkpoints it has aborted."""
 
     def record_commits(self, through: CheckpointId) -> None:
-        """Record that everything decided up to `through` is visible."""
+        """Record that all decided rows up to `through` are visible."""
         with self._lock:
             for committable in self._waiting.take_committed(through):
                 self.metrics.note_committed(committable)
@@ -327,10 +337,10 @@ class GlobalPreCommits:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one subtask and its sinks have committed.
+    """The progress of one subtask's state and sinks.
 
-    Shared state files are deleted once all subtasks have confirmed a later decision. So nothing is
-    confirmed before the subtask's state has heard of it, however far its committers are.
+    Shared state files are deleted once all subtasks have confirmed a later decision. So a decision
+    is confirmed only after the subtask's state has seen it, even if the sinks are further ahead.
     """
 
     heard: CheckpointId = GENESIS
@@ -340,18 +350,18 @@ class _Progress:
 
     @property
     def record_commits(self) -> CheckpointId:
-        """What all sinks have committed: everything decided, where there is none."""
-        # The slowest sink counts: state files may go only when none needs a decision before.
+        """The checkpoint up to which all sinks have committed; without sinks, the last decision."""
+        # The minimum: state files may be deleted only when no sink needs an earlier decision.
         return min(self.by_sink.values(), default=self.decided)
 
 
 class SlotCommits:
-    """A committer, on a thread of its own, for each sink of each subtask, and how far they are.
+    """The committers of a slot, one thread for each sink of each subtask, and their progress.
 
-    For sinks that commit whole checkpoints the driver does it, and confirms it.
+    For sinks that commit whole checkpoints, the driver commits and confirms.
 
-    Built while the chains are; from then on used by the thread of the slot's control alone. What it
-    returns is to be told to the driver.
+    Created while the chains are built; afterwards only the thread of the slot's control uses it.
+    The caller must send the returned messages to the driver.
     """
 
     def __init__(self, context: SlotContext) -> None:
@@ -363,7 +373,7 @@ class SlotCommits:
     def worker(
         self, ref: SubtaskRef, operator: Operator, work: WriteTo
     ) -> CommitWorker | GlobalPreCommits:
-        """Return the running committer of one sink of subtask `ref`, or what stands for it."""
+        """Return the running committer of one sink of subtask `ref`, or its stand-in."""
         slot, uid = self._context, operator.uid
         metrics = SinkMetricGroup(uid, work.sink_id, ref.index, work.sink.describe_target())
         if work.sink.committed_by is CommittedBy.DRIVER:
@@ -394,9 +404,9 @@ class SlotCommits:
     def commit_through(
         self, complete: Complete, subtasks: Iterable[SubtaskRef]
     ) -> list[CommittedThrough]:
-        """Queue the commits of what is decided; return the progress to report to the driver.
+        """Queue the decided commits; return the progress to report to the driver.
 
-        `subtasks` are all of the slot.
+        `subtasks` are all subtasks of the slot.
         """
         for worker in self._workers:
             retain_from = complete.retain_ledger_from[worker.metrics.sink_id]
@@ -411,7 +421,7 @@ class SlotCommits:
         return progress_reports
 
     def record_progress(self, by: CompletionHeard | SinkCommitted) -> list[CommittedThrough]:
-        """Record that a subtask has heard of a decision, or that a sink of it has committed."""
+        """Record that a subtask has seen a decision, or that one of its sinks has committed."""
         progress = self._progress[by.subtask]
         match by:
             case CompletionHeard(_, checkpoint):
@@ -422,27 +432,27 @@ class SlotCommits:
                 return self._report_progress(by.subtask, commit_ms)
 
     def record_global_commit(self, commit: GloballyCommitted) -> None:
-        """Record what the driver has committed for a sink."""
+        """Record a commit of the driver for a sink."""
         for pre_commits in self._global:
             if pre_commits.metrics.sink_id == commit.sink_id:
                 pre_commits.record_commits(commit.checkpoint)
 
     def metrics(self) -> tuple[SinkMetrics, ...]:
-        """Return what each sink's transactions have gone through."""
+        """Return the counters of each sink's transactions."""
         groups = (one.metrics for some in (self._workers, self._global) for one in some)
         return tuple(group.read() for group in groups)
 
     def close(self, left_s: Callable[[], float]) -> bool:
-        """End every committer; return whether all ended within the seconds that are left."""
-        # A list: every worker is closed, also behind one that hangs.
+        """Stop all committers; return True if all ended within the remaining seconds."""
+        # A list, so that every worker is closed, also after one that hangs.
         return min([worker.close(left_s()) for worker in self._workers], default=True)
 
     def _report_progress(self, ref: SubtaskRef, commit_ms: float = 0.0) -> list[CommittedThrough]:
-        """Return how far `ref` has committed, if that has changed since the last report."""
+        """Return the progress of `ref`, if it has changed since the last report."""
         progress = self._progress[ref]
         committed = progress.record_commits
-        # The lower of the two: a file of state may go when the subtask has heard of the decision,
-        # and when no sink needs the one before.
+        # The minimum: a state file may be deleted when the subtask has seen the decision and no
+        # sink needs an earlier one.
         confirmed = min(progress.heard, committed)
         if (confirmed, committed) == progress.reported:
             return []

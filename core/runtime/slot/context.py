@@ -1,4 +1,4 @@
-"""What lives in the process of one slot, and what it says of the process and of its machine."""
+"""The objects that all parts of a slot share, and facts about its process and machine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.version import VERSION
 
 SlotMail: TypeAlias = SubtaskReport | Acked | SinkCommitted
-"""What the parts of a slot tell its control."""
+"""The messages from the parts of a slot to its control."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptPlan:
-    """What the driver has decided for one attempt, the same for every slot: Spark carries it there.
+    """The driver's decisions for one attempt, the same for every slot.
 
-    Spark keeps it on executors' disks, so nothing that outlives the attempt may be secret here.
+    Spark carries the plan to slots and stores it on executors' disks. So it must contain no secret
+    that outlives the attempt.
     """
 
     job: str
@@ -53,13 +54,13 @@ class AttemptPlan:
     storage_token_path: str
     log_id: str
     loopback: bool
-    """Whether all slots are on the driver's machine."""
+    """True if all slots are on the driver's machine."""
     logging: Logging = field(default_factory=Logging)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotContext:
-    """What lives in a slot from its start to its end; every part of the slot is given it."""
+    """The objects that every part of a slot receives; they live as long as the slot."""
 
     plan: AttemptPlan
     slot: int
@@ -67,14 +68,14 @@ class SlotContext:
     storage: JobStorage
     scratch: ScratchDirectory
     post: Callable[[SlotMail], None]
-    """Tells the slot's control something, without waiting. Any thread."""
+    """Sends a message to the slot's control without waiting. Any thread."""
     beside: Callable[[Callable[[], None]], object]
-    """Does something on a thread where it may wait, some time later or never."""
+    """Runs a function later on a thread where it may wait. It may never run if the slot ends."""
     closing: threading.Event
     """Set when the slot has begun to shut down."""
 
     def fail(self, error: BaseException) -> None:
-        """Have the attempt ended because of `error`. Any thread."""
+        """End the attempt because of `error`. Any thread."""
         self.post(PartFailed(error))
 
 
@@ -91,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def rss_bytes() -> int:
-    """Return how much memory this process has resident; its most so far where only that is told."""
+    """Return the resident memory of this process in bytes; the peak if only that is known."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - hot, tiny
             return int(statm.read().split()[1]) * resource.getpagesize()

@@ -1,8 +1,8 @@
-"""The owner of a slot's control stream: what the slot hears, what it says, and when it ends.
+"""The owner of a slot's control stream: handles messages, sends reports, and ends the slot.
 
-One thread with one mailbox. What the driver says, what the parts of the slot report and the time
-reach it one after the other, so nothing here needs a lock. `protocol.loops.slot` decides what
-follows, and this file carries the decisions out.
+It has one thread with one mailbox. Messages of the driver, reports of the slot's parts and timeouts
+are handled one after the other, so no locks are needed. `protocol.loops.slot` decides what follows,
+and this module carries out its decisions.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ _log = logging.getLogger("onceflow.runtime.slot")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The chains are built and have their state."""
+    """The report that the chains are built and have their state."""
 
     chains: Chains
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFailed:
-    """Some of the chains is missing, or lacks its state; what was built is never started."""
+    """The report that the chains could not be built or restored. Built parts are never started."""
 
     error: BaseException
     channels: Sequence[OutputChannel]
-    """Those that were opened. Peers wait for the end of each when they close."""
+    """The opened channels. When a peer closes, it waits for the end of each of them."""
 
 
 ControlMail: TypeAlias = Restored | RestoreFailed | SlotFact
 
 
 class SlotControl:
-    """Carries out what a slot does next. `run` is its thread; what else is called is of any."""
+    """Carries out a slot's decisions. `run` is its thread; any thread may call other methods."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class SlotControl:
         driver_address: str,
         hello: Hello,
     ) -> None:
-        """Dial the driver.
+        """Connect to the driver.
 
         Raises:
-            SlotLost: It cannot be reached or refuses.
+            SlotLost: The driver cannot be reached or refuses the slot.
         """
         self._context = context
         self._settings = context.plan.settings
@@ -114,9 +114,9 @@ class SlotControl:
         self._keep_alive: KeepAlive | None = None
         self._heard_at = time.monotonic()
         self.deploy: Future[Deploy | None] = Future()
-        """What to restore; None when the slot ends before it is told."""
+        """The state to restore; None if the slot ends before it is deployed."""
         self.ended: Future[str] = Future()
-        """Why the slot is closed."""
+        """The reason why the slot is closed."""
         self._stream = ControlStream(driver_address, context.credentials, hello, self._hear)
         self._loop = SlotLoop(
             self._settings.heartbeat_interval_s,
@@ -125,29 +125,28 @@ class SlotControl:
         )
 
     def run(self) -> None:
-        """Do what the driver says until it says `Shutdown`, or is gone."""
+        """Handle the driver's messages until `Shutdown`, or until the driver is lost."""
         try:
             while not self.ended.done():
                 with contextlib.suppress(queue.Empty):
                     wait_s = self._loop.wait_s(time.monotonic())
                     self._take(self._mailbox.get(timeout=wait_s))
-                # After every mail, and not only when none comes: a busy slot must send heartbeats,
-                # too.
+                # After every message, not only when idle: a busy slot must send heartbeats, too.
                 self._carry_out(self._loop.tick(self._heard_at, time.monotonic()))
         except BaseException as error:
-            # Nobody would close the parts any more, so only the end of the process stops them.
+            # No other code would close the parts now, so only the end of the process stops them.
             _log.exception("slot %d failed", self._context.slot)
             self._carry_out(self._loop.on(PartFailed(error), time.monotonic()))
             self._exit_hard("its control failed")
 
     def _hear(self, mail: SlotFact) -> None:
-        # On the thread that reads: a control that is busy for long does not take the driver for
+        # On the reading thread: if the control is busy for long, the driver must not look
         # silent.
         self._heard_at = time.monotonic()
         self._mailbox.put(mail)
 
     def _take(self, mail: ControlMail) -> None:
-        """Do what follows from `mail`; what cannot be done, or said, fails the attempt."""
+        """Handle `mail`. An action or message that fails makes the attempt fail."""
         match mail:
             case Restored(chains):
                 self._chains, self._channels = chains, chains.channels
@@ -237,8 +236,8 @@ class SlotControl:
         chains = self._require_chains()
         for subtask in chains.subtasks:
             if self._context.closing.is_set():
-                # The shutdown may have come while the state was restored. Subtasks start all the
-                # same.
+                # If the shutdown came while the state was restored, subtasks still start, so that
+                # each closes its operators.
                 subtask.post(Shutdown("the slot shuts down"))  # it closes its operators
             subtask.start()
         if self._context.closing.is_set():
@@ -265,7 +264,7 @@ class SlotControl:
                 self._stream.send(message)
 
     def _report_failure(self, error: BaseException) -> None:
-        """Tell the driver; a slot that cannot say what went wrong exits."""
+        """Report the failure to the driver. If that is impossible, exit."""
         try:
             self._send(report_of_failure(self._context.slot, error))
         except BaseException as unsaid:
@@ -283,19 +282,19 @@ class SlotControl:
     def _close_parts(self, close: CloseParts) -> None:
         left: Callable[[], float] = lambda: max(0.0, close.deadline_s - time.monotonic())  # noqa: E731
         ended = True
-        # Channels first, which breaks a write that a subtask may hang in. Then the subtasks, which
-        # give work to commits and uploads. Each part is closed, whatever became of the ones before:
-        # `ended` stands on the right of `and`.
+        # Channels first, which unblocks a subtask's write that hangs. Then the subtasks, which
+        # give work to commits and uploads. `ended` is the right operand of `and`, so that each part
+        # is closed even if an earlier one failed to end.
         for channel in self._channels:
             channel.close(close.reason)
         if chains := self._chains:
             self._post(Shutdown(close.reason))
-            # `min` and not `all`, which would not wait for those behind the first that hangs.
+            # `min` instead of `all`, which would not wait for subtasks after the first that hangs.
             ended = min(subtask.join(left()) for subtask in chains.subtasks)
             ended = chains.commits.close(left) and ended
         ended = self._uploads.close(left()) and ended
         ended = self._data_server.close(left()) and ended
-        # What has been uploaded and committed at last.
+        # Send the acks and reports of the last uploads and commits.
         with contextlib.suppress(queue.Empty):
             while True:
                 mail = self._mailbox.get_nowait()
@@ -305,19 +304,19 @@ class SlotControl:
 
     def _say_closed(self, deadline_s: float) -> None:
         self._context.scratch.delete()
-        # The counters of a short job must not end with whatever the last beat happened to see.
+        # A last heartbeat, so that the counters of a short job are complete.
         self._send(self._heartbeat(), SlotClosed())
-        # A second at least, also past the deadline: the driver takes a slot without a last word for
-        # lost.
+        # Wait at least a second, even past the deadline: the driver takes a slot without a
+        # last message for lost.
         self._stream.close(max(1.0, deadline_s - time.monotonic()))
 
     def _exit_hard(self, reason: str) -> None:
-        """End this process now: its connections close, and servers roll back what was open."""
+        """End this process now. Its connections close, and servers roll back open transactions."""
         self._context.scratch.delete()
         job, slot = self._context.plan.job, self._context.slot
         _log.warning("slot %d of job %s exits: %s", slot, job, reason)
         logging.shutdown()
-        # No destructors and exit hooks, which may wait for the very threads that hang.
+        # Skip destructors and exit hooks, which may wait for the threads that hang.
         os._exit(1)
 
 

@@ -1,13 +1,13 @@
-"""How a program is pickled: cloudpickle, and what it sends by value and breaks.
+"""Pickling of programs by cloudpickle, with fixes for values that it would break.
 
-What `__main__` defines goes by value. Three things do not survive that by themselves:
+cloudpickle sends objects defined in `__main__` by value. Three kinds of them need a fix:
 
-- `dataclasses.MISSING` says that a field has no default, and is known by its identity. As a copy it
-  would be a default: a field that is new would be filled with it. It is sent by its name.
-- A class of `msgspec.Struct` has its fields from the moment that it is made, and cloudpickle adds
-  them later. It is made anew from its fields.
-- The file that a function was written in: since 3.1.3 cloudpickle sends `<dynamic-code>` instead,
-  and a failure in a slot could not name the user's line. It is put back when the code is read.
+- `dataclasses.MISSING` marks a field without a default and is compared by identity. A copy of it
+  would be taken for a default value, and fill new fields. It is sent by name.
+- A class of `msgspec.Struct` needs its fields when it is created, but cloudpickle adds them later.
+  It is rebuilt from its fields.
+- The file name of a function: since 3.1.3 cloudpickle sends `<dynamic-code>` instead, and an error
+  in a slot could not name the user's line. The name is restored when the code is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _reduce_code_of_file(code: CodeType) -> tuple[Any, ...]:
 
 
 def make_code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
-    """Return code that says in which file it was written. Runs in a slot."""
+    """Return code with the name of the file that it comes from. Runs in a slot."""
     return make(*arguments).replace(co_filename=filename)
 
 
@@ -69,14 +69,14 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def pickle_by_value(value: object) -> bytes:
-    """Return `value` as bytes that `cloudpickle.loads` reads."""
+    """Pickle `value` to bytes that `cloudpickle.loads` reads."""
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()
 
 
 def _reduce_struct(kind: Any) -> tuple[Any, ...]:
-    """Return how a class of `msgspec.Struct` is made anew: first with its fields alone."""
+    """Return the reduction that rebuilds a `msgspec.Struct` class: fields first, others later."""
     namespace: dict[str, Any] = {**kind.__dict__}
     own: dict[str, Any] = namespace.get("__annotations__", {})
     hints = _resolve_annotations(kind, own)
@@ -99,16 +99,16 @@ def _reduce_struct(kind: Any) -> tuple[Any, ...]:
         and name not in kind.__struct_fields__
         and not name.startswith(("__struct_", "__match_args__", "__slots__"))
     }
-    # The others are set later: methods may name the class.
+    # The other members are set later, because methods may refer to the class.
     if any(isinstance(hint, str) for hint in hints.values()):
-        # msgspec looks for the names of types in the class, too: this one is told there.
+        # msgspec resolves type names in the class's namespace, too: add the class itself.
         others[kind.__name__] = kind
     made_of: tuple[Any, ...] = (kind.__name__, kind.__bases__, members, fields, config)
     return make_struct, made_of, others, None, None, _fill
 
 
 def _resolve_annotations(kind: Any, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the types of fields: what is written as text has its names here, not in the slot."""
+    """Return the types of fields. Text annotations are resolved here, not in the slot."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except (NameError, TypeError):
@@ -146,7 +146,7 @@ def make_struct(
     try:
         return _Struct(name, bases, members | made, **config)
     except TypeError:
-        # A field without a default behind one with: those were by keyword alone.
+        # A field without a default after a field with one: the fields were keyword-only.
         return _Struct(name, bases, members | made, **config, kw_only=True)
 
 

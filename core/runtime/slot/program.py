@@ -1,7 +1,7 @@
-"""What the user wrote, on its way to the slots: the graph with its functions, and the backend.
+"""The user's program on its way to the slots: the graph with its functions, and the backend.
 
-Sources, sinks and functions may hold passwords, and what is inside a Spark task is written to the
-disks of executors. So a program is pickled once, when the job is started, and reaches each slot in
+Sources, sinks and functions may hold passwords, and Spark writes the content of a task to
+executors' disks. So a program is pickled once, when the job is started, and sent to each slot in
 its `Deploy` message, over the authenticated control stream.
 """
 
@@ -35,11 +35,11 @@ class Program:
 
 
 def pickle_program(program: Program) -> bytes:
-    """Return `program` as bytes; closures and what `__main__` defines go by value.
+    """Pickle `program`. Closures and objects defined in `__main__` go by value.
 
     Raises:
-        ConfigError: Something in it cannot be pickled; names the operator, and the variable of its
-            function where that is to blame.
+        ConfigError: An object in it cannot be pickled; names the operator, and the variable of its
+            function if known.
     """
     try:
         return pickle_by_value(program)
@@ -52,10 +52,10 @@ def pickle_program(program: Program) -> bytes:
 
 
 def unpickle_program(data: bytes) -> Program:
-    """Return the program that `data` holds. Runs in a slot.
+    """Unpickle a program. Runs in a slot.
 
     Raises:
-        ConfigError: This executor lacks a module that it needs, or has another one of that name.
+        ConfigError: This executor lacks a required module, or has another one of that name.
     """
     try:
         return cast("Program", cloudpickle.loads(data))
@@ -73,7 +73,7 @@ def unpickle_program(data: bytes) -> Program:
 
 
 def _culprit(program: Program) -> str:
-    """Return what of `program` cannot be pickled, as closely as can be told."""
+    """Return the name of the part of `program` that cannot be pickled, as precisely as possible."""
     for operator in program.graph.operators:
         for field in fields(operator.work):
             value = getattr(operator.work, field.name)
@@ -85,7 +85,7 @@ def _culprit(program: Program) -> str:
 
 
 def _unpicklable_names(value: object) -> Iterator[str]:
-    """Yield the name of the first variable that a function takes along and that does not pickle."""
+    """Yield the name of the first variable used by a function that cannot be pickled."""
     if not inspect.isfunction(value):
         return
     variables = inspect.getclosurevars(value)

@@ -1,9 +1,12 @@
-"""A slot: one process, subtask i of every chain.
+"""A slot: a process that runs subtask i of every chain.
 
-Threads of a slot: the task's own restores state and waits for the end; `SlotControl` has one, and
-the stream to the driver one that reads and one that writes; each chain has one; each sink has a
-committer; two upload snapshots; one asks the peers of channels for a sign of life, and one commits
-the positions of sources; Flight's serve the channels.
+The threads of a slot:
+    the task's own thread restores state and waits for the end
+    `SlotControl` has one, and the stream to the driver has one that reads and one that writes
+    each chain has one, and each sink has one for its committer
+    two upload snapshots
+    one checks that the peers of channels are alive, and one commits the positions of sources
+    those of Flight serve the channels
 """
 
 from __future__ import annotations
@@ -46,13 +49,13 @@ from onceflow.core.settings.pipeline_settings import TlsFiles
 
 
 def run_slot(plan: AttemptPlan, slot: int) -> str:
-    """Run slot number `slot` to its end; return how it ended. What Spark, or a process, runs."""
+    """Run slot number `slot` to its end; return its reason. Spark, or a process, calls this."""
     with _interrupts_ignored():
         return Slot(plan, slot).run()
 
 
 class Slot:
-    """The running slot: the process that Spark, or another cluster, has given to an attempt."""
+    """A running slot: the process that Spark, or another cluster, provides to an attempt."""
 
     def __init__(self, plan: AttemptPlan, slot: int) -> None:
         configure_slot_logs(plan.logging)
@@ -101,12 +104,12 @@ class Slot:
         self._control = SlotControl(context, mailbox, self._data_server, plan.driver_address, hello)
 
     def run(self) -> str:
-        """Restore what the driver says, then wait for the end; return why it came."""
-        # A host or daemon has done so with what it had imported before it forked this process.
+        """Restore the deployed state, then wait for the end; return its reason."""
+        # A host or daemon has frozen its imported objects before it forked this process.
         if own := not gc.get_freeze_count():
             gc.freeze()
         gc.set_threshold(50_000, 20, 50)  # batches make many short-lived objects and no cycles
-        # A thread that comes back from the network waits this long for one that computes.
+        # A thread that returns from the network waits this long for a computing thread.
         sys.setswitchinterval(0.001)
         control = threading.Thread(target=self._control.run, name="control", daemon=True)
         control.start()
@@ -120,7 +123,7 @@ class Slot:
         return ended
 
     def _restore(self, deploy: Deploy) -> Restored | RestoreFailed | RestoreEnded:
-        """Build what `deploy` says. On the main thread, which modules of the user may need."""
+        """Build the chains of `deploy`. Runs on the main thread, which some user modules need."""
         try:
             program = unpickle_program(deploy.program)
             builder = ChainBuilder(self._context, program, deploy)
@@ -135,7 +138,7 @@ class Slot:
 
 @contextmanager
 def _interrupts_ignored() -> Generator[None]:
-    """Ignore SIGINT meanwhile: ^C in a terminal reaches slots, and is the driver's to decide."""
+    """Ignore SIGINT meanwhile: ^C in a terminal reaches slots, but the driver handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

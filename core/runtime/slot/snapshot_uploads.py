@@ -1,4 +1,4 @@
-"""The asynchronous part of a subtask's snapshot: state goes to storage beside the stream."""
+"""The asynchronous part of a subtask's snapshot: uploads state while the stream goes on."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _log = logging.getLogger("onceflow.runtime.slot")
 
 
 class SnapshotUploads:
-    """Two threads that upload one snapshot each at a time."""
+    """Two threads that each upload one snapshot at a time."""
 
     def __init__(self, context: SlotContext) -> None:
         self._context = context
-        # Two: a slow upload does not hold up the next checkpoint, which may be the one that
+        # Two, so that a slow upload does not block the next checkpoint, which may be the one that
         # completes.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="upload")
         self._lock = threading.Lock()
         self._under_way: set[Future[None]] = set()
         self._abandoned: list[FileStateWriter] = []
-        """Writers of declined checkpoints whose files storage has failed to delete so far."""
+        """Writers of declined checkpoints whose files could not be deleted yet."""
 
     def begin(self, taken: SnapshotTaken) -> None:
-        """Upload what was taken on another thread, which tells the slot how that ended."""
+        """Upload the snapshot on another thread, which reports the outcome to the slot."""
         upload = self._threads.submit(self._upload, taken)
         with self._lock:
             self._under_way = {one for one in self._under_way if not one.done()} | {upload}
 
     def close(self, timeout_s: float) -> bool:
-        """Begin no further upload; return whether those under way end within `timeout_s`."""
+        """Start no more uploads; return True if the running ones end within `timeout_s`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             under_way = self._under_way
@@ -72,11 +72,11 @@ class SnapshotUploads:
             )
             done = SubtaskSnapshot(subtask, tuple(operators), timings, in_flight)
             slot.post(Acked(checkpoint, done, taken.record_times))
-            # Storage has just taken files, so it may also delete those that it refused to delete
-            # before.
+            # Storage has just accepted files, so it may now also delete the files that it could
+            # not delete before.
             self._abandon(())
         except StorageError as error:
-            # First: storage that takes no file may not delete one either, nor answer soon.
+            # First, because storage that accepts no file may not delete one either, or hang.
             slot.post(Declined(checkpoint, subtask, str(error)))
             self._abandon(writers)
             self._discard(taken)
@@ -84,7 +84,7 @@ class SnapshotUploads:
             slot.fail(error)
 
     def _discard(self, taken: SnapshotTaken) -> None:
-        """Release the frozen state of all operators, also of those after the one that failed."""
+        """Release the frozen state of all operators, also those after the failed one."""
         try:
             for snapshot in taken.pending:
                 snapshot.discard()
@@ -106,7 +106,7 @@ class SnapshotUploads:
         own = key_group_range(plan.max_parallelism, plan.parallelism, subtask.index)
         in_flight: list[InFlight] = []
         for number, one in enumerate(taken.overtaken):
-            # Rows that were sent are with the owner of their keys; rows that wait to be sent may
+            # Rows that were sent are at the owner of their keys; rows that wait to be sent may
             # belong to any slot.
             groups = own if one.sent else range(plan.max_parallelism)
             name = f"in-flight-{number}-{'in' if one.sent else 'to'}-{one.chain}"
@@ -116,7 +116,7 @@ class SnapshotUploads:
         return tuple(in_flight)
 
     def _abandon(self, writers: Sequence[FileStateWriter]) -> None:
-        """Delete what `writers` wrote, and what could not be deleted before; or remember it."""
+        """Delete the files of `writers`, and those left from before. Keep the writers that fail."""
         with self._lock:
             abandoned, self._abandoned = [*self._abandoned, *writers], []
         for writer in abandoned:
