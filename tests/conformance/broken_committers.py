@@ -388,3 +388,19 @@ class TakesARefusedCommitForATargetThatIsBusy(BrokenSink):
 
     breaks = "refused-commit-waits-for-a-person"
     committer_class = _HopesForTheBest
+
+
+class _ServiceUnavailable(Exception):
+    """An error class of a client's own, with a word for a connection in its name."""
+
+
+class _BlamesTheService(ReferenceCommitter):
+    def refused(self, why: str) -> CommitOutcome:
+        raise _ServiceUnavailable(f"400: {why}")
+
+
+class RaisesAnOutageForARefusedCommit(BrokenSink):
+    """Lets its client's only error class through, which is named for outages."""
+
+    breaks = "own-error-of-a-refused-commit-waits-for-a-person"
+    committer_class = _BlamesTheService

@@ -299,3 +299,22 @@ class TakesBadRowsForATargetThatIsAway(BrokenSink):
 
     breaks = "bad-rows-end-by-name"
     writer_class = _BlamesTheTarget
+
+
+class _ServiceUnavailable(Exception):
+    """An error class of a client's own, with a word for a connection in its name."""
+
+
+class _BlamesTheService(ReferenceWriter):
+    def require_good(self) -> None:
+        try:
+            super().require_good()
+        except BadRow:
+            raise _ServiceUnavailable("400: the id is there already") from None
+
+
+class RaisesAnOutageForBadRows(BrokenSink):
+    """Lets its client's only error class through, which is named for outages."""
+
+    breaks = "own-error-for-a-bad-row-ends-by-name"
+    writer_class = _BlamesTheService

@@ -12,8 +12,15 @@ import pytest
 from tests.conformance import broken_committers, broken_latecomers
 from tests.conformance.broken_sink import BrokenSink
 from tests.conformance.broken_sinks import GALLERY
-from tests.conformance.reference_sink import ReferenceTarget
+from tests.conformance.reference_sink import (
+    ReferenceCommitter,
+    ReferenceSink,
+    ReferenceTarget,
+    ReferenceWriter,
+)
 
+from onceflow.core.errors import BadRow
+from onceflow.core.protocol.committables import CommitOutcome
 from onceflow.integration.conformance import ClauseOutcome, run_clauses
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clause_catalog import CLAUSES
@@ -51,6 +58,40 @@ def test_a_sink_that_fails_at_a_line_is_told_the_file_the_line_and_the_rule(
     assert match, reason
     text = Path(match[1]).read_text().splitlines()[int(match[2]) - 1]
     assert text.strip() == match[4]
+
+
+class _ClientError(Exception):
+    """An error class of a client's own."""
+
+
+class _RefusingWriter(ReferenceWriter):
+    def require_good(self) -> None:
+        try:
+            super().require_good()
+        except BadRow:
+            raise _ClientError("400: the id is there already") from None
+
+
+class _RefusingCommitter(ReferenceCommitter):
+    def refused(self, why: str) -> CommitOutcome:
+        raise _ClientError(f"400: {why}")
+
+
+class _SinkWithErrorsOfItsOwn(ReferenceSink):
+    writer_class = _RefusingWriter
+    committer_class = _RefusingCommitter
+
+
+def test_sink_that_refuses_by_an_error_class_of_its_own_passes(
+    tmp_path: Path, onceflow_processes: Processes
+) -> None:
+    about = ("bad", "refused")
+    clauses = [one for one in CLAUSES if any(word in one.id for word in about)]
+    assert len(clauses) >= 5
+    targets = _targets(tmp_path, _SinkWithErrorsOfItsOwn)
+    results = list(run_clauses(targets, clauses, onceflow_processes, Effort(rounds=2)))
+    outcomes = {result.clause.id: (result.outcome, result.reason) for result in results}
+    assert outcomes == {one.id: (ClauseOutcome.PASSED, "") for one in clauses}
 
 
 @pytest.mark.slow
@@ -102,7 +143,7 @@ def _failed(
     return {one.clause.id: one.reason for one in results if one.outcome is ClauseOutcome.FAILED}
 
 
-def _targets(directory: Path, broken: type[BrokenSink]) -> Callable[[], ReferenceTarget]:
+def _targets(directory: Path, broken: type[ReferenceSink]) -> Callable[[], ReferenceTarget]:
     numbers = itertools.count()
 
     def make() -> ReferenceTarget:

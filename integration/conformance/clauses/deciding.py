@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from onceflow.core.commit.loop import ask_committer
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
     AlreadyCommitted,
+    CommitOutcome,
     Committable,
     Committed,
     Lost,
     RetryLater,
+    Unknown,
 )
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import Committer
 from onceflow.core.spi.staging import is_staged
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
@@ -164,9 +168,9 @@ def refused_commit_waits_for_a_person(harness: Harness) -> None:
     harness.target.obstruct(prepared.ids)
     committer = harness.job.committer()
     for _ in range(3):
-        outcome = committer.commit(prepared.committable)
+        outcome, error = _commit_refused(committer, prepared)
         expect(
-            isinstance(outcome, RetryLater) and outcome.until_mended,
+            error is not None or (isinstance(outcome, RetryLater) and outcome.until_mended),
             f"commit of rows that the target refuses answered {outcome}, and should be"
             " RetryLater(…, until_mended=True): otherwise nobody is told that it is stuck",
         )
@@ -175,6 +179,43 @@ def refused_commit_waits_for_a_person(harness: Harness) -> None:
     outcome = harness.commit(prepared, committer)
     expect(outcome == Committed(), f"commit after the obstacle was removed answered {outcome}")
     harness.expect_seen(prepared.ids, when="after the obstacle was removed")
+
+
+@clause(
+    scenarios=[43],
+    needs=["obstruct", "remove_obstacle"],
+    rests_on=[refused_commit_waits_for_a_person],
+)
+def own_error_of_a_refused_commit_waits_for_a_person(harness: Harness) -> None:
+    """A refused commit that raises the sink's own error class is reported as stuck."""
+    prepared = harness.prepare(1)
+    harness.target.obstruct(prepared.ids)
+    outcome, error = _commit_refused(harness.job.committer(), prepared)
+    harness.target.remove_obstacle()
+    expect(
+        error is None or (isinstance(outcome, Unknown) and outcome.until_mended),
+        f"commit of rows that the target refuses raised {error!r}: a job takes an error of this"
+        " name, or with this cause, for a network or a disk that fails, and nobody is told that the"
+        " commit is stuck; return RetryLater(…, until_mended=True), or raise an error class that"
+        " has no word for a connection in its name",
+    )
+    harness.commit_all(prepared)
+
+
+def _commit_refused(
+    committer: Committer, prepared: Prepared
+) -> tuple[CommitOutcome, Exception | None]:
+    """Commit once, as a job does; return the outcome, and the error that the sink raised."""
+    raised: list[Exception] = []
+
+    def commit() -> CommitOutcome:
+        try:
+            return committer.commit(prepared.committable)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    return ask_committer(commit), next(iter(raised), None)
 
 
 CLAUSES = (
@@ -188,4 +229,5 @@ CLAUSES = (
     lost_is_reported,
     commit_after_abort,
     refused_commit_waits_for_a_person,
+    own_error_of_a_refused_commit_waits_for_a_person,
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from onceflow.core.errors import SinkError, TargetRefused
+from onceflow.core.errors import OnceflowError, SinkError, TargetRefused
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi.refusals import is_data_at_fault
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.spi import SinkWriter
+from onceflow.core.spi.refusals import is_data_at_fault, may_pass
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.harness import Harness, Prepared
@@ -164,13 +166,7 @@ def bad_batch_is_refused(harness: Harness) -> None:
     """A row that the target can never accept fails write or pre_commit, and no row remains."""
     writer = harness.job.writer()
     good = harness.prepare(1, writer=writer)
-    try:
-        writer.write(harness.target.bad_batch(harness.ids()))
-        committables = writer.pre_commit(CheckpointId(2))
-    except SinkError:
-        writer.close()
-    else:
-        raise Violation(f"bad rows were pre-committed without an error, as {committables}")
+    _write_bad_rows(harness, writer, CheckpointId(2))
     harness.expect_in_doubt(good, when="after a refused batch")
     harness.commit_all(good)
     harness.expect_seen(good.ids, when="after a refused batch")
@@ -179,12 +175,8 @@ def bad_batch_is_refused(harness: Harness) -> None:
 @clause(scenarios=[22], needs=["bad_batch"], rests_on=[bad_batch_is_refused])
 def bad_rows_end_by_name(harness: Harness) -> None:
     """A refused row raises an error that ends the job or names the row, never endless retries."""
-    writer = harness.job.writer()
-    try:
-        writer.write(harness.target.bad_batch(harness.ids()))
-        writer.pre_commit(CheckpointId(1))
-    except SinkError as error:
-        writer.close()
+    error = _write_bad_rows(harness, harness.job.writer(), CheckpointId(1))
+    if isinstance(error, SinkError):
         is_end = error.retry == "never" or isinstance(error, TargetRefused)
         expect(
             is_end or is_data_at_fault(error),
@@ -193,6 +185,41 @@ def bad_rows_end_by_name(harness: Harness) -> None:
             " does not name the row",
         )
     harness.expect_in_doubt(when="after a refused batch")
+
+
+@clause(scenarios=[22], needs=["bad_batch"], rests_on=[bad_batch_is_refused])
+def own_error_for_a_bad_row_ends_by_name(harness: Harness) -> None:
+    """A refused row that raises the sink's own error class is not taken for a network failure."""
+    error = _write_bad_rows(harness, harness.job.writer(), CheckpointId(1))
+    expect(
+        isinstance(error, SinkError) or not may_pass(error),
+        f"bad rows were refused by {describe_error(error)}: a job takes an error of this name, or"
+        " with this cause, for a network or a disk that fails, and restarts without an end; raise"
+        " BadRow, TargetRefused, or an error class that has no word for a connection in its name",
+    )
+
+
+def _write_bad_rows(harness: Harness, writer: SinkWriter, checkpoint: CheckpointId) -> Exception:
+    """Write and pre-commit rows that include a refused row. Close `writer`, return the error.
+
+    An error class of the sink's own counts as a refusal, as in a job.
+
+    Raises:
+        Violation: The rows were pre-committed.
+    """
+    try:
+        writer.write(harness.target.bad_batch(harness.ids()))
+        committables = writer.pre_commit(checkpoint)
+    except SinkError as error:
+        refusal: Exception = error
+    except (OnceflowError, InvariantViolation):
+        raise
+    except Exception as error:
+        refusal = error
+    else:
+        raise Violation(f"bad rows were pre-committed without an error, as {committables}")
+    writer.close()
+    return refusal
 
 
 CLAUSES = (
@@ -207,4 +234,5 @@ CLAUSES = (
     pre_committed_survives_death,
     bad_batch_is_refused,
     bad_rows_end_by_name,
+    own_error_for_a_bad_row_ends_by_name,
 )
