@@ -1,4 +1,4 @@
-"""Where records come from: replayable sources whose positions live in checkpoints."""
+"""The sources of records. They can be replayed, and checkpoints hold their positions."""
 
 from __future__ import annotations
 

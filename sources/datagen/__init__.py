@@ -1,4 +1,4 @@
-"""Generated records, the same ones every time, without any server."""
+"""A source of generated records. They are the same every time, and need no server."""
 
 from onceflow.sources.datagen.source import DatagenReader, DatagenSource, GeneratedPayments
 

@@ -46,7 +46,7 @@ _Words: TypeAlias = npt.NDArray[np.uint64]
 
 
 class GeneratedPayments:
-    """Makes payments from their numbers; holds the names of all accounts."""
+    """A generator of payments from their numbers. It holds the names of all accounts."""
 
     def __init__(self, *, seed: int, accounts: int) -> None:
         self._seed = np.uint64(seed & (2**64 - 1))
@@ -54,7 +54,7 @@ class GeneratedPayments:
         self._names = pa.array([f"acct-{index:06d}" for index in range(accounts)], pa.string())
 
     def batch(self, ids: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Return the payments numbered `ids`, in that order."""
+        """Return the payments with the numbers `ids`, in that order."""
         words = _mix(ids.view(np.uint64) ^ _mix(np.full(1, self._seed, np.uint64)))
         accounts = (words % np.uint64(self._accounts)).view(np.int64)
         amounts = (_mix(words) % np.uint64(_AMOUNT_COUNT)).view(np.int64) + _AMOUNT_MIN
@@ -70,7 +70,7 @@ class GeneratedPayments:
 
 
 def _mix(words: _Words) -> _Words:
-    """Mix the bits of each word by SplitMix64's output function, a bijection.
+    """Mix the bits of each word with SplitMix64's output function, which is a bijection.
 
     Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
     """
@@ -113,10 +113,11 @@ class _Position:
 @check_fields
 @dataclass(frozen=True)
 class DatagenSource(Source):
-    """Generates `rows` payments over `splits` splits; endlessly when `rows` is None.
+    """A source that generates `rows` payments, or endlessly many if `rows` is None.
 
-    Columns: id, account, amount, ts (see `payments`). The same `seed`, `accounts` and `splits` give
-    the same rows in the same splits, from whatever position and in whatever batches they are read.
+    It has `splits_count` splits. Columns: id, account, amount, ts (see the module docstring). The
+    same `seed`, `accounts` and `splits_count` give the same rows in the same splits, from any
+    position and in any batches.
     """
 
     rows: int | None = 1_000_000
@@ -145,7 +146,7 @@ class DatagenSource(Source):
 
     @property
     def bounded(self) -> bool:
-        """Whether `rows` was given."""
+        """True if `rows` was given."""
         return self.rows is not None
 
     def splits(self) -> Sequence[Split]:
@@ -159,7 +160,7 @@ class DatagenSource(Source):
         ]
 
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
-        """Return how far each of `splits` is from its end; endless ones have none."""
+        """Return the position and end of each of `splits`; empty if they are endless."""
         if self.rows is None:
             return ()
         positions = [(split.id, _Position.from_split(split)) for split in splits]
@@ -171,7 +172,7 @@ class DatagenSource(Source):
 
 
 class DatagenReader(SourceReader):
-    """Reads its splits in turn, a batch each."""
+    """A reader that returns one batch of each split in turn."""
 
     def __init__(self, source: DatagenSource, positions: Sequence[_Position]) -> None:
         self._source = source
@@ -184,7 +185,7 @@ class DatagenReader(SourceReader):
         self._closed = threading.Event()
 
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
-        """Return the next rows of one split, or None when the rate allows none in `timeout_s`."""
+        """Return the next rows of one split, or None if the rate allows none within `timeout_s`."""
         turn = self._next_turn()
         if turn is None:
             if self._source.bounded:
@@ -210,11 +211,11 @@ class DatagenReader(SourceReader):
         return self._last
 
     def list_ended_splits(self) -> Sequence[str]:
-        """Return the splits that are read to their end."""
+        """Return the ids of the splits that are read to their end."""
         return [position.to_split().id for position in self._positions if position.rows_left == 0]
 
     def snapshot(self) -> Sequence[Split]:
-        """Return every split at the row after the last one returned."""
+        """Return every split at the row after the last returned row."""
         return [position.to_split() for position in self._positions]
 
     def close(self) -> None:
@@ -230,7 +231,7 @@ class DatagenReader(SourceReader):
         return None
 
     def _wait_for_rate(self, timeout_s: float) -> int:
-        """Return how many rows the rate allows now, waiting up to `timeout_s` for the first."""
+        """Return the number of rows that the rate allows; wait up to `timeout_s` for the first."""
         rate = self._source.rows_per_second
         if rate is None:
             return self._source.batch_rows
@@ -243,4 +244,4 @@ class DatagenReader(SourceReader):
 
 
 CONNECTOR = SourceConnector(source=DatagenSource)
-"""What the catalog finds."""
+"""The connector that the catalog finds."""
