@@ -1,4 +1,4 @@
-"""Kafka as a source: assigned partitions, checkpointed offsets, Arrow batches."""
+"""The Kafka source. It reads assigned partitions to Arrow batches, and checkpoints offsets."""
 
 from onceflow.sources.kafka.reader import KafkaReader
 from onceflow.sources.kafka.settings import EARLIEST, LATEST, OffsetsLike, ValueFormat

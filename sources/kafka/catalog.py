@@ -1,10 +1,10 @@
-"""Resolves which partitions are read, and from which offsets, by asking the brokers.
+"""The driver's requests to the brokers for partitions and offsets to read.
 
-A checkpoint's positions belong to a topic with an id. If the topic is gone, or has another id now,
-the records that were to be read are lost: that is an error, or, if the user accepts loss, a warning
-and a start at the first record that is there.
+A checkpoint's positions belong to a topic with an id. If the topic is gone or has another id now,
+the unread records are lost. That is an error. If the user accepts loss, it is a warning, and
+reading starts at the first existing record.
 
-Runs on the driver. Every request to the brokers has the source's deadline.
+Every request to the brokers has the source's deadline.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from onceflow.sources.kafka.settings import (
 _Answer = TypeVar("_Answer")
 
 _GONE_S = 3.0
-"""How long a known topic must be missing before it counts as gone: a broker that has just started
-may not know every topic yet."""
+"""The time in seconds for which a known topic must be missing before it counts as gone.
+
+A broker that has just started may not know every topic yet.
+"""
 _LOOK_AGAIN_S = 0.2
 
 
 class Catalog:
-    """Asks the brokers about topics, partitions and offsets; a context manager."""
+    """A client that asks the brokers about topics, partitions and offsets; a context manager."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -67,13 +69,13 @@ class Catalog:
             self._consumer.close()
 
     def restart_deadline(self) -> None:
-        """Give later requests the whole deadline again."""
+        """Restart the deadline for later requests."""
         self._deadline = time.monotonic() + self._settings.deadline_s
 
     def list_topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
-        """Return every topic that the settings name, or that their pattern matches, by name.
+        """Return by name every topic that the settings name, or that their pattern matches.
 
-        A pattern matches no topic of Kafka's own, such as __consumer_offsets. A topic in `known`
+        A pattern never matches Kafka's own topics, such as __consumer_offsets. A topic in `known`
         counts as missing only after `_GONE_S`.
 
         Raises:
@@ -83,8 +85,8 @@ class Catalog:
         settings = self._settings
         if settings.topic_pattern is None:
             topics = self.find_topics(settings.topics)
-            # A topic that is named must be there, and one that only matches a pattern may go: the
-            # user has named no topic.
+            # A named topic must exist. A topic that only matches a pattern may disappear, because
+            # the user has not named it.
             missing = [topic for topic in settings.topics if topic not in topics]
             if missing:
                 raise self._missing_topic_error(missing[0])
@@ -93,7 +95,7 @@ class Catalog:
         while True:
             names = filter(settings.reads, self._topics.list_names(until=self._deadline))
             topics = self._topics.find(names, until=self._deadline)
-            # A known topic that is missing is looked for again for a while: see `_GONE_S`.
+            # Look again for a while for a known topic that is missing; see `_GONE_S`.
             if known <= topics.keys() or time.monotonic() > gone_at:
                 return {name: facts for name, facts in topics.items() if not facts.is_internal}
             time.sleep(_LOOK_AGAIN_S)
@@ -108,10 +110,10 @@ class Catalog:
         return self._topics.find(topics, until=self._deadline)
 
     def read_watermarks(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset that is left, and the end (exclusive) of what may be read.
+        """Return the first existing offset, and the end (exclusive) of the readable records.
 
-        Under read_committed the end is the last stable offset: records of open transactions, and
-        all records behind them, are not counted.
+        Under read_committed the end is the last stable offset. It excludes records of open
+        transactions and all records after them.
         """
         asked = TopicPartition(topic, partition)
         return self._ask_consumer(
@@ -121,9 +123,9 @@ class Catalog:
         )
 
     def find_ends(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return the end of each of `partitions` that exists, as `read_watermarks` does.
+        """Return the end of each of `partitions` that exists, like `read_watermarks`.
 
-        Sends one request to each broker, whatever the number of partitions.
+        Sends one request to each broker, however many partitions there are.
 
         Raises:
             ConfigError: The user may not read a topic, or may not connect at all.
@@ -135,7 +137,7 @@ class Catalog:
     def find_watermarks(
         self, partitions: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return what `read_watermarks` does, for many partitions by few requests.
+        """Return the result of `read_watermarks` for many partitions, with few requests.
 
         Raises:
             ConfigError: The user may not read a topic, or may not connect at all.
@@ -144,7 +146,8 @@ class Catalog:
         """
         starts = self._topics.find_starts(partitions, until=self._deadline)
         ends = self.find_ends(partitions)
-        # One that has gone meanwhile is asked for alone, which says what became of it.
+        # Ask separately for a partition that has disappeared meanwhile: the error says what
+        # happened to it.
         return {
             asked: (starts[asked], ends[asked])
             if asked in starts and asked in ends
@@ -155,7 +158,7 @@ class Catalog:
     def find_log_ends(
         self, partitions: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return the end of what may be read of each of `partitions`, and the end of its log.
+        """Return the end of the readable records of each of `partitions`, and the end of its log.
 
         The two differ under read_committed while a transaction is open.
 
@@ -164,8 +167,8 @@ class Catalog:
             SourceUnavailable: A partition is gone or had no leader, or no broker answered, until
                 the deadline.
         """
-        # In this order: a stable offset that is asked for later and still lies before the end
-        # proves that a transaction was open in between.
+        # The order matters: if a stable offset that is read later is still before the end, a
+        # transaction was open in between.
         ends = self._topics.find_ends(partitions, committed=False, until=self._deadline)
         readable = self.find_ends(partitions)
         log_ends: dict[tuple[str, int], tuple[int, int]] = {}
@@ -173,13 +176,14 @@ class Catalog:
             if asked in readable and asked in ends:
                 log_ends[asked] = (readable[asked], max(readable[asked], ends[asked]))
             else:
-                # One that has gone meanwhile is asked for alone, which says what became of it.
+                # Ask separately for a partition that has disappeared meanwhile: the error says what
+                # happened to it.
                 end = self.read_watermarks(*asked)[1]
                 log_ends[asked] = (end, end)
         return log_ends
 
     def find_offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset at or after `timestamp_ms`; the end where there is none."""
+        """Return the first offset at or after `timestamp_ms`, or the end if there is none."""
         asked = [TopicPartition(topic, partition, timestamp_ms)]
 
         def ask(consumer: Consumer, timeout_s: float) -> int:
@@ -189,15 +193,16 @@ class Catalog:
             return answer.offset
 
         offset = self._ask_consumer(ask)
-        # librdkafka answers -1 where no record is as young.
+        # librdkafka returns -1 if no record is that recent.
         return offset if offset >= 0 else self.read_watermarks(topic, partition)[1]
 
     def resolve_positions(self, facts: TopicFacts) -> list[PartitionPosition]:
-        """Return the resolved start, and stop if bounded, of each partition of a topic.
+        """Return the start of each partition of a topic, and its stop if the source is bounded.
 
         Raises:
             ConfigError: An explicit offset is missing, or lies beyond the end.
-            OffsetOutOfRange: An explicit start was deleted, and data loss is an error.
+            OffsetOutOfRange: The record at an explicit start was deleted, and data loss is an
+                error.
         """
         settings, topic, partitions = self._settings, facts.name, facts.partitions
         _check_named(settings.starting, topic, partitions, setting="starting_offsets")
@@ -229,16 +234,16 @@ class Catalog:
         watermarks = self.find_watermarks([(facts.name, partition) for partition in partitions])
         for partition in partitions:
             low, high = watermarks[facts.name, partition]
-            # Of a bounded source a partition that is added ends where it ends now: `ending_offsets`
-            # says nothing about it.
+            # In a bounded source an added partition ends at its current end: `ending_offsets` does
+            # not name it.
             stop = None if self._settings.ending is None else high
             positions.append(_position(facts, partition, low, stop))
         return positions
 
     def _resolve_start(self, topic: str, partition: int, low: int, high: int) -> int:
         start = self._resolve_offset(self._settings.starting, topic, partition, low, high)
-        # Beyond the end nothing can be read for now, but the offset is most likely a slip or
-        # another cluster's.
+        # There is nothing to read beyond the end yet. Such an offset is most likely a mistake, or
+        # belongs to another cluster.
         if start > high:
             raise ConfigError(
                 f"starting_offsets says {topic}-{partition} starts at {start}, but it ends at"
@@ -262,7 +267,7 @@ class Catalog:
                 return self.find_offset_at(topic, partition, timestamp_ms)
             case AtOffsets(explicit):
                 offset = explicit[topic][partition]
-                # -2 and -1 stand for the two ends, as in Spark; any other number is an offset.
+                # As in Spark, -2 and -1 mean the two ends. Any other number is an offset.
                 return {EARLIEST: low, LATEST: high}.get(offset, offset)
 
     def _ask_consumer(self, question: Callable[[Consumer, float], _Answer]) -> _Answer:
@@ -305,7 +310,7 @@ class Catalog:
 def describe_hold(
     settings: KafkaSettings, position: PartitionPosition, stable: int, end: int
 ) -> str:
-    """Return which open transaction keeps a reader at `position`, and what to do; for people."""
+    """Return for users which open transaction holds a reader at `position`, and what to do."""
     servers = settings.bootstrap_servers
     return (
         f"the end of an open transaction in {position} of Kafka at {servers}: records can be read"
@@ -345,10 +350,11 @@ _logger = logging.getLogger("onceflow.sources.kafka")
 def find_positions(
     settings: KafkaSettings, catalog: Catalog, known: Sequence[PartitionPosition]
 ) -> list[PartitionPosition]:
-    """Return the position of every partition to read: those of `known`, and the new ones.
+    """Return the positions of all partitions to read: those of `known`, and new ones.
 
     A new partition starts at its first record, whatever `starting_offsets` says. A bounded source
-    takes no new partitions: its end was resolved for the partitions that existed when it began.
+    ignores new partitions, because its end was resolved for the partitions that existed at its
+    start.
 
     Raises:
         OffsetOutOfRange: A topic of `known` is gone or was replaced, and data loss is an error.
@@ -363,8 +369,8 @@ def find_positions(
     read = {(position.topic, position.partition) for position in kept}
     now = list(kept)
     for topic, facts in topics.items():
-        # All positions of the topic were dropped by `_keep_positions`: it was deleted and made
-        # again.
+        # `_keep_positions` has dropped all positions of the topic, because it was deleted and
+        # created again.
         begins_anew = topic in began and not any(position.topic == topic for position in kept)
         if settings.ending is None or begins_anew:
             added = [partition for partition in facts.partitions if (topic, partition) not in read]
@@ -375,7 +381,7 @@ def find_positions(
 def _keep_positions(
     settings: KafkaSettings, topics: Mapping[str, TopicFacts], known: Sequence[PartitionPosition]
 ) -> list[PartitionPosition]:
-    """Return the positions of `known` whose topic is still the same, completed with its ids."""
+    """Return the positions of `known` whose topic is the same, and add missing topic ids."""
     kept: list[PartitionPosition] = []
     for position in known:
         facts = topics.get(position.topic)
@@ -390,12 +396,13 @@ def _keep_positions(
 
 
 def check_not_replaced(settings: KafkaSettings, ended: Sequence[PartitionPosition]) -> None:
-    """Raise an error if a topic of `ended`, which are read to their stops, is another one by now.
+    """Raise an error if a topic of `ended` has been replaced; `ended` are read to their stops.
 
-    Then the last records may be of that one. A topic that is gone is no error: it was read before.
+    The last records may then belong to the new topic. A topic that is gone is not an error, because
+    it was read before.
 
     Raises:
-        OffsetOutOfRange: It is.
+        OffsetOutOfRange: A topic was replaced.
         SourceUnavailable: The brokers did not answer within `deadline_s`.
     """
     with Catalog(settings) as catalog:
@@ -407,7 +414,7 @@ def check_not_replaced(settings: KafkaSettings, ended: Sequence[PartitionPositio
 
 
 def with_ids(position: PartitionPosition, facts: TopicFacts) -> PartitionPosition:
-    """Return `position` with the ids of `facts`; it keeps its own where `facts` has none."""
+    """Return `position` with the ids of `facts`. Keep its own id where `facts` has none."""
     return replace(
         position,
         topic_id=facts.topic_id or position.topic_id,
@@ -416,7 +423,7 @@ def with_ids(position: PartitionPosition, facts: TopicFacts) -> PartitionPositio
 
 
 def _is_same_topic(position: PartitionPosition, facts: TopicFacts) -> bool:
-    """Return whether `facts` describe the topic that was read; ids that are missing are equal."""
+    """Return True if `facts` describe the topic that was read. A missing id equals any id."""
     pairs = ((position.topic_id, facts.topic_id), (position.cluster_id, facts.cluster_id))
     return all(not old or not new or old == new for old, new in pairs) and (
         position.partition in facts.partitions

@@ -1,11 +1,13 @@
-"""Opens and closes Kafka clients, and watches whether the brokers still answer.
+"""The functions that open and close Kafka clients, and a thread that checks the brokers.
 
-A client that has lost its brokers looks like one whose topic is idle: it reports nothing. So a
-thread (`LivenessWatch`) asks every few seconds for the topic's leaders, and each leader for one
-partition's end. It has a client of its own for two reasons. confluent-kafka admits one thread at a
-time, and a thread that polls in a loop never admits another (seen with 2.16: `commit` and
-`list_topics` wait for ever). And a broker answers the requests of one connection in turn, so each
-answer would wait for the reader's fetch, for up to fetch.wait.max.ms.
+A client that has lost its brokers reports nothing, like a client of an idle topic. So the thread of
+`LivenessWatch` asks every few seconds for the leaders of the topic's partitions. It asks each
+leader for the end of one partition.
+
+The thread uses a client of its own for two reasons. First, confluent-kafka admits one thread at a
+time, and a thread that polls in a loop never admits another one (seen with 2.16: `commit` and
+`list_topics` wait for ever). Second, a broker answers the requests of one connection in order, so
+each answer would wait up to fetch.wait.max.ms for the reader's fetch.
 """
 
 from __future__ import annotations
@@ -35,24 +37,27 @@ from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
 logger = logging.getLogger("onceflow.sources.kafka")
 
 CLOSE_S = 5.0
-"""How long to wait for a client to close; see `close_in_time`."""
+"""The maximum time in seconds to wait for a client to close; see `close_in_time`."""
 
 
 _OVERSIZED = re.compile(r"Invalid response size (\d+) \(0\.\.(\d+)\).* in state UP\)")
-"""What the client reports before it drops a connection that works. In another state of the
-connection the number may be no size: what answers there need not be a broker."""
+"""The error that the client reports before it drops a working connection.
+
+In another state of the connection the number may not be a size, because the peer may not be a
+broker.
+"""
 _RECEIVE_BYTES_MAX = 2**31 - 1
-"""The largest `receive.message.max.bytes` that librdkafka takes."""
+"""The largest `receive.message.max.bytes` that librdkafka accepts."""
 
 
 class LoggedTroubles(ClientTroubles):
-    """Logs each new trouble once, and not with every try to connect again."""
+    """The troubles of a client, each logged once rather than at every reconnection attempt."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
         self._settings = settings
         self._oversized: tuple[int, int] | None = None
-        """The size of an answer that the client dropped, and the size that it takes."""
+        """The size of the answer that the client dropped, and the limit that it exceeded."""
 
     @override
     def note(self, error: KafkaError) -> None:
@@ -63,10 +68,10 @@ class LoggedTroubles(ClientTroubles):
             logger.warning("Kafka client of %s: %s", self._settings.what, self.latest)
 
     def check_answers_received(self) -> None:
-        """Raise if the client has dropped an answer of a broker because of its size.
+        """Raise if the client has dropped a broker's answer because of its size.
 
-        The client asks again without end and gets the same answer. All brokers answer meanwhile, so
-        it is no outage.
+        The client repeats the request for ever and gets the same answer. All brokers answer
+        meanwhile, so this is not an outage.
 
         Raises:
             SettingsRefused: A record does not fit into `receive.message.max.bytes`.
@@ -74,7 +79,7 @@ class LoggedTroubles(ClientTroubles):
         if self._oversized is None:
             return
         size, limit = self._oversized
-        # An answer has records of fetch.max.bytes, which is below the limit, and one more at most.
+        # An answer holds at most fetch.max.bytes, which is below the limit, plus one record.
         advised = min(2 * size, _RECEIVE_BYTES_MAX)
         raise SettingsRefused(
             f"{self._settings.where} holds a record that the client may not receive: a broker sent"
@@ -91,12 +96,12 @@ def open_consumer(
     client_id: str,
     defaults: Mapping[str, OptionValue] = TUNED_DEFAULTS,
 ) -> Consumer:
-    """Return a consumer that is assigned nothing yet. Does not wait for any broker.
+    """Return a consumer without an assignment. Do not wait for any broker.
 
-    `defaults` are the client's options, below the user's.
+    `defaults` are client options that the user's options override.
 
     Raises:
-        ConfigError: librdkafka refuses a setting; names it.
+        ConfigError: librdkafka refuses a setting; the message names it.
     """
     config = {
         **client_config(settings, client_id, defaults, troubles),
@@ -111,10 +116,10 @@ def open_consumer(
 
 
 def open_brokers(settings: KafkaSettings) -> Brokers:
-    """Return a client that asks about topics. Does not wait for any broker.
+    """Return a client that asks the brokers about topics. Do not wait for any broker.
 
     Raises:
-        ConfigError: librdkafka refuses a setting; names it.
+        ConfigError: librdkafka refuses a setting; the message names it.
     """
     troubles = LoggedTroubles(settings)
     config = client_config(settings, "onceflow-topics", TUNED_DEFAULTS, troubles)
@@ -122,10 +127,11 @@ def open_brokers(settings: KafkaSettings) -> Brokers:
 
 
 def close_in_time(consumer: Consumer) -> None:
-    """Close `consumer`, and return at the latest after `CLOSE_S`.
+    """Close `consumer`, and return after at most `CLOSE_S` seconds.
 
-    librdkafka waits for offset commits that are under way; without a broker that lasts as long as a
-    request may. The close then goes on in the background; nothing else depends on it.
+    librdkafka waits for pending offset commits; without a broker this lasts as long as a request
+    timeout. If the close takes longer than `CLOSE_S`, it continues in the background. Nothing else
+    depends on it.
     """
     closing = threading.Thread(target=consumer.close, name="onceflow-kafka-close", daemon=True)
     closing.start()
@@ -135,7 +141,7 @@ def close_in_time(consumer: Consumer) -> None:
 
 
 class _OffsetCommits:
-    """Logs once that offsets cannot be published: only lag tools miss them."""
+    """A callback that logs a failed offset commit once. Only lag tools read these offsets."""
 
     def __init__(self, group_id: str) -> None:
         self._group_id = group_id
@@ -162,13 +168,13 @@ def group_id_of(settings: KafkaSettings, *, job: str, uid: str) -> str:
 
 _INTERVAL_S_MAX = 5.0
 _INTERVAL_WHEN_DOWN_S = 1.0
-"""Between looks whether a broker answers: usually, and once none has."""
+"""The pauses between two checks of the brokers: the maximum, and the pause after a failed check."""
 _ANSWER_S = 1.0
-"""Also how long `stop` may have to wait."""
+"""The timeout in seconds of one request. `stop` may have to wait this long, too."""
 
 
 class LivenessWatch:
-    """Watches the brokers of some partitions, from `start` to `stop`."""
+    """A thread that checks the brokers of some partitions, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -186,11 +192,14 @@ class LivenessWatch:
         self._stopped = threading.Event()
         self._failure: OnceflowError | None = None
         self._outage: tuple[str, float] | None = None
-        """What is wrong now, and since when, of `time.monotonic`."""
+        """The current fault, and the `time.monotonic` at which it began."""
         self._thread = threading.Thread(target=self._watch, name=client_id, daemon=True)
 
     def find_outage(self) -> Outage | None:
-        """Return what the brokers do not serve, and for how long; None: all answer. Any thread."""
+        """Return the current outage and its duration, or None if all brokers answer.
+
+        Any thread may call.
+        """
         if (outage := self._outage) is None:
             return None
         reason, began_at = outage
@@ -199,21 +208,21 @@ class LivenessWatch:
 
     @property
     def failure(self) -> OnceflowError | None:
-        """The error that ends reading: the brokers were away for the whole deadline. Or None."""
+        """The error that ends reading after an outage of more than `deadline_s`, or None."""
         return self._failure
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watch; its client closes behind it. Safe to call twice."""
+        """End the watch. The thread closes its client afterwards. A second call does nothing."""
         self._stopped.set()
 
     def _watch(self) -> None:
-        # Several looks within the deadline, so that one answer that was late does not end the job.
+        # Check several times within the deadline, so that one late answer does not end the job.
         interval_s = min(_INTERVAL_S_MAX, self._settings.deadline_s / 4)
-        # Most readers of tests and batch jobs are done before the first look is due.
+        # Most readers of tests and batch jobs end before the first check.
         if self._stopped.wait(interval_s):
             return
         consumer = open_consumer(
@@ -232,7 +241,7 @@ class LivenessWatch:
                 down_since, pause_s = None, interval_s
                 continue
             pause_s = min(interval_s, _INTERVAL_WHEN_DOWN_S)
-            # From when it was asked, for the answer may have taken a second not to come.
+            # The outage began at the request: a missing answer may have taken a second to time out.
             down_since = down_since or asked_at
             self._outage = reason, down_since
             down_s = time.monotonic() - down_since
@@ -242,7 +251,7 @@ class LivenessWatch:
         close_in_time(consumer)
 
     def _find_outage(self, consumer: Consumer) -> str | None:
-        """Return what is wrong, or None when every leader answers."""
+        """Return the fault, or None if every leader answers."""
         partitions = self._open_partitions()
         try:
             leaders: dict[int, tuple[str, int]] = {}
@@ -256,8 +265,8 @@ class LivenessWatch:
                     known = metadata.partitions.get(partition)
                     if known is None or known.leader < 0:
                         return f"{topic}-{partition} has no leader"
-                    # One partition stands for all that have the same leader: what is asked is
-                    # whether that broker answers.
+                    # The check asks only whether a broker answers, so one partition of each leader
+                    # is enough.
                     leaders.setdefault(known.leader, (topic, partition))
             for topic, partition in leaders.values():
                 if self._stopped.is_set():

@@ -1,13 +1,13 @@
-"""Decodes CSV: each value is one line of fields, in the order of the columns, without names.
+"""A decoder of CSV values. Each value is one line of fields in the order of the columns.
 
-RFC 4180 holds: fields with commas, quotes or line ends stand in double quotes, and a quote in them
-is doubled. An empty field is null; an empty field in quotes is empty text. Arrow reads all values
-of a batch as one text if each is surely one line; else it reads value by value.
+The format is RFC 4180: a field with commas, quotes or line ends is enclosed in double quotes, and a
+quote inside it is doubled. An empty field is null; a quoted empty field is empty text. Arrow reads
+all values of a batch as one text if each is certainly one line. Otherwise it reads value by value.
 
-Arrow takes more than that: text behind a closing quote, a quote that is never closed, hexadecimal
-digits of an integer (which wrap around), and a number beyond a float's range, as infinity. Each is
-a bad record here. Arrow makes another number of a decimal that its column does not hold, so
-decimals are read as text, which `cast_decimals` converts.
+Arrow accepts more than RFC 4180: text after a closing quote, a quote that is never closed,
+hexadecimal integers (which wrap around), and numbers beyond a float's range, as infinity. Each of
+these is a bad record here. If a decimal does not fit its column, Arrow changes it to another
+number. So decimals are read as text, which `cast_decimals` converts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from onceflow.core.errors import ConfigError
 
 _FIELD = rb'(?:"[^"]*(?:""[^"]*)*"|[^",][^,]*|)'
 _QUOTED_LINE = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*")
-"""A line in which a quote that begins a field ends it, too."""
+"""A line in which a quote that begins a field also ends it."""
 _MISQUOTED = (
     "a quote does not stand around a whole field: it is never closed, or text follows it; in a"
     " quoted field a quote is doubled"
@@ -42,18 +42,18 @@ _HEXADECIMAL = r"^\s*0[xX]"
 _INFINITY = r"(?i)^\s*[+-]?inf"
 
 _BLOCK_BYTES = 1 << 30
-"""More bytes than a batch has, so that its text is read as one block."""
+"""A size above that of any batch, so that Arrow reads a batch's text as one block."""
 
 
 def require_csv_columns(columns: pa.Schema) -> None:
-    """Raise ConfigError unless CSV can fill `columns`; names the column that it cannot fill."""
+    """Raise ConfigError if CSV cannot fill `columns`. The message names the column."""
     for column in columns:
         if not _is_readable(column.type):
             raise ConfigError(f"column {column.name!r} is {column.type}, which no CSV field holds")
 
 
 def _is_readable(kind: pa.DataType) -> bool:
-    """Return whether Arrow makes values of `kind` of a CSV field."""
+    """Return True if Arrow can convert a CSV field to `kind`."""
     if arrow.is_nested(kind):
         return False
     options = csv.ConvertOptions(column_types={"field": _read_type(kind)}, null_values=[""])
@@ -70,7 +70,7 @@ def _is_readable(kind: pa.DataType) -> bool:
 
 
 class CsvDecoder(PlainDecoder):
-    """Decodes values to columns by their order."""
+    """A decoder that assigns fields to columns by their order."""
 
     def __init__(self, columns: pa.Schema) -> None:
         self._columns = columns
@@ -82,13 +82,13 @@ class CsvDecoder(PlainDecoder):
         self._floats = _names_of(columns, arrow.is_floating)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Decode `values`, one line each."""
+        """Decode `values`, each of which is one line."""
         del messages
         faults: Faults = {}
         indices: list[int] = []
         lines: list[bytes] = []
         for at, value in enumerate(values):
-            # Arrow takes a byte order mark off the first line of a text alone.
+            # Arrow removes a byte order mark only from the first line of a text.
             line = None if value is None else value.removeprefix(BOM_UTF8).rstrip(b"\r\n")
             if not line:
                 faults[at] = TOMBSTONE if line is None else "it is empty"
@@ -101,8 +101,9 @@ class CsvDecoder(PlainDecoder):
         return replace(decoded, faults={**faults, **decoded.faults})
 
     def _decode_lines(self, lines: Sequence[bytes], indices: Sequence[int]) -> Decoded:
-        """Decode `lines`, which are the values at `indices` of the batch."""
-        # One text for all is much faster, and possible only where no line can swallow the next one.
+        """Decode `lines`, the values at `indices` of the batch."""
+        # Decoding all lines as one text is much faster. It is safe only if no line can extend into
+        # the next one.
         if lines and all(map(_is_one_line, lines)):
             try:
                 return self._decode_text(b"\n".join(lines), indices)
@@ -129,11 +130,11 @@ class CsvDecoder(PlainDecoder):
         )
 
     def _decode_text(self, text: bytes, indices: Sequence[int]) -> Decoded:
-        """Decode `text`, which has a line for each of `indices`.
+        """Decode `text`, which has one line for each of `indices`.
 
         Raises:
             ArrowInvalid: A line has other fields.
-            _OtherLines: There are fewer lines, or more.
+            _OtherLines: The number of lines differs.
         """
         table = self._read(text, self._columns)
         if table.num_rows != len(indices):
@@ -146,7 +147,7 @@ class CsvDecoder(PlainDecoder):
         return Decoded(columns, indices, {}).drop_rows(late)
 
     def _find_changed_numbers(self, text: bytes, table: pa.Table) -> Faults:
-        """Return the rows of `table`, read from `text`, with numbers that are not those written."""
+        """Return the rows of `table` in which Arrow read another number than `text` contains."""
         infinite = [name for name in self._floats if _has_infinities(table.column(name))]
         hexadecimal = self._integers if b"0x" in text or b"0X" in text else []
         if not infinite and not hexadecimal:
@@ -177,7 +178,7 @@ class CsvDecoder(PlainDecoder):
             faults.setdefault(row, f"column {name!r} ({kind}): {given!r} {why}")
 
     def _read(self, text: bytes, columns: pa.Schema) -> pa.Table:
-        """Read those of the columns of `text` that `columns` names, as the types that it has."""
+        """Read the named `columns` of `text`, with their types."""
         table: pa.Table = csv.read_csv(
             pa.BufferReader(text),
             read_options=self._read_options,
@@ -196,12 +197,12 @@ class CsvDecoder(PlainDecoder):
 
 
 def _read_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as which Arrow reads a column: text for decimals, the column's type else."""
+    """Return the type as which Arrow reads a column: text for a decimal, else `kind` itself."""
     return pa.string() if arrow.is_decimal(to_plain_type(kind)) else kind
 
 
 def _trim(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `column` without the blanks around decimals, as Arrow reads other numbers."""
+    """Return `column` without the blanks around decimals. Arrow ignores them for other numbers."""
     if not arrow.is_decimal(to_plain_type(kind)):
         return column
     trimmed: pa.Array = pc.ascii_trim(column, " \t")
@@ -209,7 +210,7 @@ def _trim(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class _OtherLines(Exception):
-    """Raised when there are not as many lines as values."""
+    """Raised if the number of lines differs from the number of values."""
 
 
 def _names_of(columns: pa.Schema, is_kind: IsKind) -> list[str]:
@@ -228,8 +229,8 @@ def _is_infinite(column: pa.Array) -> Any:
 
 
 def _is_one_line(line: bytes) -> bool:
-    """Return whether `line` stays one line when other lines are joined to it."""
-    # An odd number of quotes leaves one open, and the field would go on in the next line.
+    """Return True if `line` remains one line when it is joined with other lines."""
+    # After an odd number of quotes a field is still open and would continue in the next line.
     return b"\n" not in line and b"\r" not in line and line.count(b'"') % 2 == 0
 
 

@@ -52,7 +52,7 @@ _GEOMETRIES = (
     "0101000020e61000000c21e7fdff7f66401842cefbff7f5640",
     "0101000000000000fc83d797c1000000fc83d797c1",
 )
-"""WKB of the geometry, geography and point that stand for one that Debezium was not sent."""
+"""The WKB of the geometry, geography and point that replace a value Debezium did not receive."""
 _BYTES_PREFIX = "hex:"
 _OTHER_OPERATIONS: Mapping[object, str] = {
     "t": "the table was truncated, and only changes of single rows can be read",
@@ -63,15 +63,15 @@ _OTHER_OPERATIONS: Mapping[object, str] = {
 
 @dataclass(frozen=True, slots=True)
 class DebeziumOptions:
-    """The options of the source that say how Debezium writes changes."""
+    """The options of the source that describe how Debezium writes changes."""
 
     primary_key: Sequence[str] = ()
-    """The columns that identify a row of the target, if they are not the table's own key."""
+    """The columns that identify a row of the target, if they differ from the table's own key."""
     decimal_handling_mode: str | None = None
     binary_handling_mode: str | None = None
 
     def check(self, columns: pa.Schema) -> None:
-        """Raise ConfigError unless `columns` have the primary key."""
+        """Raise ConfigError if `columns` lack a column of the primary key."""
         for name in self.primary_key:
             if name not in columns.names:
                 raise ConfigError(
@@ -80,7 +80,7 @@ class DebeziumOptions:
 
 
 def describe_unknown_key(columns: Sequence[str]) -> str:
-    """Return why an update is bad whose old values of `columns`, parts of the key, are unknown."""
+    """Return why an update is bad that lacks the old values of the key's `columns`."""
     return (
         f"its op updates a row, and its 'before' has no {', '.join(map(repr, columns))}, which is"
         " in primary_key=: the row of the old key would stay. Set the table's REPLICA IDENTITY to"
@@ -92,7 +92,7 @@ def schema_of_changes(columns: pa.Schema) -> pa.Schema:
     """Return the schema of changes to rows that have `columns`.
 
     Raises:
-        ConfigError: One has the name of the operation's column.
+        ConfigError: A column has the name of the operation's column.
     """
     if OPERATION in columns.names:
         raise ConfigError(f"column {OPERATION!r} says what a change does; name yours otherwise")
@@ -101,7 +101,7 @@ def schema_of_changes(columns: pa.Schema) -> pa.Schema:
 
 
 def describe_other_operation(operation: object) -> str:
-    """Return why a record with `operation`, which is neither a put nor a delete, is bad."""
+    """Return why a record is bad whose `operation` is neither a put nor a delete."""
     known = _OTHER_OPERATIONS.get(operation if isinstance(operation, str) else None)
     return known or f"its op is {operation!r}, and not c, r, u or d"
 
@@ -110,7 +110,7 @@ def read_placeholder(placeholder: str) -> bytes:
     """Return the bytes of Debezium's `unavailable.value.placeholder`: text, or `hex:` and digits.
 
     Raises:
-        ConfigError: It is empty, or its digits are no bytes.
+        ConfigError: The placeholder is empty, or its digits are not valid.
     """
     is_hex = placeholder.startswith(_BYTES_PREFIX)
     try:
@@ -130,20 +130,21 @@ def read_placeholder(placeholder: str) -> bytes:
 
 
 class UnavailableValues:
-    """Finds what Debezium writes for a large value that an update has not touched.
+    """A finder of the placeholders that Debezium writes for large values an update did not change.
 
-    It is a word. An array of texts or of bytes has the word as its only element; one of numbers
-    has the bytes of the word; one of UUIDs has the UUID of these bytes. An hstore maps the word to
-    itself, or is the JSON of such a map. A geometry of PostGIS is a point that no table has.
+    The placeholder is a word. An array of texts or of bytes has the word as its only element. An
+    array of numbers has the bytes of the word; an array of UUIDs has the UUID of these bytes. An
+    hstore maps the word to itself, or is the JSON of such a map. A geometry of PostGIS is a point
+    that no table contains.
 
     Source: UnchangedToastedPlaceholder of Debezium's connector for Postgres.
     """
 
     def __init__(self, placeholder: str) -> None:
-        """Look for `placeholder`, as Debezium's `unavailable.value.placeholder` says it.
+        """Look for `placeholder`, which is written like Debezium's `unavailable.value.placeholder`.
 
         Raises:
-            ConfigError: It is no value; see `read_placeholder`.
+            ConfigError: It is not a valid placeholder; see `read_placeholder`.
         """
         word = read_placeholder(placeholder)
         self._text = text = word.decode(errors="replace")
@@ -157,7 +158,7 @@ class UnavailableValues:
     def note_rows(
         self, columns: Sequence[pa.Array], schema: pa.Schema, kept: Sequence[int], faults: Faults
     ) -> None:
-        """Add to `faults` the rows that hold such a value."""
+        """Add to `faults` the rows that hold a placeholder."""
         for column, name in zip(columns, schema.names, strict=False):
             for at, is_unavailable in zip(kept, self._rows(column), strict=False):
                 if is_unavailable:
@@ -168,13 +169,13 @@ class UnavailableValues:
                     )
 
     def _rows(self, column: pa.Array) -> list[bool]:
-        """Return for each row whether it is, or holds, one; an empty list when no row does."""
+        """Return for each row whether it is or contains a placeholder; empty if no row does."""
         if not self._are_in(column):
             return []
         return [self._are_in(column.slice(row, 1)) for row in range(len(column))]
 
     def _are_in(self, column: pa.Array) -> bool:
-        """Whether a value is the word, in one of its forms."""
+        """Return True if a value is the placeholder in one of its forms."""
         kind = column.type
         if arrow.is_string(kind) or arrow.is_large_string(kind):
             return pc.any(pc.is_in(column, pa.array(self._texts, kind))).as_py() is True
@@ -187,13 +188,12 @@ class UnavailableValues:
         if arrow.is_struct(kind):
             return any(map(self._are_in, column.flatten()))
         if arrow.is_map(kind):
-            # By the keys: the values may be dates that Python has not.
+            # Compare the keys only: the values may be dates that Python cannot represent.
             keys = values_inside(column)[0]
             return arrow.is_string(keys.type) and pc.any(pc.equal(keys, self._text)).as_py() is True
         if not _is_number(kind.value_type):
             return self._are_in(pc.list_flatten(column))
-        # Only a list of the word's length can be the word: then all values are one matrix of
-        # numbers.
+        # Only a list of the word's length can be the word. So all such lists form one matrix.
         length = len(self._numbers)
         of_length = pc.fill_null(pc.equal(pc.list_value_length(column), length), False)
         values = pc.list_flatten(column.filter(of_length)).cast(pa.float64(), safe=False)

@@ -1,4 +1,4 @@
-"""Decodes Debezium's envelope in Avro, as columns: a row takes its `before` or its `after`."""
+"""A decoder of Debezium's envelope in Avro. It decodes columns, each from `before` or `after`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def columns_of_change(envelope: Record) -> pa.Schema:
     """Return the columns of the rows whose changes have this envelope.
 
     Raises:
-        ConfigError: It is no envelope.
+        ConfigError: The record is not an envelope.
     """
     after = next((member for member in envelope.members if member.name == "after"), None)
     kind = None if after is None else arrow_type(after.type)
@@ -45,7 +45,7 @@ def columns_of_change(envelope: Record) -> pa.Schema:
 
 
 class DebeziumAvroDecoder(AvroDecoder):
-    """Decodes changes to the columns of the rows that they change."""
+    """A decoder of changes to columns: those of the changed rows, and the operation."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class DebeziumAvroDecoder(AvroDecoder):
         reader: Record | None = None,
         primary_key: Sequence[str] = (),
     ) -> None:
-        """Prepare for rows of `columns`, with the defaults and aliases of `reader`, an envelope.
+        """Prepare for rows of `columns`, with the defaults and aliases of the envelope `reader`.
 
-        An update that changes a column of `primary_key` deletes the old row, too.
+        An update that changes a column of `primary_key` also deletes the old row.
 
         Raises:
-            ConfigError: A default of the envelope is no value of its field's type.
+            ConfigError: A default of the envelope does not fit its field's type.
         """
         loose = pa.struct([column.with_nullable(True) for column in columns])
         envelope = pa.schema([("before", loose), ("after", loose), ("op", pa.string())])
@@ -71,7 +71,7 @@ class DebeziumAvroDecoder(AvroDecoder):
 
     @override
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Decode `values` to changes of rows; tombstones change nothing."""
+        """Decode `values` to changes of rows. Tombstones change nothing."""
         envelopes = super().decode(values, messages)
         faults: Faults = {at: why for at, why in envelopes.faults.items() if values[at] is not None}
         envelopes = self._split_updates(envelopes, faults)
@@ -84,14 +84,14 @@ class DebeziumAvroDecoder(AvroDecoder):
         ]
         self._require_values(columns, envelopes.kept, deletes, faults)
         self._unavailable.note_rows(columns, self._row_columns, envelopes.kept, faults)
-        # Faults so far are by value of the batch; those of rows that are kept must leave by row.
+        # So far faults have the index of a value; `drop_rows` needs the index of a row.
         late = {row: faults.pop(at) for row, at in enumerate(envelopes.kept) if at in faults}
         return Decoded([*columns, operation], envelopes.kept, faults).drop_rows(late)
 
     def _split_updates(self, envelopes: Decoded, faults: Faults) -> Decoded:
-        """Return the envelopes, with a delete of `before` ahead of each update to another key.
+        """Return the envelopes with a delete of `before` ahead of each update that changes the key.
 
-        Tells `faults` of updates whose old key is unknown.
+        Add to `faults` the updates whose old key is unknown.
         """
         if not self._primary_key:
             return envelopes
@@ -101,7 +101,7 @@ class DebeziumAvroDecoder(AvroDecoder):
         is_known = np.ones(len(operations), np.bool_)
         is_moved = np.zeros(len(operations), np.bool_)
         for name, at in self._primary_key:
-            # Compared by Arrow: a key may be a date that Python has not.
+            # Compare in Arrow: a key may be a date that Python cannot represent.
             old, new = _member(before, at), _member(after, at)
             unknown = is_update & old.is_null().to_numpy(zero_copy_only=False)
             for row in np.flatnonzero(unknown).tolist():
@@ -147,7 +147,7 @@ class DebeziumAvroDecoder(AvroDecoder):
     def _require_values(
         self, columns: Sequence[pa.Array], kept: Sequence[int], deletes: pa.Array, faults: Faults
     ) -> None:
-        """Add to `faults` the puts that have no value in a NOT NULL column."""
+        """Add to `faults` the puts without a value in a NOT NULL column."""
         for values, column in zip(columns, self._row_columns, strict=True):
             if column.nullable or not values.null_count:
                 continue
@@ -158,6 +158,6 @@ class DebeziumAvroDecoder(AvroDecoder):
 
 
 def _member(side: pa.Array, at: int) -> pa.Array:
-    """Return a member of structs: null where the struct is."""
+    """Return a member of structs, with null for each struct that is null."""
     member: pa.Array = pc.struct_field(side, [at])
     return member

@@ -1,10 +1,10 @@
-"""The meaning of a JSON value of Debezium, as the schema beside its payload says it.
+"""The conversions of Debezium's JSON values, by the schema that accompanies their payload.
 
-Debezium chooses the unit of times by the column's precision, so that a DATETIME of MySQL counts
-milliseconds and one with six digits microseconds. Decimals and bytes are texts in base64 unless its
-settings say otherwise. The values themselves do not say it; only the schema that Kafka Connect's
-JSON converter writes beside them, unless it is told not to. Without a schema a text that has two
-meanings is refused, unless an option of the source says which one holds.
+Debezium chooses the unit of a time by the column's precision: a DATETIME of MySQL counts
+milliseconds, and a DATETIME(6) counts microseconds. Decimals and bytes are base64 texts unless its
+settings differ. The values do not say which unit or encoding they have. Only the schema says it,
+which Kafka Connect's JSON converter writes unless it is disabled. Without a schema, a text with two
+possible meanings is refused, unless an option of the source decides.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _UNITS: Mapping[object, str] = {
     "io.debezium.time.Date": _DAYS,
     f"{_CONNECT}.Date": _DAYS,
 }
-"""The unit of numbers, by the name of their schema."""
+"""The unit of a number, by the name of its schema."""
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _KNOWN_MAX = 64
-"""Schemas that are remembered: one for each version of the table's columns."""
+"""The maximum number of remembered schemas. Each version of the table's columns has one."""
 
 DECIMAL_MODES = ("string", "double")
-"""What `decimal.handling.mode` may be where no schema says how decimals are written."""
+"""The accepted values of `decimal.handling.mode` if no schema says how decimals are written."""
 BINARY_MODES = ("bytes", "base64", "base64-url-safe", "hex")
 _MODES_OF_TEXT = ("base64-url-safe", "hex")
-"""Modes whose texts the JSON decoder does not read as bytes."""
+"""The modes whose texts the JSON decoder does not read as bytes."""
 
 _TWO_MEANINGS = re.compile(rb'"(?:[0-9A-Fa-f+]{4})+"')
-"""Found in every message that holds a text with two meanings."""
+"""A pattern found in every message that contains a text with two meanings."""
 _DECIMAL_OR_BASE64 = re.compile(r"(?:[0-9eE+]{4})+")
 _HEX_OR_BASE64 = re.compile(r"(?:[0-9A-Fa-f]{4})+")
 _DECIMAL_ADVICE = (
@@ -59,7 +59,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 
 def check_modes(decimal_mode: str | None, binary_mode: str | None) -> None:
-    """Raise ConfigError unless both are modes that can be read, or None."""
+    """Raise ConfigError if a mode is neither None nor supported."""
     if decimal_mode is not None and decimal_mode not in DECIMAL_MODES:
         raise ConfigError(
             f"decimal_handling_mode={decimal_mode!r} is not one of"
@@ -73,7 +73,10 @@ def check_modes(decimal_mode: str | None, binary_mode: str | None) -> None:
 
 
 def types_to_decode(columns: pa.Schema, binary_mode: str | None) -> pa.Schema:
-    """Return the columns as the JSON decoder reads them: bytes are texts if they are not base64."""
+    """Return the columns as the JSON decoder reads them.
+
+    Bytes that are not base64 are read as text.
+    """
     if binary_mode not in _MODES_OF_TEXT:
         return columns
     return pa.schema([column.with_type(_bytes_as_text(column.type)) for column in columns])
@@ -93,19 +96,19 @@ def _bytes_as_text(kind: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class Conversions:
-    """How the values of one schema become those of the columns."""
+    """The conversions of the values of one schema to the types of the columns."""
 
     fault: str | None = None
-    """Why no record of it can be read."""
+    """The reason why no record of this schema can be read, or None."""
     by_column: Sequence[tuple[int, str, Convert]] = ()
-    """(Index, name, conversion) of each column whose values are written in another way."""
+    """The (index, name, conversion) of each column whose values must be converted."""
 
     def convert(self, record: Any) -> None:
-        """Bring the values of `record` into the form of its columns.
+        """Convert the values of `record` in place to the types of its columns.
 
         Raises:
-            ValueError: One is finer than its column's unit, or no bytes; or the schema itself is at
-                fault.
+            ValueError: A value is finer than its column's unit or is not valid bytes, or the schema
+                cannot be read at all.
         """
         if self.fault is not None:
             raise ValueError(self.fault)
@@ -117,7 +120,7 @@ class Conversions:
 
 
 class WrittenFields:
-    """The conversions of the schemas that one reader has met, and of messages without one."""
+    """The conversions of the schemas that one reader has met, and of messages without a schema."""
 
     def __init__(
         self, columns: pa.Schema, decimal_mode: str | None = None, binary_mode: str | None = None
@@ -130,7 +133,7 @@ class WrittenFields:
         self._known: dict[bytes, Conversions] = {}
 
     def of(self, schema: msgspec.Raw) -> Conversions:
-        """Return the conversions of `schema`, as it stands beside a payload, or of no schema."""
+        """Return the conversions of `schema`; empty bytes mean a message without a schema."""
         text = bytes(schema)
         if not text or not self._is_needed:
             return self._without_schema
@@ -142,12 +145,12 @@ class WrittenFields:
         return known
 
     def may_have_two_meanings(self, text: bytes, schema: msgspec.Raw) -> bool:
-        """Return whether `check_meanings` has to look at the row of the message `text`."""
+        """Return True if `check_meanings` has to examine the row of the message `text`."""
         has_no_schema = self._is_ambiguous and not bytes(schema)
         return has_no_schema and _TWO_MEANINGS.search(text) is not None
 
     def check_meanings(self, row: Mapping[str, Any]) -> None:
-        """Raise ValueError if a text of `row`, which has no schema, may mean two values."""
+        """Raise ValueError if a text of `row`, which has no schema, may have two meanings."""
         for column in self._columns:
             why = self._modes.find_two(row.get(column.name), column.type)
             if why is not None:
@@ -156,20 +159,20 @@ class WrittenFields:
 
 @dataclass(frozen=True, slots=True)
 class _Modes:
-    """How Debezium was told to write decimals and bytes, as far as the user says it."""
+    """The modes in which Debezium writes decimals and bytes; None where the user gave none."""
 
     decimal: str | None
     binary: str | None
 
     def may_have_two(self, kind: pa.DataType) -> bool:
-        """Return whether a text of `kind` may have two meanings without a schema."""
+        """Return True if a text of `kind` may have two meanings without a schema."""
         return bool(
             (arrow.is_decimal(kind) and self.decimal is None)
             or (is_bytes(kind) and self.binary is None)
         )
 
     def find_two(self, value: Any, kind: pa.DataType) -> str | None:
-        """Return why a value, as it stands in JSON, may mean two values of `kind`, or None."""
+        """Return the reason why the JSON `value` may mean two values of `kind`, or None."""
         if isinstance(value, str):
             return self._find_two_of_text(value, kind)
         inner: list[tuple[Any, pa.DataType]] = []
@@ -188,7 +191,7 @@ class _Modes:
         if not self.may_have_two(kind):
             return None
         if arrow.is_decimal(kind) and _DECIMAL_OR_BASE64.fullmatch(text):
-            # BigDecimal writes as many digits behind the point as the column has.
+            # BigDecimal writes as many digits after the point as the column's scale.
             return f"{text!r} is a number, or bytes of a decimal in base64: {_DECIMAL_ADVICE}"
         if is_bytes(kind) and _HEX_OR_BASE64.fullmatch(text):
             return f"{text!r} is bytes in base64, or in hexadecimal digits: {_BINARY_ADVICE}"
@@ -196,7 +199,7 @@ class _Modes:
 
 
 class _Misread(Exception):
-    """Raised for a schema by which no value of a column can be read."""
+    """Raised for a schema with which no value of a column can be read."""
 
 
 def _depends_on_schema(kind: pa.DataType) -> bool:
@@ -210,7 +213,7 @@ def _depends_on_schema(kind: pa.DataType) -> bool:
 
 
 def _fields_of(text: bytes) -> Mapping[str, Any]:
-    """Return the fields of a row by their names, from the schema of an envelope or of a key."""
+    """Return the fields of a row by name, from the schema of an envelope or of a key."""
     envelope: Any = msgspec.json.decode(text)
     if not isinstance(envelope, dict):
         return {}
@@ -233,7 +236,7 @@ def _conversions(fields: Mapping[str, Any], columns: pa.Schema, modes: _Modes) -
 
 
 def _plan(kind: pa.DataType, field: Mapping[str, Any] | None, modes: _Modes) -> Convert | None:
-    """Return the conversion of values of `field` to `kind`, or None if there is none.
+    """Return the conversion of values of `field` to `kind`, or None if they need none.
 
     Raises:
         _Misread: No value of the field can be read as `kind`.
@@ -329,7 +332,7 @@ def _each_entry(convert: Convert) -> Convert:
 
 
 def _rescale(many: int, one: int) -> Convert:
-    """Return a conversion of times that count `one` steps a second to `many` steps a second."""
+    """Return a conversion of times from `one` units per second to `many` units per second."""
 
     def rescale(value: Any) -> Any:
         if not isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Decodes Debezium's envelope in JSON, with or without the schema beside its payload."""
+"""A decoder of Debezium's envelope in JSON, with or without a schema beside its payload."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from onceflow.sources.kafka.debezium import (
 from onceflow.sources.kafka.debezium_fields import WrittenFields, types_to_decode
 
 _BASE64 = "Invalid decimal string"
-"""What is said of a decimal that stands there as bytes in base64."""
+"""The decoder's error text for a decimal that is written as base64 bytes."""
 _SIDES: Mapping[str, str] = {**dict.fromkeys(PUTS, "after"), DELETE: "before"}
-"""The side of an envelope that has the row, by the operation."""
+"""The side of an envelope that holds the row, by the operation."""
 _SCHEMA: Any = ("schema", msgspec.Raw, msgspec.Raw())
 _DECIMAL_ADVICE = "; Debezium writes decimals as text with decimal.handling.mode=string"
 
 
 class DebeziumJsonDecoder(PlainDecoder):
-    """Decodes changes to the columns of the rows that they change."""
+    """A decoder of changes to columns: those of the changed rows, and the operation."""
 
     def __init__(
         self, columns: pa.Schema, unavailable: UnavailableValues, options: DebeziumOptions
@@ -79,7 +79,7 @@ class DebeziumJsonDecoder(PlainDecoder):
         self._converters: list[Convert] = [converter_of(column.type) for column in columns]
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Decode `values` to changes of rows; tombstones change nothing."""
+        """Decode `values` to changes of rows. Tombstones change nothing."""
         faults: Faults = {}
         kept: list[int] = []
         records: list[Any] = []
@@ -102,14 +102,13 @@ class DebeziumJsonDecoder(PlainDecoder):
     def _read_changes(
         self, value: bytes, message: Message, *, finer: bool
     ) -> Sequence[tuple[str, Any]]:
-        """Return the changes of a message: an operation and a row each.
+        """Return the changes of a message, each as an operation and a row.
 
         Raises:
-            ValueError: There is none, or it cannot be decoded; see `DECODE_ERRORS`.
+            ValueError: The message has no change, or it cannot be decoded; see `DECODE_ERRORS`.
         """
         outer = self._decode(value)
-        # With schemas in the messages the change is in `payload`, without them it is the whole
-        # value.
+        # With schemas enabled the change is in `payload`; without them it is the whole value.
         change = outer if outer.payload is None else outer.payload
         row = self._find_row(change, message)
         self._complete(row, outer.schema, value, _SIDES.get(change.op), finer=finer)
@@ -131,7 +130,7 @@ class DebeziumJsonDecoder(PlainDecoder):
     def _complete(
         self, row: Any, schema: msgspec.Raw, text: bytes, side: str | None, *, finer: bool
     ) -> None:
-        """Bring the values of `row` to the form of the columns, exactly as `text` has them."""
+        """Convert the values of `row` to the columns' types, with the exact values in `text`."""
         self._fields.of(schema).convert(row)
         is_finer = finer and FINER.search(text) is not None
         if is_finer or self._fields.may_have_two_meanings(text, schema):
@@ -142,10 +141,10 @@ class DebeziumJsonDecoder(PlainDecoder):
                 make_exact(row, written, self._columns)
 
     def _find_row(self, change: Any, message: Message) -> Any:
-        """Return the row that `change` is about.
+        """Return the row that `change` concerns.
 
         Raises:
-            ValueError: There is none, or it cannot be decoded; see `DECODE_ERRORS`.
+            ValueError: There is no row, or it cannot be decoded; see `DECODE_ERRORS`.
         """
         if change.op in PUTS:
             if change.after is None:
@@ -159,13 +158,13 @@ class DebeziumJsonDecoder(PlainDecoder):
         if row is None:
             raise ValueError(NO_BEFORE)
         # Without `before`, or with an empty one (REPLICA IDENTITY DEFAULT), only the record's key
-        # says which row is deleted.
+        # identifies the deleted row.
         if not _has_values(row):
             raise ValueError(NO_COLUMN_IN_KEY)
         return row
 
     def _read_key(self, message: Message) -> Any:
-        """Return the row that the record's key says, or None if the record has no key.
+        """Return the row in the record's key, or None if the record has no key.
 
         Raises:
             ValueError: The key cannot be decoded; see `DECODE_ERRORS`.
@@ -180,7 +179,7 @@ class DebeziumJsonDecoder(PlainDecoder):
         return row
 
     def _require_key_of_table(self, message: Message) -> None:
-        """Raise ValueError unless the record's key has the columns of `primary_key=`.
+        """Raise ValueError if the record's key lacks a column of `primary_key=`.
 
         Debezium writes a change of the table's own key as a delete and a create.
         """
@@ -229,7 +228,7 @@ def _has_values(row: Any) -> bool:
 
 
 def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
-    """Return a type that has `fields` itself, or `payload` with these fields beside a schema."""
+    """Return a type that has `fields` itself, or has `payload` with these fields and a schema."""
     optional: list[Any] = [(field, kind | None, None) for field, kind in fields]
     inner: Any = msgspec.defstruct(f"{name}Payload", optional)
     around: list[Any] = [("payload", inner | None, None), _SCHEMA]
@@ -248,8 +247,8 @@ def _read_row_as_written(text: bytes, side: str | None) -> Any:
 
 
 def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:
-    """Say what is wrong with `value`, and in which column if the fault is inside a row."""
-    # The path of the error begins in the envelope; users know the column.
+    """Describe the fault of `value`, with the column if the fault is inside a row."""
+    # The error's path begins in the envelope, but users know only the column.
     for part in ("payload.after.", "payload.before.", "after.", "before."):
         shown = str(error).replace(f"`$.{part}", "`$.")
         if shown != str(error):

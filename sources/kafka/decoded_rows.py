@@ -1,4 +1,4 @@
-"""Collects messages whose format is decoded a whole batch at a time."""
+"""A collector of messages whose format is decoded one whole batch at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onceflow.sources.kafka.settings import KafkaSettings
 
 
 def drop_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
-    """Return `decoded` without rows that hold dates or times that Python does not have."""
+    """Return `decoded` without the rows whose dates or times Python cannot represent."""
     faults: dict[int, str] = {}
     for name, column in zip(schema.names, decoded.columns, strict=False):
         for row in rows_beyond_python(column):
@@ -34,41 +34,41 @@ def drop_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
 
 
 class Rows(Protocol):
-    """Collects the rows of one batch."""
+    """A collector of the rows of one batch after another."""
 
     refusals: Refusals
-    """Bad records, over all batches."""
+    """The handler of bad records, for all batches."""
     runs: SplitRuns
-    """The partitions of the rows that were taken last; empty without `by_split`."""
+    """The runs of the rows that `take` returned last; empty without `by_split`."""
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes of values are collected."""
+        """The approximate number of bytes of the collected values."""
         ...
 
     def __len__(self) -> int:
-        """Return how many rows are collected."""
+        """Return the number of collected rows."""
         ...
 
     def add(self, messages: Records) -> None:
-        """Collect `messages`, none of which is an event."""
+        """Collect `messages`, which must not contain events."""
         ...
 
     def ready(self) -> bool:
-        """Return whether `take` can run at once, without waiting for a schema for instance.
+        """Return True if `take` can run without waiting, for instance for a schema.
 
         Raises:
-            SourceUnavailable: What it waits for did not come within the deadline.
+            SourceUnavailable: A schema did not arrive within the deadline.
         """
         ...
 
     def take(self) -> pa.RecordBatch:
-        """Return the rows collected as one batch, and start the next one."""
+        """Return the collected rows as one batch, and start the next batch."""
         ...
 
 
 class DecodedRows:
-    """Collects messages and decodes them when the batch is taken."""
+    """A collector that decodes its messages when the batch is taken."""
 
     def __init__(
         self,
@@ -106,19 +106,19 @@ class DecodedRows:
         self.size_bytes += estimate_size_bytes(messages)
 
     def ready(self) -> bool:
-        """Return whether every schema that the rows need is there.
+        """Return True if every schema that the rows need has arrived.
 
         Raises:
-            SourceUnavailable: One did not come within the deadline.
-            ConfigError: The registry refuses us.
+            SourceUnavailable: A schema did not arrive within the deadline.
+            ConfigError: The registry refuses the user.
         """
         return self._decoder.ready()
 
     def take(self) -> pa.RecordBatch:
-        """Return the rows collected as one batch; none may be left of it.
+        """Return the collected rows as one batch. The batch is empty if all records were bad.
 
         Raises:
-            BadRecord: A record cannot be decoded, and such are not to be left out.
+            BadRecord: A record cannot be decoded, and `on_bad_record` is "fail".
         """
         messages, self._messages, self.size_bytes = self._messages, [], 0
         values, self._values = self._values, []

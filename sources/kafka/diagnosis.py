@@ -1,4 +1,4 @@
-"""Examines for `onceflow doctor` whether brokers, topics and settings suit a job."""
+"""The checks of `onceflow doctor` whether brokers, topics and settings suit a job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MAY_PASS = (
     KafkaError.NOT_COORDINATOR,
 )
 _ANY_TOPIC = "__consumer_offsets"
-"""The topic to ask a group about where the user names none; it need not exist."""
+"""The topic of the group's check if the user names no topic; it need not exist."""
 _CREATE = "kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions {n}"
 _ALLOW = (
     "kafka-acls.sh --bootstrap-server {servers} --add --allow-principal User:<name>"
@@ -57,9 +57,9 @@ _ALLOW = (
 
 
 def questions_of_kafka(access: ServerAccess, topics: Sequence[str], parallelism: int) -> Questions:
-    """Return the questions to the brokers: about the cluster, topics, permissions and settings.
+    """Return the function that examines the cluster, topics, permissions and settings.
 
-    With the option `group.id` they include whether that group's offsets may be read.
+    With the option `group.id` it also checks whether the user may read that group's offsets.
 
     Raises:
         ConfigError: An option is not for users to set, or the client refuses it.
@@ -89,7 +89,7 @@ class _Examination:
     def examine(self) -> list[Finding]:
         area, servers = self._area, self._servers
         refusals = [refusal for server in servers.split(",") if (refusal := _refusal(server))]
-        # One broker that can be reached is enough: it names the others.
+        # One reachable broker is enough: it names the others.
         if len(refusals) == len(servers.split(",")):
             return [
                 area.problem(
@@ -186,15 +186,15 @@ class _Examination:
     def _examine_group(self, group: str) -> list[Finding]:
         area = Area(f"group {group}")
         topic = self._topics[0] if self._topics else _ANY_TOPIC
-        # As a source asks. The admin client's request for a group gives up where the coordinator
-        # is only starting, and has been seen to end the process there.
+        # Ask in the same way as a source. The admin client's request for a group gives up while the
+        # coordinator is starting, and has been seen to end the process.
         consumer = Consumer({**self._config, "group.id": group})
         try:
             error = self._find_offset_refusal(consumer, TopicPartition(topic, 0))
         finally:
             consumer.close()
         match error.code() if error is not None else None:
-            # The examination of the topic itself reports whether it may be read.
+            # The examination of the topic itself reports whether the user may read it.
             case None | KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return [area.ok("its offsets may be read")]
             case KafkaError.GROUP_AUTHORIZATION_FAILED:
@@ -212,8 +212,8 @@ class _Examination:
     def _find_offset_refusal(
         self, consumer: Consumer, partition: TopicPartition
     ) -> KafkaError | None:
-        """Return why a group's offsets cannot be read; None when they can."""
-        # Half: the questions after this one need some time, too.
+        """Return the error that prevents reading a group's offsets, or None if they can be read."""
+        # Use half of the time: the later questions need some, too.
         deadline = time.monotonic() + self._remaining_s() / 2
         while True:
             try:
@@ -222,8 +222,8 @@ class _Examination:
                 error = cast("KafkaError", raised.args[0])
             else:
                 return None
-            # librdkafka asks for a forbidden group again and again: `committed` only times out,
-            # and the refusal comes as an event.
+            # librdkafka repeats the request for a forbidden group: `committed` only times out, and
+            # the refusal arrives as an event.
             reported = message.error() if (message := consumer.poll(0)) is not None else None
             if reported is not None and reported.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 return reported
@@ -278,7 +278,7 @@ class _Examination:
 
 
 def _refusal(server: str) -> str:
-    """Return why no connection to host:port is made; empty when one is."""
+    """Return the reason why host:port cannot be connected to, or an empty string if it can."""
     host, _, port = server.strip().rpartition(":")
     if not host or not port.isdigit():
         return f"{server!r} is not host:port"
@@ -290,7 +290,7 @@ def _refusal(server: str) -> str:
 
 
 def _examine_source(source: KafkaSource, parallelism: int) -> Questions:
-    """Return the questions to the brokers of `source`, about the topics that it names."""
+    """Return the questions about the brokers of `source` and the topics that it names."""
     settings = source.settings
     access = ServerAccess(
         f"kafka://{settings.bootstrap_servers}",
@@ -306,4 +306,4 @@ CONNECTOR = SourceConnector(
     examine=_examine_source,
     read_url=read_kafka_url,
 )
-"""What the catalog finds."""
+"""The connector that the catalog finds."""

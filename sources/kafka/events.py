@@ -1,4 +1,4 @@
-"""Handles what a client reports besides records: ends of partitions, gaps, passing troubles."""
+"""The handling of the client's other reports: ends of partitions, gaps and passing troubles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onceflow.sources.kafka.settings import KafkaSettings
 _logger = logging.getLogger("onceflow.sources.kafka")
 
 _LOG_TRUNCATION = -139
-"""librdkafka's code for a log whose end was cut off; confluent-kafka has no name for it."""
+"""The code of librdkafka for a log whose end was cut off. confluent-kafka has no name for it."""
 GAP_CODES = frozenset(
     {
         KafkaError._AUTO_OFFSET_RESET,
@@ -28,16 +28,16 @@ GAP_CODES = frozenset(
         _LOG_TRUNCATION,
     }
 )
-"""What the client reports when the offset that it asked for does not exist."""
+"""The codes that the client reports if the requested offset does not exist."""
 
 DAMAGED_CODES = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
-"""What it reports when the offset exists and cannot be read."""
+"""The codes that the client reports if the offset exists but cannot be read."""
 
 
 def is_cut(error: KafkaError | None) -> bool:
-    """Return whether `error` says that the end of a log was cut off before the offset asked for.
+    """Return True if `error` says that the log's end was cut off before the requested offset.
 
-    librdkafka 2.16 reports that as a reset of the offset, and gives the reason as text.
+    librdkafka 2.16 reports this as a reset of the offset, and gives the reason as text.
     """
     if error is None:
         return False
@@ -48,16 +48,16 @@ def is_cut(error: KafkaError | None) -> bool:
 
 
 class Event(Enum):
-    """What the client reports about one partition."""
+    """A report of the client about one partition."""
 
     END = "end"
-    """There are no more records for now."""
+    """The partition has no more records for now."""
     GAP = "gap"
-    """The offset that the client asked for does not exist."""
+    """The requested offset does not exist."""
     TROUBLE = "trouble"
-    """Something that the client tries again by itself."""
+    """An error after which the client tries again by itself."""
     GROUP_DENIED = "group denied"
-    """The user may not publish offsets to the group; records still come."""
+    """The user may not publish offsets to the group. Records can still be read."""
 
 
 def classify_error(
@@ -69,7 +69,7 @@ def classify_error(
     partition: int | None,
     offset_next: int | None,
 ) -> Event:
-    """Return what `error` means for a partition that is to be read on from `offset_next`.
+    """Return the meaning of `error` for a partition whose next offset is `offset_next`.
 
     Raises:
         ConfigError: The user may not read the topic.
@@ -82,8 +82,8 @@ def classify_error(
         return Event.GAP
     if is_denied(code):
         raise make_access_error(settings, topic)
-    # Without a topic it is about an answer of a broker that was not received whole: the client asks
-    # again, and no log is damaged.
+    # Without a topic, the error is about a broker's answer that was not received completely. The
+    # client asks again, and no log is damaged.
     if topic and (error.fatal() or code in DAMAGED_CODES):
         raise SourceError(
             f"{topic}-{partition} cannot be read on from offset {offset_next}: {error.str()}. If"
@@ -98,7 +98,7 @@ def classify_error(
 
 
 class Gaps:
-    """Finds where one reader goes on behind its gaps, and remembers them."""
+    """The gaps of one reader, and the offsets after them at which it continues."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -113,14 +113,15 @@ class Gaps:
         *,
         was_cut: bool = False,
     ) -> int:
-        """Return the offset to go on at when `offset_next` does not exist.
+        """Return the offset to continue at if `offset_next` does not exist.
 
-        `was_cut` is true if the broker said that the end of the log was cut off before it. Then the
-        offset may exist again, behind records that were never read.
+        `was_cut` is true if the broker said that the log's end was cut off before `offset_next`.
+        Then this offset may exist again, after records that were never read.
 
         Raises:
-            OffsetOutOfRange: Records are missing, and data loss is not accepted.
-            SourceUnavailable: Kafka does not say, or contradicts itself about, what is left.
+            OffsetOutOfRange: Records are missing, and data loss is an error.
+            SourceUnavailable: Kafka does not say what is left, or its answers contradict each
+                other.
         """
         low, high = self._read_watermarks(consumer, topic, partition, offset_next)
         before, self._met[topic, partition] = self._met.get((topic, partition)), offset_next
@@ -131,9 +132,9 @@ class Gaps:
             _logger.warning("going on at %d: %s", low, facts)
             return low
         if low <= offset_next <= high:
-            # It has come into range since: a replica that lagged behind has caught up.
-            # Twice at the same offset: it is no replica that catches up, and asking on would never
-            # end.
+            # The offset is in range again: a replica that lagged behind has caught up. If the same
+            # offset fails a second time, the reason is not a lagging replica, and the reader would
+            # ask for ever.
             if before == offset_next:
                 raise SourceUnavailable(
                     f"{topic}-{partition}: fetching offset {offset_next} fails as out of range,"

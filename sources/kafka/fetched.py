@@ -1,4 +1,4 @@
-"""Records as the native reader returns them: a few buffers, and no Python object a record."""
+"""The records that the native reader returns: a few buffers, without an object for each record."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from confluent_kafka import Message
 from onceflow.core.protocol.invariant import require
 
 NO_TIME = -1
-"""The time of a record that has none, in Kafka's protocol."""
+"""The time of a record without a time, in Kafka's protocol."""
 
 
 @dataclass(frozen=True)
 class FetchedRecords:
-    """Records of some partitions, side by side, in the order in which the client had them.
+    """The records of some partitions, in the order in which the client had them.
 
     The text of record `i` is `values[value_ends[i] : value_ends[i + 1]]`, its separator included.
     """
 
     partitions: Sequence[tuple[str, int]]
-    """(topic, partition) for each index in `indices`."""
+    """The (topic, partition) of each index in `indices`."""
     separator: bytes
-    """What stands behind each value: one byte or none."""
+    """The separator after each value: one byte or none."""
     values: bytes
     value_ends: npt.NDArray[np.int32]
     has_value: npt.NDArray[np.bool_] | None
-    """Whether each record has a value, and is no tombstone. None: all have one."""
+    """True for each record with a value, false for a tombstone. None if all have values."""
     keys: bytes
     key_ends: npt.NDArray[np.int32]
     has_key: npt.NDArray[np.bool_] | None
     indices: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     times: npt.NDArray[np.int64]
-    """Milliseconds since 1970."""
+    """The times in milliseconds since 1970."""
     time_kinds: npt.NDArray[np.int8]
-    """Whose clock it was, in librdkafka's numbers: 0 nobody's, 1 the producer's, 2 the broker's."""
+    """The clock of each time, in librdkafka's numbers: 0 none, 1 the producer's, 2 the broker's."""
     are_objects: bool
-    """Whether each value begins with `{` and ends with `}`."""
+    """True if each value begins with `{` and ends with `}`."""
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the values have."""
+        """The number of bytes of the values."""
         return len(self.values)
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The records as the client's own objects: for the few steps that need them."""
+        """The records as objects of the client, for the few steps that need them."""
         return [self._message(row) for row in range(len(self))]
 
     def _message(self, row: int) -> Message:
@@ -76,7 +76,7 @@ class FetchedRecords:
         )
 
     def find_bounds(self, partition: tuple[str, int]) -> tuple[int, int] | None:
-        """Return the first and the last offset; None unless all are of `partition`, and rise."""
+        """Return the first and last offset; None unless all are of `partition`, in rising order."""
         index = int(self.indices[0])
         if self.partitions[index] != partition or not (self.indices == index).all():
             return None
@@ -85,7 +85,7 @@ class FetchedRecords:
         return int(self.offsets[0]), int(self.offsets[-1])
 
     def value_column(self) -> pa.Array:
-        """Return the values as a column; only without a separator."""
+        """Return the values as a column. Call it only if there is no separator."""
         return _binary_column(self.values, self.value_ends, self.has_value)
 
     def key_column(self) -> pa.Array:
@@ -100,16 +100,16 @@ class FetchedRecords:
         return [topics.take(indices), numbers.take(indices), pa.array(self.offsets)]
 
     def timestamp_column(self) -> pa.Array:
-        """Return the times as a column; null where a record has none."""
+        """Return the times as a column, with null for each record without a time."""
         absent = (self.time_kinds == 0) | (self.times == NO_TIME)
         return pa.array(self.times, mask=absent).cast(pa.timestamp("ms", "UTC"))
 
     def time_kind_column(self) -> pa.Array:
-        """Return whose clock the times are of, in Spark's numbers."""
+        """Return the clocks of the times as a column, in Spark's numbers."""
         return pa.array(self.time_kinds.astype(np.int32) - 1)
 
     def split_runs(self) -> list[tuple[str, int]]:
-        """Return (split id, rows) of each run of rows of one partition, in order."""
+        """Return (split id, number of rows) of each run of rows from one partition, in order."""
         starts = np.flatnonzero(np.diff(self.indices, prepend=-1))
         counts = np.diff(starts, append=len(self))
         return [
@@ -118,7 +118,7 @@ class FetchedRecords:
         ]
 
     def sample_times(self, step: int) -> list[tuple[int, int]]:
-        """Return (time, for how many records it stands) of every record in `step`."""
+        """Return (time, number of records that it represents) for one in `step` records."""
         rows = range(0, len(self), step)
         return [
             (int(self.times[row]), min(step, len(self) - row))
@@ -130,7 +130,7 @@ class FetchedRecords:
 def wrap_records(
     read: tuple[Any, ...], partitions: Sequence[tuple[str, int]], separator: bytes
 ) -> FetchedRecords:
-    """Return what the native `read` returned; the buffers are not copied."""
+    """Return the result of a native `read` as records. The buffers are not copied."""
     values, value_ends, has_value, keys, key_ends, has_key = read[:6]
     partition_indices, offsets, times, kinds, are_objects = read[6:]
     indices = np.frombuffer(partition_indices, np.int32)

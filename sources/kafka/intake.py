@@ -1,9 +1,12 @@
-"""Takes what a client has fetched: as its own objects, or natively, without an object a record.
+"""The two ways to take the records that a client has fetched.
 
-The native way is a package of its own, which is never needed: it is built where there is a C
-compiler. It reads the client that confluent-kafka holds, by a layout that is no public interface.
-So it is used with versions of confluent-kafka whose layout is known, and only for formats that gain
-by it; everything else is read the other way. A test runs the same records through both.
+`MessageIntake` takes them as objects of the client. `NativeIntake` takes them as columns, without
+an object for each record.
+
+The native reader is an optional package that is built if a C compiler is available. It reads the
+client inside confluent-kafka by a memory layout that is no public interface. So it is used only
+with versions of confluent-kafka whose layout is known, and only for formats that become faster. All
+other records are read as objects. A test runs the same records through both.
 """
 
 from __future__ import annotations
@@ -29,65 +32,73 @@ from onceflow.sources.kafka.value_formats import CHUNK
 
 _NATIVE = "onceflow_kafka_native"
 _CONSUMER_BYTES = {"2.16": 176}
-"""The size of a Consumer in each version of confluent-kafka whose layout was looked at."""
+"""The size of a Consumer, by the version of confluent-kafka whose layout was examined."""
 _NATIVE_CHUNK = 2000
-"""How many records are read natively at once: few enough to stay in the processor's cache."""
+"""The maximum number of records in one native read; this many stay in the processor's cache."""
 _NATIVE_BYTES = 2**26
-"""And about how many bytes at most; the reader asks again until its batch is full."""
+"""The approximate maximum number of bytes in one native read.
+
+The reader repeats reads until its batch is full.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was taken from a client at once."""
+    """The records and events of one read from a client."""
 
     records: Records
     events: list[Message]
     has_more: bool
-    """Whether more may wait."""
+    """Whether more records may be waiting."""
 
 
 class Intake(Protocol):
-    """Takes what one client has fetched. One thread at a time."""
+    """A way to take the records that one client has fetched. One thread may call at a time."""
 
     def lead(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Prepare to take records of `partitions`; to be called before they are assigned.
+        """Prepare to take records of `partitions`. Call this before they are assigned.
 
-        It holds until they are unassigned, and then another `Intake` is needed.
+        This holds until the partitions are unassigned. After that, open another `Intake`.
         """
         ...
 
     def wait(self, wait_s: float, count_max: int, bytes_max: int) -> Taken | None:
-        """Return at least one record or event; None when none came within `wait_s`.
+        """Return at least one record or event, or None if none arrived within `wait_s` seconds.
 
-        At most `count_max` records, and about `bytes_max`. Serves the client's callbacks.
+        The result holds at most `count_max` records, and about `bytes_max` bytes. Also runs the
+        client's callbacks.
         """
         ...
 
     def take(self, count_max: int, bytes_max: int) -> Taken:
-        """Return what is there, without waiting: at most `count_max`, and about `bytes_max`."""
+        """Return records without waiting: at most `count_max`, and about `bytes_max` bytes."""
         ...
 
     def wake(self) -> None:
-        """Have the `wait` under way, or else the next one, return early if it can. Any thread."""
+        """Make the current `wait`, or else the next one, return early if possible.
+
+        Any thread may call.
+        """
         ...
 
     def close(self) -> None:
-        """Let go of the client; to be called before it is closed."""
+        """Release the client. Call this before the client is closed."""
         ...
 
 
 def open_intake(settings: KafkaSettings, consumer: Consumer, client_id: str) -> Intake:
-    """Return what takes records from `consumer`, which is assigned nothing yet.
+    """Return an intake of `consumer`, which must not have an assignment yet.
 
     Raises:
-        ConfigError: `native=True` was given, and it cannot be had; says why.
+        ConfigError: `native=True` was given, and the native reader cannot be used; the message says
+            why.
     """
     why_not = "native=False" if settings.native is False else _why_not_native(settings)
     if why_not is None:
         try:
             return NativeIntake(settings, consumer, client_id)
         except RuntimeError as error:
-            # The client does not answer as a known one does; it is not used any further.
+            # The client's memory layout is not a known one, so the native reader must not use it.
             why_not = f"onceflow-kafka-native refuses this client: {error}"
             logger.warning("%s; its records are read as objects", why_not)
     if settings.native:
@@ -96,7 +107,7 @@ def open_intake(settings: KafkaSettings, consumer: Consumer, client_id: str) -> 
 
 
 def _why_not_native(settings: KafkaSettings) -> str | None:
-    """Return why records cannot be read natively, or None when they can."""
+    """Return the reason why records cannot be read natively, or None if they can."""
     if settings.format not in {ValueFormat.JSON, ValueFormat.RAW}:
         return f"format={settings.format.value!r} gains nothing by it; json and raw do"
     if settings.key_format is not None or settings.include_headers:
@@ -106,7 +117,7 @@ def _why_not_native(settings: KafkaSettings) -> str | None:
 
 @functools.cache
 def why_no_native_client() -> str | None:
-    """Return why the native reader cannot be had in this process, or None."""
+    """Return why the native reader is not available in this process, or None if it is."""
     if find_spec(_NATIVE) is None:
         return "the package onceflow-kafka-native is not installed (pip install ./native)"
     if _consumer_bytes() != Consumer.__basicsize__:
@@ -122,7 +133,7 @@ def why_no_native_client() -> str | None:
 
 
 def _consumer_bytes() -> int:
-    """Return the size of a Consumer as it is known for this version; 0 where it is not."""
+    """Return the known size of a Consumer in the installed version, or 0 if it is not known."""
     return _CONSUMER_BYTES.get(".".join(version("confluent-kafka").split(".")[:2]), 0)
 
 
@@ -130,24 +141,23 @@ _ERROR: Callable[[Message], KafkaError | None] = Message.error
 
 
 class MessageIntake:
-    """Takes records as the client's own objects."""
+    """An intake that returns records as objects of the client."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
 
     def lead(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Do nothing: all records come to the client."""
+        """Do nothing: the client receives all records anyway."""
 
     def wait(self, wait_s: float, count_max: int, bytes_max: int) -> Taken | None:
         """Return one record or event, or None."""
         del count_max, bytes_max
-        # `poll` waits for one message only: `consume` would wait until it has as many as it asks
-        # for.
+        # `poll` waits for one message only; `consume` would wait for the full number.
         first = self._consumer.poll(wait_s)
         return None if first is None else _sort([first], has_more=True)
 
     def take(self, count_max: int, bytes_max: int) -> Taken:
-        """Return what is there, without waiting."""
+        """Return the fetched records, without waiting."""
         del bytes_max
         count_max = min(CHUNK, count_max)
         messages = self._consumer.consume(count_max, 0)
@@ -157,7 +167,7 @@ class MessageIntake:
         """Do nothing: a client that polls cannot be interrupted."""
 
     def close(self) -> None:
-        """Do nothing: the client is all there is."""
+        """Do nothing: there is nothing to release besides the client."""
 
 
 def _sort(messages: list[Message], *, has_more: bool) -> Taken:
@@ -171,7 +181,7 @@ def _sort(messages: list[Message], *, has_more: bool) -> Taken:
 
 
 class NativeIntake:
-    """Takes records as columns, and events as the client's own objects."""
+    """An intake that returns records as columns, and events as objects of the client."""
 
     def __init__(self, settings: KafkaSettings, consumer: Consumer, client_id: str) -> None:
         self._consumer = consumer
@@ -182,15 +192,15 @@ class NativeIntake:
         self._reader = reader(consumer, client_id, _consumer_bytes())
 
     def lead(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Have the records of `partitions` come here, and no longer to the client's own queue."""
+        """Redirect the records of `partitions` from the client's own queue to the native reader."""
         for topic, partition in partitions:
             self._reader.take_over(topic, partition)
-        # A new list: records that were read before keep the one they were read with.
+        # Create a new list: records that were read before refer to the old one.
         self._partitions = [*self._partitions, *partitions]
 
     def wait(self, wait_s: float, count_max: int, bytes_max: int) -> Taken | None:
-        """Return records, events, or None; serves the client's callbacks, too."""
-        # What is not of one partition comes here, and its callbacks are called.
+        """Return records and events, or None if none arrived. Also runs the client's callbacks."""
+        # Events without a partition arrive in the client's own queue, and `consume` runs callbacks.
         events = self._consumer.consume(CHUNK, 0)
         require(all(map(_ERROR, events)), "a record came past the native reader")
         taken = self._read(count_max, bytes_max, 0.0 if events else wait_s)
@@ -200,7 +210,7 @@ class NativeIntake:
         return Taken(taken.records, events, has_more=True)
 
     def take(self, count_max: int, bytes_max: int) -> Taken:
-        """Return what is there, without waiting."""
+        """Return the fetched records, without waiting."""
         return self._read(count_max, bytes_max, 0.0)
 
     def _read(self, count_max: int, bytes_max: int, wait_s: float) -> Taken:
@@ -213,11 +223,11 @@ class NativeIntake:
         return Taken(records, [_event(*one) for one in events], has_more=True)
 
     def wake(self) -> None:
-        """Have the `wait` under way, or else the next one, return at once. Any thread."""
+        """Make the current `wait`, or else the next one, return at once. Any thread may call."""
         self._reader.wake()
 
     def close(self) -> None:
-        """Give the queue back."""
+        """Return the queue to the client."""
         self._reader.close()
 
 

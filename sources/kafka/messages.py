@@ -1,4 +1,4 @@
-"""Reads what messages carry beside their values, and disposes of messages that are bad."""
+"""The readers of positions, times and sizes of messages, and the handler of bad records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onceflow.sources.kafka.fetched import NO_TIME, FetchedRecords
 logger = logging.getLogger("onceflow.sources.kafka")
 
 Records: TypeAlias = list[Message] | FetchedRecords
-"""Records as they were taken from the client."""
+"""The records as the client returned them."""
 
 VALUE: Callable[[Message], bytes | None] = Message.value
 KEY: Callable[[Message], bytes | None] = Message.key
@@ -40,13 +40,19 @@ METADATA_FIELDS = (
 
 _EXCERPT_BYTES = 64
 _SAMPLE_STEP = 64
-"""Every 64th message is measured: the estimate bounds memory, and need not be exact."""
+"""The number of messages for each one that is measured.
+
+The size limits memory, so an estimate is enough.
+"""
 _TIME_STEP = 250
-"""Every 250th message's time is looked at, for metrics: messages of one fetch lie side by side."""
+"""The number of messages for each one whose time is read, for metrics.
+
+Messages of one fetch have similar times.
+"""
 
 
 def messages_of(records: Records) -> list[Message]:
-    """Return `records` as the client's own objects."""
+    """Return `records` as objects of the client."""
     return records.messages if isinstance(records, FetchedRecords) else records
 
 
@@ -62,13 +68,13 @@ def position_columns(messages: Records) -> list[pa.Array]:
 
 
 SplitRuns: TypeAlias = list[tuple[str, int]]
-"""(split id, rows) of each run of rows of one partition."""
+"""The (split id, number of rows) of each run of consecutive rows from one partition."""
 
 
 def split_runs_of(messages: Records, topics: Sequence[str]) -> SplitRuns:
-    """Return the runs of `messages` of one partition, in order.
+    """Return the runs of consecutive messages from one partition, in order.
 
-    If `topics` names only one topic, all messages are of it, and theirs is not looked at.
+    If `topics` names only one topic, all messages belong to it, and their topics are not read.
     """
     if isinstance(messages, FetchedRecords):
         return messages.split_runs()
@@ -88,7 +94,7 @@ def split_runs_of(messages: Records, topics: Sequence[str]) -> SplitRuns:
 
 
 def timestamp_column(messages: Records) -> pa.Array:
-    """Return the times of `messages` as a column; null where a record has none."""
+    """Return the times of `messages` as a column, with null for each record without a time."""
     if isinstance(messages, FetchedRecords):
         return messages.timestamp_column()
     stamps = map(TIMESTAMP, messages)
@@ -101,12 +107,12 @@ def timestamp_column(messages: Records) -> pa.Array:
 def leave_out_untimely(
     columns: list[pa.Array], times: pa.Array, chunks: Sequence[Records], refusals: Refusals
 ) -> tuple[list[pa.Array], Sequence[Records]]:
-    """Return `columns`, and the `chunks` they are of, without times that Python does not have.
+    """Return `columns` and their `chunks` without the rows whose time Python cannot represent.
 
-    A producer that takes microseconds for milliseconds writes such times.
+    A producer that writes microseconds as milliseconds produces such times.
 
     Raises:
-        BadRecord: There is one, and such are not to be left out.
+        BadRecord: A time cannot be represented, and `on_bad_record` is "fail".
     """
     untimely = rows_beyond_python(times)
     if not untimely:
@@ -121,7 +127,7 @@ def leave_out_untimely(
 
 
 def sample_times(messages: Records) -> list[tuple[int, int]]:
-    """Return (milliseconds since 1970, for how many messages it stands) of some of `messages`."""
+    """Return samples: (milliseconds since 1970, number of messages that the sample represents)."""
     if isinstance(messages, FetchedRecords):
         return messages.sample_times(_TIME_STEP)
     return [
@@ -137,7 +143,7 @@ def metadata_columns(messages: Records) -> list[pa.Array]:
 
 
 def estimate_size_bytes(messages: Records) -> int:
-    """Estimate how many bytes the values have."""
+    """Estimate the total size of the values, in bytes."""
     if isinstance(messages, FetchedRecords):
         return messages.size_bytes
     return _SAMPLE_STEP * sum(map(len, messages[::_SAMPLE_STEP]))
@@ -165,20 +171,20 @@ def _excerpt(value: bytes) -> str:
 
 
 class Refusals:
-    """Disposes of records that cannot be decoded: fails, drops them, or keeps dead letters."""
+    """The handler of bad records. It raises, drops the record, or keeps it as a dead letter."""
 
     def __init__(self, on_bad_record: OnBadRow) -> None:
         self._on_bad_record = on_bad_record
         self.dropped_count = 0
-        """Bad records left out so far."""
+        """The number of bad records left out so far."""
         self.letters: list[DeadLetter] = []
-        """The records for the sink of dead letters since the last `take_letters`."""
+        """The dead letters since the last `take_letters`."""
 
     def refuse(self, message: Message, fault: str) -> None:
-        """Leave `message` out.
+        """Leave `message` out, counted; keep it as a dead letter if `on_bad_record` says so.
 
         Raises:
-            BadRecord: Bad records are to fail.
+            BadRecord: `on_bad_record` is "fail".
         """
         if self._on_bad_record is OnBadRow.FAIL:
             raise bad_record_error(message, fault) from None
@@ -194,7 +200,8 @@ class Refusals:
                 )
             )
         self.dropped_count += 1
-        # 1, 10, 100, …: a topic full of bad records must not fill the disk with log lines.
+        # Log only the 1st, 10th, 100th, … record: a topic full of bad records must not fill the
+        # disk.
         if str(self.dropped_count).strip("0") == "1":
             logger.warning(
                 "%s (%d so far): %s",
@@ -204,6 +211,6 @@ class Refusals:
             )
 
     def take_letters(self) -> list[DeadLetter]:
-        """Return the letters since the last call."""
+        """Return the dead letters since the last call, and forget them."""
         letters, self.letters = self.letters, []
         return letters

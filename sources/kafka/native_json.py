@@ -1,9 +1,11 @@
-"""JSON records of the plain form, decoded natively into Arrow columns: no Python object a value.
+"""A native decoder of plain JSON records into Arrow columns, without an object for each value.
 
-The plain form is a part of what the other decoder takes: objects without a line feed, whose columns
-are integers of at most 18 digits and text without escape sequences, each named once; what is no
-column is such a value, too, in ASCII, or true, false or null. To these texts JSON gives one meaning
-only. All others are left to the other decoder, which takes or refuses them.
+The JSON decoder (`value_formats.JsonRows`) uses it for records that the native reader has fetched.
+
+A record is plain if it is an object without a line feed and names each column once. The columns are
+integers of at most 18 digits, and text without escape sequences. Other members are values of these
+kinds in ASCII, or true, false or null. JSON gives such a text only one meaning. The other decoder
+reads or refuses all records that are not plain.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from pyarrow import types
 from onceflow.sources.kafka.fetched import FetchedRecords
 
 ROWS_MIN: Final = 64
-"""Fewer records cost less by the other decoder: arrays are made of each read here."""
+"""The minimum number of records to decode natively.
+
+For fewer, building the arrays costs more than the other decoder.
+"""
 _COLUMNS_MAX = 64
 _NATIVE = "onceflow_kafka_native"
 
 
 class NativeJson:
-    """Decodes what the native reader has read. Use `open_native_json`."""
+    """A decoder of records that the native reader has fetched; see `open_native_json`."""
 
     def __init__(self, columns: pa.Schema, kinds: bytes, decode: Callable[..., Any]) -> None:
         self._types = columns.types
@@ -34,9 +39,9 @@ class NativeJson:
         self._decode = decode
 
     def decode(self, fetched: FetchedRecords) -> list[pa.Array] | None:
-        """Return a column each of the records; None if one is not of the plain form."""
+        """Return one column for each field, or None if a record is not plain JSON."""
         count = len(fetched)
-        # The line feed behind each value tells one from the next.
+        # The line feed after each value separates it from the next value.
         if count < ROWS_MIN or not fetched.are_objects or fetched.separator != b"\n":
             return None
         decoded = self._decode(fetched.values, count, self._names, self._kinds, self._nullable)
@@ -65,9 +70,9 @@ def _is_valid_text(arrays: Sequence[pa.Array]) -> bool:
 
 
 def open_native_json(columns: pa.Schema) -> NativeJson | None:
-    """Return a decoder of records with `columns`; None if they have other types, or it is missing.
+    """Return a decoder for `columns`, or None if it cannot decode their types or is not installed.
 
-    It is in the package of the native reader, from its version 0.3.
+    The package of the native reader contains it, from version 0.3 on.
     """
     kinds = [_kind_of(column.type) for column in columns]
     if not 1 <= len(kinds) <= _COLUMNS_MAX or None in kinds:

@@ -1,14 +1,14 @@
 """The position of a reader in one partition, and its encoding in a split.
 
-next <= stop, where there is a stop. `next` is the offset to read next; `stop` is exclusive.
+`next` is the offset to read next. `stop` is exclusive, and next <= stop if there is a stop.
 
     {"topic":"payments","partition":0,"next":42,"stop":null,"topic_id":"…","cluster_id":"…",
      "leader_epoch":3}
 
-This is UTF-8 JSON in Split.position. The ids tell the topic from another one of the same name; they
-are empty, or absent, where the brokers gave none. The leader epoch tells the records before `next`
-from others that were written at the same offsets after the end of the log was cut off. It is null,
-or absent, where the broker gave none.
+This is UTF-8 JSON in Split.position. The ids distinguish the topic from another topic of the same
+name. They are empty or absent if the brokers gave none. The leader epoch distinguishes the records
+before `next` from records that were written at the same offsets after the log's end was cut off. It
+is null or absent if the broker gave none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PartitionPosition:
         """Return the position that `split` holds.
 
         Raises:
-            StateIncompatible: The split is not one of a Kafka source.
+            StateIncompatible: The split does not belong to a Kafka source.
         """
         try:
             fields = cast("dict[str, object]", json.loads(split.position))
@@ -90,7 +90,7 @@ def _not_ours(split: Split) -> str:
 
 
 def describe_gap(topic: str, partition: int, *, offset_next: int, low: int, high: int) -> str:
-    """Return which records of `topic`-`partition` are gone."""
+    """Return a description of the records of `topic`-`partition` that are gone."""
     where = f"{topic}-{partition}: offset {offset_next} was to be read next"
     if offset_next < low:
         return (
@@ -106,7 +106,7 @@ def describe_gap(topic: str, partition: int, *, offset_next: int, low: int, high
 
 
 def describe_cut(topic: str, partition: int, *, offset_next: int, low: int, high: int) -> str:
-    """Return what became of `topic`-`partition` whose end was cut off and has grown again."""
+    """Return a description of a partition whose log was cut off and has grown again."""
     return (
         f"{topic}-{partition}: offset {offset_next} was to be read next, but the end of the log was"
         " cut off before it, by an unclean leader election or by a broker that lost records, and"
@@ -118,7 +118,7 @@ def describe_cut(topic: str, partition: int, *, offset_next: int, low: int, high
 def cut_error(
     topic: str, partition: int, *, offset_next: int, low: int, high: int
 ) -> OffsetOutOfRange:
-    """Return the error that says that records were replaced, and what can be done."""
+    """Return the error for replaced records, with advice."""
     facts = describe_cut(topic, partition, offset_next=offset_next, low=low, high=high)
     return OffsetOutOfRange(f"{facts}. {advise_on_other_records(low)}")
 
@@ -126,7 +126,7 @@ def cut_error(
 def gap_error(
     topic: str, partition: int, *, offset_next: int, low: int, high: int
 ) -> OffsetOutOfRange:
-    """Return the error that says which records are gone, and what can be done."""
+    """Return the error for lost records, with advice."""
     facts = describe_gap(topic, partition, offset_next=offset_next, low=low, high=high)
     if offset_next < low:
         advice = (
@@ -139,7 +139,7 @@ def gap_error(
 
 
 def advise_on_other_records(low: int) -> str:
-    """Return what to do where records that were read may have been replaced by others.
+    """Return the advice for records that may have been replaced after they were read.
 
     `low` is the first offset of the partition.
     """

@@ -1,17 +1,17 @@
-"""Reads ranges of offsets that are there, with clients that outlive one reading.
+"""A reading of existing ranges of offsets, with clients that are kept for later readings.
 
-first <= next <= end. The caller knows the end of a range from the brokers, so a reading stops at
-`end`, and silence before it is an error. Positions are counted from the records themselves and from
-end-of-partition events, never asked from the client: for a while after an assignment a client still
-reports positions of the assignment before.
+first <= next <= end. The caller knows the end of a range from the brokers. So a reading stops at
+`end`, and a timeout before it is an error. Positions are counted from the records and from
+end-of-partition events. They are never read from the client: after an assignment, a client still
+reports positions of the previous assignment for a while.
 
-A client costs connections and a first fetch, so a process keeps it (`KeptClients`). If the next
-ranges begin at the client's position, what it has fetched since is used. If not, it gets a new
-assignment, and its messages are trusted from the record at exactly `first` on. Anything that comes
-before that record may be of the old assignment: then a new client takes over.
+A new client costs connections and a first fetch, so a process keeps its clients (`KeptClients`). If
+the next ranges begin at the client's position, its fetched records are used. If not, the client
+gets a new assignment, and its messages are trusted from the record at exactly `first` on. A message
+before that record may belong to the old assignment, so a new client replaces this one.
 
-Records are taken as buffers where they can be (`open_intake`). A chunk of one partition, in order
-and within the range, is then taken as a whole; any other one is looked at record by record.
+Records are taken as buffers if possible (`open_intake`). A chunk of one partition that is in order
+and within the range is then taken as a whole. Any other chunk is examined record by record.
 """
 
 from __future__ import annotations
@@ -39,16 +39,19 @@ from onceflow.sources.kafka.value_formats import rows_of
 
 _WAIT_S = 0.5
 _READY_S = 0.01
-"""Between looks whether the registry has answered."""
+"""The pause in seconds between two checks whether the registry has answered."""
 _KEPT_MAX = 4
-"""Idle clients of one process; each holds two connections or more, and what it has fetched."""
+"""The maximum number of idle clients in one process.
+
+Each holds two or more connections, and its fetched records.
+"""
 
 _Partition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The records of one partition from `first`, inclusive, to `end`, exclusive."""
+    """A range of one partition's offsets from `first` (inclusive) to `end` (exclusive)."""
 
     topic: str
     partition: int
@@ -64,31 +67,32 @@ class OffsetRange:
 
     @property
     def topic_partition(self) -> tuple[str, int]:
-        """Topic and partition."""
+        """The topic and the partition."""
         return self.topic, self.partition
 
 
 @dataclass(slots=True)
 class KeptClient:
-    """A client and its position."""
+    """A client with its intake and its position."""
 
     consumer: Consumer
     troubles: LoggedTroubles
     intake: Intake
     stands_at: Mapping[_Partition, int] = field(default_factory=dict[_Partition, int])
-    """The offset that it returns next, of each partition assigned to it; empty: unknown."""
+    """The offset of the next record of each assigned partition; empty if it is not known."""
     ends: dict[_Partition, int] = field(default_factory=dict[_Partition, int])
-    """The ends of partitions that it has reported. It reports each once, behind all records."""
+    """The ends of partitions that the client has reported. It reports each once, after all records.
+    """
 
     def close(self) -> None:
-        """Close it, within seconds."""
-        # Before the client, whose close would wait for ever otherwise.
+        """Close the client within a few seconds."""
+        # Close the intake first: otherwise the client's close would wait for ever.
         self.intake.close()
         close_in_time(self.consumer)
 
 
 class KeptClients:
-    """The idle clients of this process, by what they were opened with; thread-safe."""
+    """The idle clients of this process, by the settings they were opened with; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,24 +100,24 @@ class KeptClients:
 
     @property
     def idle(self) -> list[KeptClient]:
-        """The idle clients, that unused for longest first."""
+        """The idle clients. The one that was unused for longest is first."""
         with self._lock:
             return list(self._idle.values())
 
     def take(self, key: object) -> KeptClient | None:
-        """Return the idle client of `key`, which then belongs to the caller; None without one."""
+        """Remove and return the idle client of `key`, or return None if there is none."""
         with self._lock:
-            # Taken out: a client serves one reading at a time.
+            # Remove it, because a client serves one reading at a time.
             return self._idle.pop(key, None)
 
     def keep(self, key: object, client: KeptClient) -> None:
-        """Keep `client` for the next reading; closes the one unused for longest if full."""
+        """Keep `client` for the next reading. If there are too many, close the longest unused."""
         with self._lock:
             replaced = [self._idle.pop(key)] if key in self._idle else []
             self._idle[key] = client
             while len(self._idle) > _KEPT_MAX:
                 replaced.append(self._idle.popitem(last=False)[1])
-        # Outside the lock, for closing may take seconds.
+        # Close outside the lock, because closing may take seconds.
         for old in replaced:
             old.close()
 
@@ -127,7 +131,7 @@ class KeptClients:
 
 
 KEPT = KeptClients()
-"""The clients of this process. They end with it."""
+"""The kept clients of this process. They end with the process."""
 
 
 def read_ranges(
@@ -137,15 +141,15 @@ def read_ranges(
     client_id: str,
     kept: KeptClients = KEPT,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield the records of `ranges` as batches in the schema of `settings`, none empty.
+    """Yield the records of `ranges` as batches in the schema of `settings`, never an empty one.
 
-    The order within a partition is kept. Runs on one thread. A caller that stops early has the
-    client closed.
+    The order within a partition is kept. Runs on one thread. If the caller stops early, the client
+    is closed.
 
     Raises:
-        BadRecord: A record cannot be decoded and `on_bad_record` is "fail".
+        BadRecord: A record cannot be decoded, and `on_bad_record` is "fail".
         OffsetOutOfRange: Records were deleted before they were read, and data loss is an error.
-        SourceUnavailable: The brokers gave nothing for `deadline_s`.
+        SourceUnavailable: The brokers sent nothing for `deadline_s`.
         ConfigError: The brokers refuse the user, or the client may not receive a record.
     """
     filled = [offsets for offsets in ranges if len(offsets)]
@@ -161,11 +165,11 @@ def read_ranges(
 
 
 class _StaleMessages(Exception):
-    """Messages of a kept client may be of the assignment that it had before."""
+    """Raised if messages of a kept client may belong to its previous assignment."""
 
 
 class _Reading:
-    """One reading of some ranges, from its first record to its last."""
+    """One reading of some ranges, from the first record to the last."""
 
     def __init__(
         self,
@@ -177,25 +181,32 @@ class _Reading:
         self._settings = settings
         self._client_id = client_id
         self._kept = kept
-        # The consumer group is not part of it: partitions are assigned, and no offset is committed.
+        # The consumer group is not part of the key: partitions are assigned, and no offset is
+        # committed.
         self._key = (
             settings.bootstrap_servers,
             tuple(sorted(settings.options.items())),
             tuple(sorted({(one.topic, one.topic_id) for one in ranges})),
-            # What the intake is chosen by, and reads by.
+            # The settings that decide which intake is used, and how it reads.
             (settings.native, settings.format, settings.key_format, settings.include_headers),
         )
         self._next = {one.topic_partition: one.first for one in ranges}
         self._end = {one.topic_partition: one.end for one in ranges}
         self._open = set(self._next)
-        # With one range, records follow each other: whole chunks are checked by their two ends.
+        # With only one range, records are consecutive, so a whole chunk is checked by its first and
+        # last record.
         self._only = ranges[0].topic_partition if len(ranges) == 1 else None
         self._rows: Rows = rows_of(settings)
         self._gaps = Gaps(settings)
         self._overread = False
-        """Whether records behind an end were read and thrown away: the client cannot be kept."""
+        """True if records after an end were read and dropped.
+
+        Then the client's position is not known.
+        """
         self._unproven: set[_Partition] = set()
-        """Partitions whose first record is still awaited; see the module about trust."""
+        """The partitions whose first record has not arrived yet; see the module docstring about
+        trust.
+        """
         self._client = self._take_client()
         for partition in tuple(self._open):
             self._reach_end(partition)
@@ -205,7 +216,7 @@ class _Reading:
         silent_since = time.monotonic()
         while self._open:
             taken = self._take()
-            # Before the events: those of the connection that was dropped tell less.
+            # Check this before the events: the events of the dropped connection say less.
             self._client.troubles.check_answers_received()
             if taken is not None:
                 silent_since = time.monotonic()
@@ -219,18 +230,18 @@ class _Reading:
                 yield self._take_batch()
         if len(rows):
             batch = self._take_batch()
-            # All of them may have been bad records, which are left out.
+            # All rows may have been bad records that were left out.
             if batch.num_rows:
                 yield batch
 
     def _take_batch(self) -> pa.RecordBatch:
-        """Return the rows collected, after waiting for the schemas that they need."""
+        """Return the collected rows, after waiting for the schemas that they need."""
         while not self._rows.ready():
             time.sleep(_READY_S)
         return self._rows.take()
 
     def keep(self) -> None:
-        # Otherwise where the client stands is unknown, and it gets a new assignment the next time.
+        # If the client's position is not known, it gets a new assignment the next time.
         whole = not self._overread and not self._unproven
         self._client.stands_at = dict(self._next) if whole else {}
         self._kept.keep(self._key, self._client)
@@ -247,8 +258,9 @@ class _Reading:
             client.ends.clear()
             client.intake.close()
             client.consumer.unassign()
-            # librdkafka unleads a partition's queue as it stops fetching it, which it begins before
-            # it answers this question. What is led afterwards stays led.
+            # When librdkafka stops fetching a partition, it resets the forwarding of its queue. It
+            # begins this before it answers the following question, so queues that are redirected
+            # afterwards stay redirected.
             client.consumer.assignment()
             client.intake = self._assign(client.consumer)
         return client
@@ -264,14 +276,14 @@ class _Reading:
         return KeptClient(consumer, troubles, self._assign(consumer))
 
     def _reopen_client(self) -> KeptClient:
-        """Replace the client by a new one, whose messages are trusted from the first."""
+        """Replace the client with a new one, whose messages are trusted from the first one on."""
         self._client.close()
         self._unproven.clear()
         self._overread = False
         return self._open_client()
 
     def _assign(self, consumer: Consumer) -> Intake:
-        """Have `consumer`, which is assigned nothing, fetch what is open; return what takes it."""
+        """Assign the open partitions to `consumer`, which has none yet, and return its intake."""
         partitions = sorted(self._open)
         intake = open_intake(self._settings, consumer, self._client_id)
         intake.lead(partitions)
@@ -279,13 +291,16 @@ class _Reading:
         return intake
 
     def _take(self) -> Taken | None:
-        """Return some records or events, none behind the end of the only range; None: none came."""
-        # Each record has an offset of its own, so this many cannot pass the end of one partition.
+        """Return some records or events, or None if none arrived.
+
+        Never read past the end of the only range.
+        """
+        # Each record has its own offset, so this many records cannot pass the end of one partition.
         left = sum(self._end[one] - self._next[one] for one in self._open)
         count_max = min(left, self._settings.batch_rows - len(self._rows))
         bytes_max = self._settings.batch_bytes - self._rows.size_bytes
         intake = self._client.intake
-        # A batch begins with `wait`, which serves the client's callbacks even if records wait.
+        # A batch begins with `wait`, which runs the client's callbacks even if records are waiting.
         if len(self._rows):
             taken = intake.take(count_max, bytes_max)
             if len(taken.records) or taken.events:
@@ -303,10 +318,10 @@ class _Reading:
             self._handle_event(event)
 
     def _follow_on(self, records: Records) -> bool:
-        """Advance past `records` if they are the next ones of the only range, up to its end.
+        """Advance past `records` if they are the next ones of the only range, before its end.
 
-        Returns whether they are. A trusted client returns records in order, so of objects the first
-        and the last one are looked at, and there may be no hole between them.
+        Return True if they are. A trusted client returns records in order. So only the first and
+        the last of the client's objects are examined, and there may be no hole between them.
         """
         if self._only is None or self._unproven:
             return False
@@ -315,7 +330,7 @@ class _Reading:
             if bounds is None:
                 return False
             first, last = bounds
-            # A hole is of markers, and of records of aborted transactions.
+            # A hole consists of markers, and of records of aborted transactions.
             follows = first >= self._next[self._only]
         else:
             first, last = records[0].offset() or 0, records[-1].offset() or 0
@@ -326,7 +341,7 @@ class _Reading:
         return True
 
     def _keep_new(self, records: list[Message]) -> list[Message]:
-        """Return those of `records` that are in open ranges and have not been read yet."""
+        """Return those of `records` that belong to open ranges and have not been read yet."""
         if self._unproven:
             self._prove(records)
         taken: list[Message] = []
@@ -334,14 +349,16 @@ class _Reading:
             partition = (message.topic() or "", message.partition() or 0)
             offset = message.offset() or 0
             if partition not in self._open:
-                # The client stands behind the end of this range, so its position is not
+                # The client's position is after the end of this range, so it differs from
                 # `self._next`.
                 self._overread = self._overread or partition in self._end
                 continue
-            # Read already, by the assignment before: the records come once more after a new one.
+            # The record was read before, under the previous assignment. A new assignment returns it
+            # again.
             if offset < self._next[partition]:
                 continue
-            # A hole at the end: what is missing are markers, or records of aborted transactions.
+            # There is a hole at the end: only markers, or records of aborted transactions, are
+            # missing.
             if offset >= self._end[partition]:
                 self._overread = True
                 self._advance(partition, self._end[partition])
@@ -351,10 +368,10 @@ class _Reading:
         return taken
 
     def _prove(self, records: list[Message]) -> None:
-        """Trust the client about each partition whose very next record is among `records`.
+        """Trust the client for each partition whose very next record is among `records`.
 
         Raises:
-            _StaleMessages: A later record of a partition comes before its next one.
+            _StaleMessages: A later record of a partition arrived before its next one.
         """
         for message in records:
             partition, offset = (
@@ -371,7 +388,8 @@ class _Reading:
         if offset >= self._end[partition]:
             self._open.discard(partition)
             if self._open:
-                # Unassigned, because its further records would come between those of the others.
+                # Unassign it, because its further records would arrive between those of the other
+                # partitions.
                 self._client.consumer.incremental_unassign([TopicPartition(*partition)])
                 self._overread = True
 
@@ -407,7 +425,8 @@ class _Reading:
         resumed = self._gaps.find_resume_offset(
             self._client.consumer, *partition, offset_next, was_cut=was_cut
         )
-        # If the end of the log was cut off, records at these offsets are not those of this range.
+        # If the end of the log was cut off, the records at these offsets do not belong to this
+        # range.
         self._next[partition] = self._end[partition] if resumed < offset_next else resumed
         if self._next[partition] >= self._end[partition]:
             self._next[partition] = self._end[partition]

@@ -1,9 +1,9 @@
-"""Reads the assigned partitions of one subtask.
+"""The reader of the partitions that one subtask is assigned.
 
-Positions come from the consumer's own count of what it has returned, which passes transaction
-markers and aborted records too. They also come from its end-of-partition events, so a partition
-whose last offset is a marker reaches its end. Both are read just before a batch is returned, so
-`snapshot` covers exactly the rows that `poll` has returned.
+Positions come from two places. The consumer counts what it has returned, which includes transaction
+markers and aborted records. Its end-of-partition events let a partition reach its end even if the
+last offset is a marker. Both are read just before a batch is returned, so `snapshot` covers exactly
+the rows that `poll` has returned.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from onceflow.sources.kafka.value_formats import rows_of
 
 
 class PublishedOffsets:
-    """Offsets to publish: any thread asks, the polling thread sends.
+    """The offsets to publish. Any thread adds them; the polling thread sends them.
 
     A client admits one thread at a time; see `client`.
     """
@@ -47,11 +47,12 @@ class PublishedOffsets:
     def __init__(self, settings: KafkaSettings, troubles: ClientTroubles) -> None:
         self._troubles = troubles
         self._allowed = settings.commit_offsets
-        # One place: newer offsets replace older ones, and append and popleft need no lock.
+        # The deque has one place: newer offsets replace older ones. Append and popleft need no
+        # lock.
         self._newest: deque[list[TopicPartition]] = deque(maxlen=1)
 
     def ask(self, splits: Sequence[Split]) -> None:
-        """Have the positions of `splits` sent; they replace any that are not sent yet."""
+        """Queue the positions of `splits` for sending. They replace queued positions."""
         if self._allowed and splits:
             offsets = [
                 TopicPartition(position.topic, position.partition, position.next)
@@ -60,7 +61,7 @@ class PublishedOffsets:
             self._newest.append(offsets)
 
     def send(self, consumer: Consumer) -> None:
-        """Send what was asked for, if anything; a failure is logged once."""
+        """Send the queued offsets, if any. A failure is logged once."""
         if not self._newest:
             return
         try:
@@ -69,23 +70,23 @@ class PublishedOffsets:
             self._troubles.note(error_of(error))
 
     def forbid(self) -> None:
-        """Stop sending: the broker does not allow it."""
+        """Stop sending because the broker does not allow it."""
         self._allowed = False
         self._newest.clear()
 
 
 _NO_STOP = 2**63 - 1
 _WAIT_S = 0.5
-"""How long one look of `poll` lasts, and so how long a `close` on another thread may wait."""
+"""The maximum time of one wait inside `poll`. A `close` on another thread may wait as long."""
 
 _TIMES_MAX = 10_000
-"""Times of records that nobody has taken: a reader around this one need not ask for them."""
+"""The maximum number of kept record times, because a reader around this one may never take them."""
 
 _Partition = tuple[str, int]
 
 
 class KafkaReader(SourceReader):
-    """Reads some partitions, each from its offset, to a stop offset or for ever."""
+    """A reader of some partitions, each from its offset up to a stop offset or for ever."""
 
     def __init__(
         self, settings: KafkaSettings, splits: Sequence[Split], context: ReaderContext
@@ -96,20 +97,20 @@ class KafkaReader(SourceReader):
         self._began: dict[_Partition, PartitionPosition] = {}
         self._next: dict[_Partition, int] = {}
         self._epochs: dict[_Partition, int | None] = {}
-        """The leader epoch of the record before each position, if it is known."""
+        """The leader epoch of the record before each position, or None if it is not known."""
         self._stop: dict[_Partition, int] = {}
         self._unreturned: dict[_Partition, tuple[int, int | None]] = {}
-        """Positions before the rows that are collected and still wait for a schema."""
+        """The positions before the collected rows that still wait for a schema."""
         self._open = self._add_positions(splits)
         self._asked = [TopicPartition(*partition) for partition in self._open]
         self._unproven = list(self._open)
-        """Partitions of a bounded input that may be of another topic by now."""
+        """The partitions of a bounded input whose topic may have been replaced since the start."""
         self._ends: dict[_Partition, int] = {}
-        """The ends of partitions, for now, as the broker has reported them."""
+        """The current ends of partitions, as the broker reported them."""
         self._polling = threading.Lock()
         self._closed = threading.Event()
         self._is_woken = False
-        """Whether `wake` was called since the last `poll` ended."""
+        """True if `wake` was called since the last `poll` ended."""
         self._troubles = LoggedTroubles(settings)
         self._published = PublishedOffsets(settings, self._troubles)
         self._gaps = Gaps(settings)
@@ -124,14 +125,14 @@ class KafkaReader(SourceReader):
 
     @property
     def dropped_count(self) -> int:
-        """How many bad records this reader has left out."""
+        """The number of bad records that this reader has left out."""
         return self._rows.refusals.dropped_count
 
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
-        """Return up to `batch_rows` rows at once when some are there, else wait for the first.
+        """Return up to `batch_rows` rows at once if there are any, else wait for the first.
 
         Raises:
-            BadRecord: A record cannot be decoded and `on_bad_record` is "fail".
+            BadRecord: A record cannot be decoded, and `on_bad_record` is "fail".
             OffsetOutOfRange: Records were deleted before they were read.
             SourceUnavailable: The brokers did not answer for `deadline_s`.
             ConfigError: The brokers refuse the user, or the client may not receive a record.
@@ -139,7 +140,7 @@ class KafkaReader(SourceReader):
         with self._polling:
             if self._closed.is_set():
                 return None
-            # Rows that wait for their schema are still to be returned.
+            # Rows that wait for their schema must still be returned.
             if self._bounded and not self._open and len(self._rows) == 0:
                 return self._end()
             if self._consumer is None or self._watch is None:
@@ -151,19 +152,19 @@ class KafkaReader(SourceReader):
             try:
                 return self._read(timeout_s)
             finally:
-                # Who woke it has its turn now.
+                # The caller of `wake` can act now.
                 self._is_woken = False
 
     def wake(self) -> None:
-        """Have a `poll` that waits for records return, if they are read natively."""
-        # In this order: what returns early looks at the flag.
+        """Make a waiting `poll` return early, if records are read natively."""
+        # Set the flag first: a `poll` that returns early reads it.
         self._is_woken = True
         intake = self._intake
         if intake is not None:
             intake.wake()
 
     def find_outage(self) -> Outage | None:
-        """Return since when brokers of the partitions have not answered, if so."""
+        """Return the current outage of the partitions' brokers, or None if there is none."""
         watch = self._watch
         return None if watch is None else watch.find_outage()
 
@@ -172,28 +173,28 @@ class KafkaReader(SourceReader):
         return self._rows.runs
 
     def list_ended_splits(self) -> Sequence[str]:
-        """Return the partitions that are read to their stop."""
+        """Return the ids of the splits that are read up to their stop."""
         if not self._bounded:
             return ()
         ended = [one for one, stop in self._stop.items() if self._next[one] >= stop]
         return [self._began[one].to_split().id for one in ended]
 
     def take_rejected(self) -> Sequence[DeadLetter]:
-        """Return the records that could not be decoded, for the sink of dead letters."""
+        """Return the dead letters of records that could not be decoded, and forget them."""
         return self._rows.refusals.take_letters()
 
     def take_record_times(self) -> Sequence[tuple[int, int]]:
-        """Return timestamps of records, of one in 250 where many were fetched at once."""
+        """Return (timestamp, number of records) samples: of one in 250 records of a large fetch."""
         times = tuple(self._times)
         self._times.clear()
         return times
 
     def snapshot(self) -> Sequence[Split]:
-        """Return every split, with what `poll` has returned counted as read."""
+        """Return every split at its position after the rows that `poll` has returned."""
         return [position.to_split() for position in self._positions(self._next)]
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Read `splits`, too; what is fetched of the others already is not fetched again."""
+        """Add `splits` to those that are read. Records that are already fetched are kept."""
         with self._polling:
             added = self._add_positions(splits)
             self._open = self._open + added
@@ -201,22 +202,22 @@ class KafkaReader(SourceReader):
             self._unproven += added
             if self._consumer is not None:
                 self._require_intake().lead(added)
-                # Not `assign`, which would drop what is fetched of the other partitions.
+                # `assign` would drop the fetched records of the other partitions.
                 self._consumer.incremental_assign(self._assignment(added))
             elif added and not self._closed.is_set():
                 self._begin()
 
     def commit(self, splits: Sequence[Split]) -> None:
-        """Have the positions of `splits` published to the consumer group; never raises.
+        """Queue the positions of `splits` for the consumer group. Never raises.
 
-        They are for lag tools. The next `poll` sends them; a failure is logged once, and the next
+        Lag tools read them. The next `poll` sends them. A failure is logged once, and the next
         checkpoint tries again.
         """
         self._published.ask(splits)
 
     def close(self) -> None:
-        """Close the client; offsets asked to be committed before are sent first."""
-        # Before the lock: a `poll` that waits looks at this, and gives the lock back.
+        """Close the client. Queued offsets are sent first."""
+        # Set this before taking the lock: a waiting `poll` checks it and releases the lock.
         self._closed.set()
         with self._polling:
             if self._watch is not None:
@@ -227,14 +228,14 @@ class KafkaReader(SourceReader):
                 self._close_client()
 
     def _positions(self, partitions: Iterable[_Partition]) -> Iterator[PartitionPosition]:
-        """Yield where `partitions` are read on, with what `poll` has returned counted as read."""
+        """Yield the positions of `partitions`. Rows that `poll` has returned count as read."""
         for one in partitions:
             stop = None if self._stop[one] == _NO_STOP else self._stop[one]
             following, epoch = self._unreturned.get(one, (self._next[one], self._epochs[one]))
             yield replace(self._began[one], next=following, stop=stop, leader_epoch=epoch)
 
     def _stop_of(self, position: PartitionPosition) -> int:
-        """Return the stop of `position`; for a stream, one that is never reached."""
+        """Return the stop of `position`. For a stream, return a number that is never reached."""
         if not self._bounded:
             return _NO_STOP
         if position.stop is None:
@@ -245,7 +246,7 @@ class KafkaReader(SourceReader):
         return position.stop
 
     def _add_positions(self, splits: Sequence[Split]) -> list[_Partition]:
-        """Add `splits` to those read; return the partitions that still have records to read."""
+        """Add `splits` to those that are read, and return the partitions that have records left."""
         taken: list[_Partition] = []
         for position in map(PartitionPosition.from_split, splits):
             partition = (position.topic, position.partition)
@@ -288,7 +289,8 @@ class KafkaReader(SourceReader):
         self._consumer = self._intake = None
 
     def _assignment(self, partitions: Sequence[_Partition]) -> list[TopicPartition]:
-        # With an epoch the client asks the leader whether the log still has the records before.
+        # With an epoch, the client asks the leader whether its log still has the records before the
+        # position.
         return [
             TopicPartition(*partition, self._next[partition])
             if self._epochs[partition] is None
@@ -312,7 +314,8 @@ class KafkaReader(SourceReader):
         deadline = time.monotonic() + timeout_s
         began = {one: (self._next[one], self._epochs[one]) for one in self._next}
         if self._drain() and len(self._rows) == 0:
-            # No rows came, but an end behind markers may have: the next snapshot must have it.
+            # There are no rows, but perhaps an end after markers, which the next snapshot must
+            # contain.
             self._advance()
         while len(self._rows) == 0:
             if self._bounded and not self._open:
@@ -322,7 +325,7 @@ class KafkaReader(SourceReader):
             first = self._require_intake().wait(
                 wait_s_now, self._settings.batch_rows, self._settings.batch_bytes
             )
-            # Before the events: those of the connection that was dropped tell less.
+            # Check this before the events: the events of the dropped connection say less.
             self._troubles.check_answers_received()
             if first is not None:
                 self._accept(first)
@@ -331,11 +334,12 @@ class KafkaReader(SourceReader):
             is_over = wait_s <= 0 or self._is_woken or self._closed.is_set()
             if len(self._rows) == 0 and is_over:
                 if self._rows.refusals.letters:
-                    # They go out after this poll, so the snapshot must be past them.
+                    # The letters are sent after this poll, so the snapshot must be past these
+                    # records.
                     self._advance()
                 return None
         if not self._rows.ready():
-            # The older position of each partition wins: these rows are collected and not yet
+            # Keep the older position of each partition: these rows are collected, but not yet
             # returned.
             self._unreturned = began | self._unreturned
             self._closed.wait(max(0.0, deadline - time.monotonic()))
@@ -343,14 +347,14 @@ class KafkaReader(SourceReader):
         self._unreturned = {}
         self._advance()
         returned = self._rows.take()
-        # All of them may have been bad records, which are left out.
+        # All rows may have been bad records that were left out.
         return returned if returned.num_rows else None
 
     def _end(self) -> EndOfInput:
-        """Return the end of the input, of the topics that it began with.
+        """Return the end of the input, after checking that no topic was replaced.
 
-        A topic that was deleted and created again under the reader goes on at the old offset, and
-        no broker says so. A stream finds that out as it looks for new partitions.
+        If a topic is deleted and created again while it is read, reading continues at the old
+        offset, and no broker reports it. A stream notices it when it looks for new partitions.
 
         Raises:
             OffsetOutOfRange: A topic was replaced, and data loss is an error.
@@ -362,7 +366,7 @@ class KafkaReader(SourceReader):
         return EndOfInput()
 
     def _drain(self) -> bool:
-        """Collect what the client has fetched, up to a full batch; return whether it had any."""
+        """Collect fetched records, up to a full batch. Return True if the client had anything."""
         rows, settings = self._rows, self._settings
         had_any = False
         while len(rows) < settings.batch_rows and rows.size_bytes < settings.batch_bytes:
@@ -382,23 +386,23 @@ class KafkaReader(SourceReader):
             self._times += sample_times(records)
             self._rows.add(records)
         for event in gaps:
-            # After the rows are counted: the client that counts them may be replaced.
+            # Do this after the rows are counted: the client that counts them may be replaced.
             self._meet_gap(event)
 
     def _advance(self) -> list[_Partition]:
-        """Update the positions; return the partitions that went past their stop."""
+        """Update the positions, and return the partitions that went past their stop."""
         passed: list[_Partition] = []
         for reported in self._require_client().position(self._asked):
             partition = (reported.topic, reported.partition)
-            # Markers at the end are not returned, so the client's own count stays before them.
+            # The client does not return markers at the end, so its own position stays before them.
             offset = reported.offset
             epoch: int | None = reported.leader_epoch
             end = self._ends.get(partition, -1)
             if end > offset:
-                # Of the marker before the end no epoch is told.
+                # The epoch of the marker before the end is not known.
                 offset, epoch = end, None
             if offset < 0:
-                # The client has returned nothing of it yet.
+                # The client has not returned a record of this partition yet.
                 continue
             if offset > self._stop[partition]:
                 passed.append(partition)
@@ -408,7 +412,7 @@ class KafkaReader(SourceReader):
         return passed
 
     def _before_stops(self, records: Records) -> Records:
-        """Return the records before their stop, and pause partitions that have reached theirs."""
+        """Return the records before their stops. Pause the partitions that reached their stop."""
         passed = self._advance()
         if passed:
             stops = self._stop
@@ -424,7 +428,7 @@ class KafkaReader(SourceReader):
         return records
 
     def _is_gap(self, event: Message) -> bool:
-        """Handle `event`; return whether it says that records are missing.
+        """Handle `event`, and return True if it reports missing records.
 
         Raises:
             ConfigError: The user may not read the topic.
@@ -449,19 +453,20 @@ class KafkaReader(SourceReader):
             case Event.GAP:
                 return True
             case Event.GROUP_DENIED:
-                # Commits would wait for a coordinator that never answers, and `close` for them.
+                # A commit, and `close` after it, would wait for a coordinator that never answers.
                 self._published.forbid()
             case Event.TROUBLE:
-                # `LivenessWatch` ends the reader when it lasts too long.
+                # `LivenessWatch` ends the reader if the trouble lasts too long.
                 pass
         return False
 
     def _meet_gap(self, event: Message) -> None:
-        """Go on behind the gap that `event` reports, if data loss is accepted.
+        """Continue after the gap that `event` reports, if data loss is accepted.
 
         Raises:
-            OffsetOutOfRange: It is not.
-            SourceUnavailable: Kafka does not say, or contradicts itself about, what is left.
+            OffsetOutOfRange: Data loss is an error.
+            SourceUnavailable: Kafka does not say what is left, or its answers contradict each
+                other.
         """
         self._advance()
         topic, partition = event.topic() or "", event.partition() or 0
@@ -475,18 +480,19 @@ class KafkaReader(SourceReader):
             offset_next,
             was_cut=is_cut(event.error()),
         )
-        # Ends reported by the old client may be of what is gone.
+        # The old client may have reported ends of the log that is gone.
         self._ends.clear()
         self._next[topic, partition] = min(resumed, self._stop[topic, partition])
         self._epochs[topic, partition] = None
         if resumed < offset_next:
-            # The topic's end was cut off, or it is another topic: the position is in what is there.
+            # The end of the topic was cut off, or the topic was replaced. The new position belongs
+            # to the topic that exists now.
             with Catalog(self._settings) as catalog:
                 facts = catalog.find_topics([topic]).get(topic)
             if facts is not None:
                 began = self._began[topic, partition]
                 self._began[topic, partition] = with_ids(began, facts)
-        # A new client and not a new assignment: for a while after an assignment the old client
-        # still reports positions from before it, and one of those could leave records out.
+        # Open a new client rather than a new assignment. After an assignment, the old client still
+        # reports older positions for a while, and such a position could skip records.
         self._close_client()
         self._consumer = self._open_client()

@@ -1,8 +1,8 @@
-"""Decodes the keys of records to one column, `_key`, beside the columns of the value.
+"""The collector that decodes the keys of records to the column `_key`.
 
-With a schema registry a key is decoded like a value, by a subject of its own. An Avro record, a
-message or an object becomes a struct; anything else becomes a value of its type. A record without a
-key has null. A record whose key cannot be decoded is a bad record.
+With a schema registry a key is decoded like a value, by its own subject. An Avro record, a message
+or an object becomes a struct. Any other key becomes a value of its type. A record without a key has
+null in `_key`. A record whose key cannot be decoded is a bad record.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from onceflow.sources.kafka.settings import KafkaSettings
 
 
 class RowsOfValues(Rows, Protocol):
-    """Rows that know their messages."""
+    """A collector of rows that keeps the rows' messages."""
 
     kept: list[Message]
-    """The messages of the rows that were taken last."""
+    """The messages of the rows that `take` returned last."""
 
 
 class KeyedRows:
-    """Rows with their records' keys."""
+    """A collector that adds the records' keys to the rows of another collector."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class KeyedRows:
         *,
         by_split: bool = False,
     ) -> None:
-        """Put the column that `decoder` makes of keys at `column_index` of `schema`."""
+        """Insert the column that `decoder` makes from keys at `column_index` of `schema`."""
         self.runs: SplitRuns = []
         self._by_split = by_split
         self._topics = topics
@@ -67,34 +67,34 @@ class KeyedRows:
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes of values are collected."""
+        """The approximate number of bytes of the collected values."""
         return self._rows.size_bytes
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, messages: Records) -> None:
-        """Collect `messages`; as the rows of values raise."""
+        """Collect `messages`. Raises the errors of the collector of values."""
         messages = messages_of(messages)
         self._decoder.expect(list(map(KEY, messages)), messages)
         self._rows.add(messages)
 
     def ready(self) -> bool:
-        """Return whether every schema that keys and values need is there.
+        """Return True if every schema that keys and values need has arrived.
 
         Raises:
-            SourceUnavailable: One did not come within the deadline.
-            ConfigError: The registry refuses us.
+            SourceUnavailable: A schema did not arrive within the deadline.
+            ConfigError: The registry refuses the user.
         """
-        # Both are asked, so that both ask the registry at the same time.
+        # Call both, so that both send their requests to the registry at the same time.
         of_keys = self._decoder.ready()
         return self._rows.ready() and of_keys
 
     def take(self) -> pa.RecordBatch:
-        """Return the rows collected as one batch; none may be left of it.
+        """Return the collected rows as one batch. The batch is empty if all records were bad.
 
         Raises:
-            BadRecord: A record cannot be decoded, and such are not to be left out.
+            BadRecord: A record cannot be decoded, and `on_bad_record` is "fail".
         """
         batch, messages = self._rows.take(), self._rows.kept
         keys = list(map(KEY, messages))
@@ -125,7 +125,7 @@ class KeyedRows:
 
 
 def key_decoder(settings: KafkaSettings) -> BatchDecoder:
-    """Return what decodes keys to one column.
+    """Return the decoder of keys to one column.
 
     Raises:
         ConfigError: The registry's client, or Protobuf, is not installed, or refuses an option.
@@ -154,7 +154,7 @@ def key_decoder(settings: KafkaSettings) -> BatchDecoder:
 
 
 class _Bytes(PlainDecoder):
-    """Keys as they are."""
+    """A decoder that keeps keys as bytes."""
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return `values` as they are."""
@@ -163,7 +163,7 @@ class _Bytes(PlainDecoder):
 
 
 class _Texts(PlainDecoder):
-    """Keys in UTF-8."""
+    """A decoder of keys that are UTF-8 text."""
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return `values` as text."""
@@ -184,7 +184,10 @@ class _Texts(PlainDecoder):
 
 
 class _Documents(PlainDecoder):
-    """JSON behind the registry's header; read as the only field of an object."""
+    """A decoder of JSON after the registry's header.
+
+    It reads each key as the only field of an object.
+    """
 
     def __init__(self, field: pa.Field) -> None:
         self._columns = pa.schema([field])
@@ -195,7 +198,7 @@ class _Documents(PlainDecoder):
         self._has_instants = holds_instants(field.type)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Decode `values`, JSON documents behind the registry's header."""
+        """Decode `values`, JSON documents after the registry's header."""
         del messages
         faults: Faults = {}
         kept: list[int] = []
@@ -204,12 +207,12 @@ class _Documents(PlainDecoder):
             if value is None or schema_id_of(value) is None:
                 faults[index] = UNFRAMED
                 continue
-            # Wrapped into an object of one field, a bare value is read by the same decoder as
-            # records.
+            # Wrap the key into an object of one field, so that the decoder of records can read it.
             text = value[HEADER_BYTES:]
             document = b'{"' + KEY_COLUMN.encode() + b'":' + text + b"}"
             try:
-                # Text such as `1,"a":2` is no document, and would add fields to the object.
+                # A text such as `1,"a":2` is not a JSON document, but would add fields to the
+                # object.
                 self._check_document(text)
                 record = cast("Any", self._decode(document))
                 if self._has_instants and FINER.search(text):

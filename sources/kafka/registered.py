@@ -1,12 +1,12 @@
-"""Takes the columns that the user did not describe from the schema registry.
+"""The source columns that come from the schema registry if the user did not describe them.
 
-They are those of a subject's latest version. Values in Protobuf are read as a message of that
+They are the columns of a subject's latest version. Protobuf values are read as a message of that
 version, even if the user describes the columns.
 
-The registry is asked once, on the driver, when the pipeline asks for the source's schema. The
-answer holds for all attempts of this start, so the types in operators' state do not change under
-them. Records of a version that is registered later are read as this one; the next start takes its
-columns.
+The driver asks the registry once, when the pipeline asks for the source's schema. The answer is
+used for all attempts of this start, so the types in the operators' state stay the same. Records of
+a version that is registered later are read with this version. The next start uses the columns of
+the new version.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from onceflow.sources.kafka.value_formats import require_columns
 
 
 def with_columns(settings: KafkaSettings) -> KafkaSettings:
-    """Return `settings` with columns: asks the registry unless they are described.
+    """Return `settings` with columns, from the registry unless the user described them.
 
     Raises:
-        ConfigError: The subject does not exist, we are refused, or its schema has no columns.
+        ConfigError: The subject does not exist, the registry refuses the user, or its schema has no
+            columns.
         SourceUnavailable: The registry did not answer within the deadline.
     """
     if settings.asks_latest:

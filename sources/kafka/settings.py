@@ -1,9 +1,9 @@
 """The settings of a Kafka source: checked once, picklable, and printed without secrets.
 
-Options of the client have librdkafka's names, with or without Spark's prefix. The engine owns a few
-of them (who assigns, who commits, what happens at a gap): such an option is refused, with the name
-of the argument that does the same. Java's names are refused with librdkafka's name. Offsets are
-what the user wrote; no broker has been asked yet.
+Client options have librdkafka's names, with or without Spark's prefix. The engine sets some of them
+itself (assignment, commits, behavior at a gap). Such an option is refused, and the error names the
+argument that does the same. A Java option is refused with librdkafka's name for it. Offsets are
+kept as the user wrote them; no broker has been asked yet.
 """
 
 from __future__ import annotations
@@ -37,28 +37,34 @@ if TYPE_CHECKING:
 TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     **DEFAULTS,
     # A fetcher whose queue is full sleeps for this long. The default of 1000 stalls a reader that
-    # takes a queue's worth in less: 137k records/s then, against 324k with 1.
+    # empties the queue faster: 137k records/s, against 324k with 1.
     "fetch.queue.backoff.ms": 1,
     "fetch.error.backoff.ms": 100,
     "isolation.level": "read_committed",
     "socket.timeout.ms": 30_000,
-    # Whether a batch is what the producer sent; the checksum is the processor's own instruction.
+    # Detects batches that were damaged after the producer sent them. The processor has an
+    # instruction for this checksum.
     "check.crcs": True,
-    # For group members that stop polling. The reader is not a member, and backpressure may last.
+    # This limit is for group members that stop polling. The reader is not a member, and
+    # backpressure may last long.
     "max.poll.interval.ms": 86_400_000,
-    # Its own lines repeat every failed connection attempt; the error callback says it once.
+    # The client's own log repeats every failed connection attempt. The error callback logs it once.
     "log_level": 2,
 }
 
 READER_DEFAULTS: Mapping[str, OptionValue] = {
     **TUNED_DEFAULTS,
-    # A broker gathers records for up to 25 ms. By default it answers with the first one: at 20,000
-    # records a second that makes about 1,000 answers of a few records, and each costs the broker
-    # and the slot about as much as one of some thousands. Where more waits, nothing is gathered.
+    # The broker waits up to 25 ms for more records. By default it answers with the first record: at
+    # 20,000 records a second it sends about 1,000 answers of a few records. Each costs the broker
+    # and the slot about as much as an answer of some thousand records. If enough records are
+    # waiting, the broker answers at once.
     "fetch.min.bytes": 100_000,
     "fetch.wait.max.ms": 25,
 }
-"""Those of a client that reads on as records come; one that reads up to an offset gathers none."""
+"""The defaults of a client that reads a stream.
+
+A client that reads up to an offset does not wait for more records.
+"""
 
 _OWNED: Mapping[str, str] = {
     "bootstrap.servers": "give it as bootstrap_servers=",
@@ -80,7 +86,7 @@ _OWNED: Mapping[str, str] = {
 RULES = replace(LIBRDKAFKA, owner="the engine", owned=_OWNED)
 
 EARLIEST = -2
-"""Spark's number for "earliest" among explicit offsets."""
+"""The number for "earliest" among explicit offsets, as in Spark."""
 LATEST = -1
 
 
@@ -91,19 +97,19 @@ class Earliest:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The end as of now: behind the last record that is committed."""
+    """The current end: the position after the last committed record."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first record of each partition at or after this time; the end where there is none."""
+    """The first record of each partition at or after this time, or the end if there is none."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """These offsets by topic and partition; -2 means earliest and -1 latest, as in Spark."""
+    """The explicit offsets by topic and partition; -2 means earliest and -1 latest, as in Spark."""
 
     offsets: Mapping[str, Mapping[int, int]]
 
@@ -116,7 +122,7 @@ def offsets_of(given: OffsetsLike, *, setting: str) -> Offsets:
     """Parse `given`: a word, a time, or offsets (a mapping, or Spark's JSON text).
 
     Raises:
-        ConfigError: It is none of them, or a time without a zone.
+        ConfigError: `given` is none of these, or a time without a zone.
     """
     if isinstance(given, datetime):
         if given.tzinfo is None:
@@ -174,43 +180,45 @@ BATCH_ROWS_MAX = 1_000_000
 
 
 class ValueFormat(Enum):
-    """How a record becomes a row."""
+    """A format of records, which decides how a record becomes a row."""
 
     JSON = "json"
     """The value is one JSON object; its fields are the columns of the schema."""
     RAW = "raw"
-    """Key and value as bytes, with Spark's columns about where the record lay."""
+    """The key and value as bytes, with Spark's columns of the record's topic, partition, offset and
+    time.
+    """
     AVRO = "avro"
     """The value is an Avro record in the wire format of Confluent's schema registry."""
     PROTOBUF = "protobuf"
     """The value is a Protobuf message in the registry's wire format."""
     JSON_SCHEMA = "json-schema"
-    """The value is a JSON object behind the header of the registry's wire format."""
+    """The value is a JSON object after the header of the registry's wire format."""
     CSV = "csv"
     """The value is one line of comma separated fields, without names."""
     DEBEZIUM_JSON = "debezium-json"
     """The value is a change of a row in Debezium's JSON envelope, with or without its schema."""
     DEBEZIUM_AVRO = "debezium-avro"
-    """The value is a change of a row in Debezium's envelope, as `AVRO`."""
+    """The value is a change of a row in Debezium's envelope, in the format of `AVRO`."""
 
     @property
     def decodes_by_id(self) -> bool:
-        """Whether no value can be decoded without the schema that a registry keeps."""
+        """True if values can be decoded only with a schema from the registry."""
         return self in {ValueFormat.AVRO, ValueFormat.PROTOBUF, ValueFormat.DEBEZIUM_AVRO}
 
     @property
     def discovers(self) -> bool:
-        """Whether the columns can come from a registry."""
+        """True if the columns can come from a registry."""
         return self.decodes_by_id or self is ValueFormat.JSON_SCHEMA
 
     @property
     def is_debezium(self) -> bool:
-        """Whether rows are changes of rows."""
+        """True if rows are Debezium's changes of rows."""
         return self in {ValueFormat.DEBEZIUM_JSON, ValueFormat.DEBEZIUM_AVRO}
 
 
 UNAVAILABLE_VALUE = "__debezium_unavailable_value"
-"""Debezium's own word for a large value that it was not sent."""
+"""The default word that Debezium writes for a large value which it did not receive."""
 
 _PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
     KeyFormat.STRING: pa.string(),
@@ -220,7 +228,7 @@ _PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ReadOptions(TopicOptions):
-    """Options of the source that are used as they are given."""
+    """The options of the source that need no conversion."""
 
     topic_pattern: str | None = field(
         default=None,
@@ -319,7 +327,7 @@ class ReadOptions(TopicOptions):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SourceOptions(ReadOptions, TopicDescription):
-    """All options of the source, as users give them."""
+    """The options of the source, as users give them."""
 
     topic: str | Sequence[str] | None = field(
         default=None,
@@ -404,17 +412,17 @@ class KafkaSettings(ReadOptions, TopicSettings):
 
     format: ValueFormat
     columns: pa.Schema
-    """What the value holds; empty for `RAW`."""
+    """The columns of the value; empty for `RAW`."""
     starting: Offsets
     ending: Offsets | None
     on_bad_record: OnBadRow
     partition_discovery_interval_s: float | None = None
     include_headers: bool = False
-    """Whether raw records have a column of their headers."""
+    """True if raw records have a column of their headers."""
     reader_schema: CompiledSchema | None = None
-    """The latest version of the subject: has the defaults of fields that older records lack."""
+    """The latest version of the subject. It has the defaults of fields that older records lack."""
     key_type: pa.DataType | None = None
-    """The type of the keys, once a registry was asked for it."""
+    """The type of the keys, or None before the registry was asked for it."""
     key_schema: CompiledSchema | None = None
     """The latest version of the keys' subject."""
 
@@ -504,7 +512,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
 
     @property
     def debezium_options(self) -> DebeziumOptions:
-        """How Debezium writes changes, and to what key they go."""
+        """The options that say how Debezium writes changes, and the primary key of the target."""
         from onceflow.sources.kafka.debezium import DebeziumOptions
 
         given = self.primary_key
@@ -513,7 +521,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
 
     @property
     def key_field(self) -> pa.Field | None:
-        """The column of keys, or None. Not to be asked while `asks_key`."""
+        """The column of keys, or None if there is none. Do not use it while `asks_key` is true."""
         if self.key_format is None:
             return None
         kind = _PLAIN_KEYS.get(self.key_format, self.key_type)
@@ -522,18 +530,18 @@ class KafkaSettings(ReadOptions, TopicSettings):
 
     @property
     def asks_key(self) -> bool:
-        """Whether the registry has to be asked for the key's type, and has not been yet."""
+        """True if the registry must still be asked for the key's type."""
         return self.has_registered_keys and self.key_type is None
 
     @property
     def asks_latest(self) -> bool:
-        """Whether the registry has to be asked for the latest version, and has not been yet."""
+        """True if the registry must still be asked for the subject's latest version."""
         if self.format is ValueFormat.PROTOBUF:
             return self.reader_schema is None
         return self.format.discovers and not self.columns.names
 
     def open_schemas(self) -> SchemaCache:
-        """Return the registry's schemas of values, none of them fetched yet.
+        """Return a cache of the registry's schemas of values. It has not fetched any schema yet.
 
         Raises:
             ConfigError: The registry's client is not installed, or refuses an option.
@@ -542,7 +550,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
         return SchemaCache(registry, self.deadline_s, VALUE_SCHEMA_ID, self.subject)
 
     def open_key_schemas(self) -> SchemaCache:
-        """Return the registry's schemas of keys. Raises as `open_schemas`."""
+        """Return a cache of the registry's schemas of keys. Raises the errors of `open_schemas`."""
         registry = self.require_registry(f"key_format={self.key_format}")
         return SchemaCache(registry, self.deadline_s, KEY_SCHEMA_ID, self.key_subject)
 
@@ -554,7 +562,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
         return f"topic {', '.join(self.topics)}"
 
     def reads(self, topic: str) -> bool:
-        """Return whether `topic` is named, or matched whole by the pattern."""
+        """Return True if `topic` is a named topic, or the pattern matches its whole name."""
         if self.topic_pattern is not None:
             return re.fullmatch(self.topic_pattern, topic) is not None
         return topic in self.topics

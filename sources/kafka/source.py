@@ -1,4 +1,4 @@
-"""The Kafka source as users describe it, and as the driver asks it for splits."""
+"""The Kafka source that users describe, and that the driver asks for splits."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ from onceflow.sources.kafka.value_formats import require_columns, schema_of_rows
 @check_fields
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class KafkaSource(SourceOptions, Source):
-    """Reads the records of Kafka topics, each exactly once per checkpointed position.
+    """A source that reads the records of Kafka topics, each exactly once per checkpointed position.
 
-    The engine assigns partitions and keeps their offsets in checkpoints; the group's offsets are
-    published only for lag tools. Immutable. It is pickled to the executors with its options, which
-    include passwords because executors need them; it is printed without them.
-    It connects to nothing when it is made.
+    The engine assigns partitions and keeps their offsets in checkpoints. It publishes offsets to
+    the group only for lag tools. A source is immutable. It is pickled to the executors with its
+    options, which include passwords because executors need them. Its repr omits them. Creating a
+    source opens no connection.
 
     Raises:
-        ConfigError: A setting is wrong; says which and what to give instead.
+        ConfigError: A setting is wrong. The message names it and the value to give instead.
     """
 
     _settings: KafkaSettings = field(init=False)
     _columns: SchemaLike | None = field(init=False)
-    """What was given as `schema`, which a source calls the columns of its rows."""
+    """The value of the option `schema`.
+
+    The property `schema` returns the columns of the rows instead.
+    """
 
     def __post_init__(self) -> None:
         value_format = choice_of(ValueFormat, self.format, setting="format")
@@ -81,11 +84,11 @@ class KafkaSource(SourceOptions, Source):
 
     @property
     def settings(self) -> KafkaSettings:
-        """The settings in their final form; the first call may ask the registry.
+        """The settings in their final form. The first access may ask the registry.
 
         Raises:
-            ConfigError: The registry has no columns for it, or refuses the user.
-            SourceUnavailable: It did not answer within `deadline_s`.
+            ConfigError: The registry has no usable columns, or refuses the user.
+            SourceUnavailable: The registry did not answer within `deadline_s`.
         """
         object.__setattr__(self, "_settings", with_columns(self._settings))
         return self._settings
@@ -95,42 +98,44 @@ class KafkaSource(SourceOptions, Source):
 
     @property  # type: ignore[misc]
     def schema(self) -> pa.Schema:
-        """The columns of every batch; as `settings` may raise."""
+        """The columns of every batch. Raises the errors of `settings`."""
         return schema_of_rows(self.settings)
 
     @schema.setter
     def schema(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, columns: SchemaLike | None
     ) -> None:
-        # The dataclass's __init__ sets the option of this name; readers ask for the rows' columns.
+        # The dataclass's __init__ sets the option of this name; readers ask for the columns of the
+        # rows.
         object.__setattr__(self, "_columns", columns)
 
     @property
     def bounded(self) -> bool:
-        """Whether `ending_offsets` was given."""
+        """True if `ending_offsets` was given."""
         return self._settings.ending is not None
 
     @property
     def has_dead_letters(self) -> bool:
-        """Whether bad records go to a sink of their own."""
+        """True if bad records go to a separate sink."""
         return self._settings.on_bad_record is OnBadRow.DEAD_LETTER
 
     def validate(self) -> None:
-        """Raise ConfigError unless every topic exists and this client may describe it.
+        """Raise ConfigError if a topic does not exist or this client may not describe it.
 
         Raises:
-            ConfigError: Also where librdkafka refuses an option.
+            ConfigError: Also raised if librdkafka refuses an option.
             SourceUnavailable: No broker answered within `deadline_s`.
         """
         with Catalog(self._settings) as catalog:
             catalog.list_topics()
 
     def splits(self) -> Sequence[Split]:
-        """Return one split for each partition, its start (and stop, if bounded) resolved.
+        """Return one split for each partition, with its start resolved, and its stop if bounded.
 
         Raises:
             ConfigError: A topic does not exist, or explicit offsets do not fit its partitions.
-            OffsetOutOfRange: An explicit start was deleted already, and data loss is an error.
+            OffsetOutOfRange: The record at an explicit start was deleted, and data loss is an
+                error.
             SourceUnavailable: The brokers did not answer within `deadline_s`.
         """
         with Catalog(self._settings) as catalog:
@@ -149,13 +154,13 @@ class KafkaSource(SourceOptions, Source):
 
     @property
     def discovery_interval_s(self) -> float | None:
-        """How often a running job asks for new partitions and topics."""
+        """The interval in seconds of the search for new partitions and topics, or None."""
         return self._settings.partition_discovery_interval_s
 
     def discover(self, known: Sequence[Split]) -> Sequence[Split]:
-        """Return `known`, and a split at the first record of each partition that has been added.
+        """Return `known`, and a split at the first record of each new partition.
 
-        A topic that was deleted and created again has another id: it is refused, or, where data
+        A topic that was deleted and created again has a different id. It is refused, or, if data
         loss is accepted, read from its first record.
 
         Raises:
@@ -171,10 +176,10 @@ class KafkaSource(SourceOptions, Source):
         return [position.to_split() for position in now]
 
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
-        """Return the end of each partition: the end of its log, or where reading stops.
+        """Return the end of each partition: the end of its log, or the offset where reading stops.
 
-        Where records are read committed, the reader goes no further than the last stable offset. A
-        partition that is read so far, and whose log goes on, is held by an open transaction.
+        Under read_committed the reader stops at the last stable offset. If a partition is read up
+        to there and its log continues, an open transaction holds it.
 
         Raises:
             SourceUnavailable: The brokers did not answer within `deadline_s`.
@@ -193,5 +198,5 @@ class KafkaSource(SourceOptions, Source):
             return offsets
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
-        """Return a reader of `splits`; connects in the background."""
+        """Return a reader of `splits`. It connects in the background."""
         return KafkaReader(self.settings, splits, context)

@@ -1,8 +1,10 @@
-"""Turns consumed messages into Arrow batches. The hottest code of the product.
+"""The collectors that turn consumed messages into Arrow batches.
 
-A chunk is at most `CHUNK` messages taken at once: few enough to stay in the processor's cache (2000
-and more cost a fifth more), many enough that the work per chunk does not count. Inside a chunk
-values and messages lie side by side, so a value that cannot be decoded names its offset and why.
+This is the hottest code of the product.
+
+A chunk is at most `CHUNK` messages that are taken together. So it fits into the processor's cache
+(2000 and more messages cost a fifth more), and the work per chunk does not matter. Inside a chunk,
+values and messages have the same order, so the error for a bad value can name its offset.
 
 Measured with 100-byte records of four fields: value 0.02, decode 0.15, columns 0.08 us a record.
 """
@@ -77,13 +79,13 @@ RAW_SCHEMA = pa.schema(
         pa.field("timestampType", pa.int32(), nullable=False),
     ]
 )
-"""Spark's columns of a Kafka source. timestampType: 0 the producer's, 1 the broker's, -1 none."""
+"""The columns of Spark's Kafka source. timestampType: 0 the producer's, 1 the broker's, -1 none."""
 
 HEADERS_FIELD = pa.field(
     "headers",
     pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
 )
-"""Spark's column of a record's headers: null where it has none."""
+"""Spark's column of a record's headers, null for a record without headers."""
 
 
 def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
@@ -97,7 +99,7 @@ def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
 
 
 def schema_of_values(settings: KafkaSettings) -> pa.Schema:
-    """Return the schema of the batches but for the column of keys."""
+    """Return the schema of the batches without the column of keys."""
     columns = settings.columns
     if settings.format.is_debezium:
         from onceflow.sources.kafka.debezium import schema_of_changes
@@ -107,13 +109,16 @@ def schema_of_values(settings: KafkaSettings) -> pa.Schema:
 
 
 def key_column_index(settings: KafkaSettings) -> int:
-    """Return the index of the column of keys: behind the value's columns."""
+    """Return the index of the column of keys, which follows the value's columns."""
     behind = len(METADATA_FIELDS) if settings.include_metadata else 0
     return len(schema_of_values(settings)) - behind
 
 
 def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
-    """Raise ConfigError unless values of the format can fill `columns`; names the column."""
+    """Raise ConfigError if values of the format cannot fill `columns`.
+
+    The message names the column.
+    """
     match value_format:
         case ValueFormat.JSON | ValueFormat.JSON_SCHEMA | ValueFormat.DEBEZIUM_JSON:
             record_type(columns)
@@ -128,7 +133,7 @@ def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
 
 
 def rows_of(settings: KafkaSettings, *, by_split: bool = False) -> Rows:
-    """Return the collector that `settings` ask for; `by_split` has it fill `runs`.
+    """Return the collector for `settings`. With `by_split` it fills `runs`.
 
     Raises:
         ConfigError: It needs a schema registry, whose client is not installed or refuses an option.
@@ -150,7 +155,7 @@ def rows_of(settings: KafkaSettings, *, by_split: bool = False) -> Rows:
 
 
 def _decoder(settings: KafkaSettings) -> BatchDecoder:
-    """Return what decodes the values of a format; its modules are imported by the first use."""
+    """Return the decoder of a format. Its modules are imported at the first use."""
     columns, schema = settings.columns, settings.reader_schema
     match settings.format:
         case ValueFormat.AVRO:
@@ -190,7 +195,7 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
 
 
 class RawRows:
-    """Keys and values as they are."""
+    """A collector of keys and values as bytes."""
 
     def __init__(self, settings: KafkaSettings, *, by_split: bool = False) -> None:
         self.runs: SplitRuns = []
@@ -210,7 +215,7 @@ class RawRows:
         """Collect `messages`.
 
         Raises:
-            BadRecord: Headers cannot be read, and such records are not to be left out.
+            BadRecord: Headers cannot be read, and `on_bad_record` is "fail".
         """
         if self._include_headers:
             messages = list(filter(self._has_readable_headers, messages_of(messages)))
@@ -219,7 +224,7 @@ class RawRows:
         self.size_bytes += estimate_size_bytes(messages)
 
     def _has_readable_headers(self, message: Message) -> bool:
-        """Return whether the headers can be read; refuse `message` if not."""
+        """Return True if the headers can be read. If not, refuse `message`."""
         try:
             read_headers(message)
         except ValueError as error:
@@ -228,11 +233,11 @@ class RawRows:
         return True
 
     def ready(self) -> bool:
-        """Return True: nothing else is needed."""
+        """Return True: raw rows wait for no schema."""
         return True
 
     def take(self) -> pa.RecordBatch:
-        """Return one batch of `RAW_SCHEMA`, with headers if they are asked for."""
+        """Return one batch of `RAW_SCHEMA`, with headers if the settings ask for them."""
         chunks: Sequence[Records] = self._chunks
         self._chunks, self._count, self.size_bytes = [], 0, 0
         arrays = join_columns([self._columns(chunk) for chunk in chunks or [[]]])
@@ -261,20 +266,21 @@ class RawRows:
 
 
 class JsonRows:
-    """One JSON object a record."""
+    """A collector of records that are one JSON object each."""
 
     def __init__(self, settings: KafkaSettings, *, by_split: bool = False) -> None:
         self.runs: SplitRuns = []
         self._by_split = by_split
         self._topics = settings.topics
         self._runs: SplitRuns = []
-        """Runs of what is collected; unused where messages are kept, which `take` looks at."""
+        """The runs of the collected rows. Unused if messages are kept, because `take` reads those.
+        """
         self.size_bytes = 0
         self.refusals = Refusals(settings.on_bad_record)
         self._columns = settings.columns
         self._schema = schema_of_values(settings)
         self._include_metadata = settings.include_metadata
-        # Messages are freed chunk by chunk, unless a later step or an error needs them.
+        # Messages are freed chunk by chunk unless a later step or an error message needs them.
         self._keep_messages = (
             settings.include_metadata
             or settings.key_format is not None
@@ -282,7 +288,7 @@ class JsonRows:
         )
         self._has_keys = settings.key_format is not None
         self.kept: list[Message] = []
-        """What was taken last, for the columns of keys; empty where there are none."""
+        """The messages of the rows taken last, for the column of keys; empty without keys."""
         kind = record_type(settings.columns)
         decoder = json_decoder(kind)
         self._decode = cast("Callable[[Any], Any]", decoder.decode)
@@ -294,11 +300,11 @@ class JsonRows:
             self._decode = behind_header(self._decode)
         self._read_columns = column_reader(len(settings.columns))
         self._converters: list[Convert] = [converter_of(column.type) for column in self._columns]
-        # Its rows are never records, which a later step or an error would need.
+        # The native decoder creates no record objects, which a later step or error may need.
         is_plain = settings.format is ValueFormat.JSON and not self._keep_messages
         self._native = open_native_json(settings.columns) if is_plain else None
         self._parts: list[list[pa.Array]] = []
-        """Columns of the rows before `_records`, part by part."""
+        """The columns of the rows before `_records`, in parts."""
         self._part_rows = 0
         self._records: list[Any] = []
         self._chunks: list[Records] = []
@@ -310,7 +316,7 @@ class JsonRows:
         """Decode and collect `messages`.
 
         Raises:
-            BadRecord: One cannot be decoded, and such are not to be dropped.
+            BadRecord: A record cannot be decoded, and `on_bad_record` is "fail".
         """
         if isinstance(messages, FetchedRecords):
             if self._native is not None:
@@ -329,7 +335,7 @@ class JsonRows:
         try:
             records = list(map(self._decode, values))
         except DECODE_ERRORS:
-            # One of the chunk cannot be decoded: only then each is tried by itself.
+            # A record of the chunk cannot be decoded. Only now decode each record separately.
             records, messages = self._add_one_by_one(messages)
         if self._has_instants and any_finer(values):
             records, messages = self._with_exact_instants(records, messages)
@@ -341,11 +347,11 @@ class JsonRows:
         if self._keep_messages:
             self._chunks.append(messages)
         elif self._by_split:
-            # Counted now, for the messages themselves are not kept.
+            # Count now, because the messages themselves are not kept.
             self._runs += split_runs_of(messages, self._topics)
 
     def _convert_records(self) -> None:
-        """Make a part of the records decoded since the last one, so that rows keep their order."""
+        """Turn the records since the last part into a new part, so that rows keep their order."""
         if self._records:
             records, self._records = self._records, []
             self._add_part(self._arrays(records))
@@ -355,11 +361,11 @@ class JsonRows:
         self._part_rows += len(arrays[0])
 
     def _decode_together(self, fetched: FetchedRecords) -> list[Any] | None:
-        """Return the records of `fetched`; None if they have to be looked at one by one.
+        """Return the records of `fetched`, or None if they must be decoded one by one.
 
-        Each value begins with `{` and ends with `}`, and there is a line feed between two. In JSON
-        a line feed between `}` and `{` is in no text, array or object: so none of these values ends
-        within another one's text, and if there are as many objects as values, each is one object.
+        Each value begins with `{` and ends with `}`, with a line feed between two values. In JSON,
+        a line feed between `}` and `{` cannot be inside a text, array or object. So no value ends
+        inside another one's text. If there are as many objects as values, each value is one object.
         """
         if not fetched.are_objects or fetched.separator != b"\n" or self._header_bytes:
             return None
@@ -372,14 +378,14 @@ class JsonRows:
         return records
 
     def ready(self) -> bool:
-        """Return True: nothing else is needed."""
+        """Return True: JSON rows wait for no schema."""
         return True
 
     def take(self) -> pa.RecordBatch:
-        """Return the records collected as one batch.
+        """Return the collected records as one batch.
 
         Raises:
-            BadRecord: A value does not fit its column, and such are not to be dropped.
+            BadRecord: A value does not fit its column, and `on_bad_record` is "fail".
         """
         self.size_bytes = 0
         if self._parts:
@@ -390,7 +396,7 @@ class JsonRows:
         try:
             arrays = self._arrays(records)
         except CONVERSION_ERRORS:
-            # Without the messages nobody can say which record it was; `has_late_checks` keeps them
+            # Without the messages the bad record cannot be named. `has_late_checks` keeps them
             # where needed.
             if not self._keep_messages:
                 raise
@@ -409,7 +415,7 @@ class JsonRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _take_parts(self) -> pa.RecordBatch:
-        """Return the parts below each other; there are none where messages are kept."""
+        """Return the parts joined to one batch. There are no parts if messages are kept."""
         self._convert_records()
         parts, self._parts, self._part_rows = self._parts, [], 0
         if self._by_split:
@@ -426,8 +432,8 @@ class JsonRows:
     ) -> tuple[list[Any], list[Message]]:
         good: list[tuple[Any, Message]] = []
         for record, message in zip(records, messages, strict=True):
-            # msgspec cuts instants to microseconds: the text is read again for the digits behind
-            # those.
+            # msgspec cuts instants to microseconds, so the text is read again for the further
+            # digits.
             text = (message.value() or b"")[self._header_bytes :]
             try:
                 if FINER.search(text):
@@ -467,12 +473,12 @@ class JsonRows:
 
 
 def join_columns(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
-    """Return the columns of all `parts` below each other."""
+    """Return the columns with the rows of all `parts`, in order."""
     return [pa.concat_arrays(list(column)) for column in zip(*parts, strict=True)]
 
 
 def behind_header(decode: Callable[[Any], Any]) -> Callable[[bytes | None], Any]:
-    """Return a function that takes the registry's header off a value and decodes it by `decode`."""
+    """Return a function that removes the registry's header from a value and calls `decode`."""
 
     def decode_behind_header(value: bytes | None) -> Any:
         if value is None:
