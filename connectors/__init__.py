@@ -1,7 +1,7 @@
-"""The public face of connectors: Spark formats, and what you write a source or a sink with.
+"""The public names of connectors: Spark formats, and the contracts for sources and sinks.
 
-`register` and `data_source` make formats of Spark; the rest are contracts, their values and their
-errors. The layer that may import all others; its names are imported when they are first used.
+`register` and `data_source` create formats of Spark. The other names are contracts, their values
+and their errors. This layer may import all others. Each name is imported when it is first used.
 """
 
 from __future__ import annotations

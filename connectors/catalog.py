@@ -1,12 +1,13 @@
-"""Finds connectors by name or by the scheme of a URL, ours and those of installed packages alike.
+"""The catalogs that find connectors by name or by the scheme of a URL.
 
-A package describes its connector (`SinkConnector`, `SourceConnector`, a `StateBackend` class) and
-names the description by an entry point, once for each name and each scheme of a URL:
+They contain our own connectors and those of installed packages. A package describes its connector
+(`SinkConnector`, `SourceConnector`, a `StateBackend` class). It names the description by an entry
+point, once for each name and each scheme of a URL:
 
     [project.entry-points."onceflow.sinks"]
     redis = "acme.redis_sink:CONNECTOR"
 
-A program that is no package calls `SINKS.register("redis", CONNECTOR)`.
+A program that is not a package calls `SINKS.register("redis", CONNECTOR)`.
 """
 
 from __future__ import annotations
@@ -36,27 +37,27 @@ def _list_installed(group: str) -> Iterable[EntryPoint]:
 
 @dataclass(slots=True)
 class ConnectorCatalog(Generic[T]):
-    """All connectors of one kind, each loaded when it is first asked for."""
+    """A catalog of all connectors of one kind. Each is loaded when it is first asked for."""
 
     kind: str
     group: str
     """The group of entry points."""
     accepts: Callable[[object], bool]
-    """Whether something is a description of this kind."""
+    """A function that returns True if its argument is a description of this kind."""
     entry_points: Callable[[str], Iterable[EntryPoint]] = _list_installed
     _registered: dict[str, T] = field(default_factory=dict[str, T])
 
     def names(self) -> tuple[str, ...]:
-        """Return every name, sorted. Loads nothing."""
+        """Return every name, sorted. Loads no connector."""
         installed = {point.name for point in self.entry_points(self.group)}
         return tuple(sorted(installed | self._registered.keys()))
 
     def find(self, name: str) -> T:
-        """Return what is called `name`, loaded.
+        """Load and return the connector that is called `name`.
 
         Raises:
-            ConfigError: There is none, or there are two, or the one there is cannot be loaded;
-                names the nearest, both, or the distribution that it comes from.
+            ConfigError: There is no such connector (the message names the nearest one), there are
+                two (it names both), or it cannot be loaded (it names its distribution).
         """
         if name in self._registered:
             return self._registered[name]
@@ -76,10 +77,12 @@ class ConnectorCatalog(Generic[T]):
         return self._load(*points.values())
 
     def find_by_url(self, url: str) -> T:
-        """Return what the scheme of `url` names; that of jdbc:x+driver://… is x.
+        """Return the connector that the scheme of `url` names; x for jdbc:x+driver://….
+
+        The error never repeats more of the URL than its scheme.
 
         Raises:
-            ConfigError: As `find`; never repeats more of the URL than its scheme.
+            ConfigError: The URL has no scheme, or `find` raises.
         """
         scheme, separator, _ = url.partition("://")
         if not separator:
@@ -89,10 +92,10 @@ class ConnectorCatalog(Generic[T]):
         return self.find(scheme.removeprefix("jdbc:").partition("+")[0])
 
     def register(self, name: str, described: T) -> None:
-        """Let `name` stand for `described` in this process; again with the same one is nothing.
+        """Register `described` as `name` in this process. Repeating the same call does nothing.
 
         Raises:
-            ConfigError: Something else has that name, or this is not a description.
+            ConfigError: Another connector has that name, or `described` is not a description.
         """
         if not self.accepts(described):
             raise ConfigError(f"{self.kind} {name!r} {self._unfit(described)}")
@@ -138,7 +141,7 @@ class ConnectorCatalog(Generic[T]):
 
 
 def _origin(point: EntryPoint) -> str:
-    """Return the distribution that `point` is of."""
+    """Return the distribution of `point`, for errors."""
     if point.dist is None:
         return "an unknown distribution"
     return f"distribution {point.dist.name} {point.dist.version}"

@@ -1,18 +1,19 @@
-"""Spark's Python daemon, with what our workers import already there.
+"""Spark's Python daemon with the modules of our workers imported in advance.
 
     spark.python.daemon.module=onceflow.connectors.python_daemon
 
-An executor's daemon forks each Python worker. Under Spark's own daemon every slot, task writer and
-source runner imports our modules, their libraries and pandas by itself: more than a second of
-processor time, and most of what a slot's recovery takes. Forked by this one they have all of that,
-in pages of memory that they share. Two libraries start a thread when they are imported, OpenBLAS
-and jemalloc; both know what to do when a process forks.
+An executor's daemon forks each Python worker. Under Spark's own daemon, every slot, task writer and
+source runner imports our modules, their libraries and pandas itself. This takes more than a second
+of processor time, which is most of the time of a slot's recovery. Workers that are forked by this
+daemon have all modules already, in shared pages of memory. Two libraries start a thread when they
+are imported, OpenBLAS and jemalloc. Both handle a fork correctly.
 
-Spark's own modules it imports from where pip has installed them. Spark names a zip of them first,
-and from a zip they are compiled anew in each process, for nothing that is compiled is kept. It also
-names a jar of its own, in which no Python is, and which each worker would list anew.
+The daemon imports Spark's own modules from pip's installation. Spark puts a zip of them first on
+the path. Modules from a zip are compiled again in each process, because the compiled code is not
+stored. Spark also adds one of its jars, which contains no Python, and which each worker would list
+again.
 
-Everything else is Spark's daemon unchanged. What is not installed is left out.
+Everything else is Spark's daemon unchanged. Modules that are not installed are skipped.
 
 Source: Spark's setting `spark.python.daemon.module`.
 """
@@ -52,24 +53,25 @@ PRELOADED = (
 
 
 def leave_zips() -> None:
-    """Take Spark's zips and jars off the path if what is in them also lies unpacked around them.
+    """Remove Spark's zips and jars from the path if their content is also installed unpacked.
 
-    That is so where pip has installed Spark. Everywhere else they stay.
+    That is so if pip has installed Spark. Otherwise they stay.
     """
-    # The JVM may know what is installed by another name of the same directory.
+    # The JVM may use another name for the installation's directory.
     on_path = {os.path.realpath(entry) for entry in sys.path}
     for entry in tuple(sys.path):
         if _lies_unpacked(Path(os.path.realpath(entry)), on_path):
             sys.path.remove(entry)
-            # A worker drops all caches, and for a zip that means reading its directory again.
+            # A worker clears all caches. For a zip this means reading its directory again.
             for inside in [path for path in sys.path_importer_cache if path.startswith(entry)]:
                 del sys.path_importer_cache[inside]
 
 
 def _lies_unpacked(path: Path, on_path: Collection[str]) -> bool:
-    """Whether `path` is of the `pyspark` that is installed around it, and so is what it holds.
+    """Return True if `path` belongs to the installed `pyspark`, which has its content unpacked.
 
-    Its zip, that of its version of `py4j`, or its own jar, which holds no Python.
+    Such a path is Spark's zip, the zip of its version of `py4j`, or Spark's own jar, which contains
+    no Python.
     """
     depth = {".zip": 2, ".jar": 1}.get(path.suffix)  # pyspark/python/lib/*.zip, pyspark/jars/*.jar
     if depth is None or len(path.parents) < depth + 2:
@@ -83,12 +85,13 @@ def _lies_unpacked(path: Path, on_path: Collection[str]) -> bool:
 
 
 def preload() -> None:
-    """Import what is installed of `PRELOADED`, to be shared by all that is forked."""
+    """Import the installed modules of `PRELOADED`, so that all forked workers share them."""
     gc.disable()  # what is imported stays: looking for rubbish in it takes a tenth of the time
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # A collection in a worker would look through all of it, and copy the pages that it touches.
+    # A collection in a worker would examine all these objects, and copy the pages that it writes
+    # to.
     gc.freeze()
     gc.enable()
 
