@@ -124,9 +124,15 @@ _DEFAULTS: dict[str, str] = {
 _APPLICATION_NAME_LENGTH_MAX = 63
 _WRITER_NAME = re.compile(rf"onceflow ([A-Za-z0-9_.-]{{1,{SINK_ID_LENGTH_MAX}}})/(\d+)/\d+ writer")
 _SCHEME = re.compile(r"(jdbc:)?[a-z0-9]+(\+[a-z0-9]+)?")
-# Startup failures carry no SQLSTATE, so their text decides; what is not listed may heal by itself.
+# Of a login, a database, a right, a parameter, its value, the time at which it may be set.
+# Source: PostgreSQL 18, appendix A.
+_WRONG_SETTING_STATES = re.compile(r"28|3D000|42501|42704|42601|22023|55P02")
+# libpq reports no SQLSTATE for a failure at start-up, so the text decides; a failure that is not
+# listed may heal by itself. The text is in the language of the server's `lc_messages`.
 _WRONG_SETTING = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|not permitted to log in"
+    r"|unrecognized configuration parameter|cannot be (changed|set)|permission denied to set"
+    r"|invalid command-line argument"
     r"|(database|role) \".*\" does not exist|permission denied for database|\[Errno -2\]"
     r"|could not translate host name|invalid (integer )?value|does not support SSL|certificate"
 )
@@ -464,7 +470,9 @@ class PostgresEndpoint:
 
     def _to_refusal(self, error: psycopg.Error) -> SettingsRefused | SinkError:
         reason = self.without_secrets(str(error).strip())
-        kind = SettingsRefused if _WRONG_SETTING.search(reason) else SinkError
+        state = error.sqlstate
+        wrong = _WRONG_SETTING_STATES.match(state) if state else _WRONG_SETTING.search(reason)
+        kind = SettingsRefused if wrong else SinkError
         return kind(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:

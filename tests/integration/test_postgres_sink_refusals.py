@@ -6,7 +6,9 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
+import psycopg
 import pyarrow as pa
 import pytest
 from tests.integration.postgres_sink_kit import Job, ids_in, query
@@ -17,6 +19,8 @@ from onceflow.core.errors import (
     ConfigError,
     OnceflowError,
     PreCommitFailed,
+    SettingsRefused,
+    SinkError,
     TargetRefused,
 )
 from onceflow.core.protocol.committables import Committed, RetryLater
@@ -330,3 +334,44 @@ def test_upserts_into_a_table_that_gets_a_child_under_a_job_add_no_key_twice(
         with pytest.raises(PreCommitFailed, match="table child inherits from it"):
             writer.pre_commit(CheckpointId(1))
     assert query(postgres_database, "SELECT id, amount FROM t") == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("-c nosuch=1", "unrecognized configuration parameter"),
+        ("-c work_mem=x", "invalid value for parameter"),
+        ("-c port=1", "cannot be changed without restarting"),
+        ("-x", "invalid command-line argument"),
+    ],
+)
+def test_option_that_no_server_takes_is_a_setting_that_is_refused(
+    postgres_database: str, options: str, reason: str
+) -> None:
+    separator = "&" if "?" in postgres_database else "?"
+    sink = sink_of(f"{postgres_database}{separator}options={quote(options)}")
+    with pytest.raises(SettingsRefused, match=reason):
+        sink.endpoint.connect("a test")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("28P01", SettingsRefused),
+        ("3D000", SettingsRefused),
+        ("42704", SettingsRefused),
+        ("22023", SettingsRefused),
+        ("57P03", SinkError),
+        ("53300", SinkError),
+    ],
+)
+def test_code_of_a_refused_start_counts_whatever_language_its_text_has(
+    code: str, kind: type[OnceflowError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise psycopg.errors.lookup(code)("Die Datenbank lehnt die Verbindung ab")
+
+    monkeypatch.setattr(psycopg.Connection, "connect", refuse)
+    with pytest.raises(OnceflowError, match="lehnt die Verbindung ab") as refused:
+        sink_of("postgresql://app@db.invalid/shop").endpoint.connect("a test")
+    assert type(refused.value) is kind
