@@ -29,7 +29,7 @@ from onceflow.connectors.kafka.client import (
     make_login_error,
     open_client,
 )
-from onceflow.core.errors import OnceflowError, SettingsRefused, SourceUnavailable
+from onceflow.core.errors import ConfigError, OnceflowError, SourceUnavailable
 from onceflow.core.spi import Outage
 from onceflow.core.spi.client_options import OptionValue
 from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
@@ -74,14 +74,14 @@ class LoggedTroubles(ClientTroubles):
         meanwhile, so this is not an outage.
 
         Raises:
-            SettingsRefused: A record does not fit into `receive.message.max.bytes`.
+            ConfigError: A record does not fit into `receive.message.max.bytes`. No restart helps.
         """
         if self._oversized is None:
             return
         size, limit = self._oversized
         # An answer holds at most fetch.max.bytes, which is below the limit, plus one record.
         advised = min(2 * size, _RECEIVE_BYTES_MAX)
-        raise SettingsRefused(
+        raise ConfigError(
             f"{self._settings.where} holds a record that the client may not receive: a broker sent"
             f" an answer of {size:,} bytes, and the setting is receive.message.max.bytes={limit}."
             f" Give options={{'receive.message.max.bytes': {advised}}}"

@@ -18,7 +18,7 @@ from tests.integration.kafka_feed import (
     recreate_topic,
 )
 
-from onceflow.core.errors import OffsetOutOfRange, SettingsRefused, SourceUnavailable
+from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
@@ -170,6 +170,6 @@ def test_range_with_a_record_that_the_client_may_not_receive_is_refused_by_name(
     ranges = Ranges(onceflow_kafka, topic, kept)
     sizes = {"receive.message.max.bytes": 100_000, "fetch.max.bytes": 50_000}
     options = {**sizes, "message.max.bytes": 50_000}
-    with pytest.raises(SettingsRefused, match=r"receive\.message\.max\.bytes=100000"):
+    with pytest.raises(ConfigError, match=r"receive\.message\.max\.bytes=100000"):
         ranges.read((0, 0, 3), options=options)
     assert ranges.read((0, 0, 3)) == [0, 1, 2]
