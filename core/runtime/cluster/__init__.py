@@ -1,1 +1,1 @@
-"""Where slots come from: Spark's barrier stage."""
+"""The clusters that run slots: Spark, Spark Connect, and processes of this machine."""

@@ -1,7 +1,7 @@
-"""The seam between the job driver and what runs its slots.
+"""The interface between the job driver and the cluster that runs its slots.
 
-`spark` runs them in a barrier stage, `spark_connect` in a barrier query, `local_processes` as
-processes of this machine. Slots, their messages and their channels are the same on all.
+`spark` runs slots in a barrier stage, `spark_connect` in a barrier query, and `local_processes` as
+processes of this machine. Slots, their messages and their channels are the same in all three.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ class RunningSlots(Protocol):
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of all slots; return whether it came."""
+        """Wait for the end of all slots; return True if they ended within `timeout_s`."""
         ...
 
 
 class Cluster(Protocol):
-    """What can run the slots of a job. Used in the driver's process, by its own thread."""
+    """A cluster that can run the slots of a job.
+
+    Used in the driver's process, by its own thread.
+    """
 
     @property
     def is_local(self) -> bool:
-        """Whether driver and slots share this machine for sure."""
+        """True if driver and slots are known to share this machine."""
         ...
 
     @property
@@ -65,11 +68,11 @@ class Cluster(Protocol):
     def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> RunningSlots:
         """Start slots 0 … `plan.parallelism` - 1; returns before they run.
 
-        `ended` is called once, on another thread, with the reason: when all slots have returned,
-        or as soon as one of them has died.
+        `ended` is called once, on another thread, with the reason: when all slots have returned, or
+        as soon as a slot has died.
         """
         ...
 
     def take_signals(self) -> None:
-        """Have SIGINT and SIGTERM act on this process alone. Idempotent."""
+        """Make SIGINT and SIGTERM act on this process only. Idempotent."""
         ...

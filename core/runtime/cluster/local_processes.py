@@ -1,4 +1,4 @@
-"""This machine as a cluster: each slot is a process of its own, without Spark and its JVM."""
+"""This machine as a cluster: each slot is a separate process, without Spark and its JVM."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from onceflow.core.runtime.slot.slot import run_slot
 _log = logging.getLogger("onceflow.runtime.cluster")
 
 _LOG_END_BYTES = 2000
-"""How much of the end of a process's output an error shows."""
+"""The number of bytes at the end of a process's output that an error shows."""
 _LAST_WORDS_S = 1.0
-"""What a slot has sent before it died is heard within it; see `LocalSlots._tell`."""
+"""The time in which messages that a slot sent before its death arrive; see `LocalSlots._tell`."""
 
 
 @check_fields
@@ -40,19 +40,19 @@ _LAST_WORDS_S = 1.0
 class LocalProcesses:
     """Runs the slots of a pipeline as processes of this machine: `Pipeline(LocalProcesses(), …)`.
 
-    For tests, and for small jobs that one machine can bear: no Spark session is needed and no JVM
-    started. All else is as on Spark: a slot is a process with a subtask of every chain, it ends
-    when its driver does, and one that is killed is followed by another attempt.
+    For tests, and for jobs that are small enough for one machine: no Spark session is needed and no
+    JVM is started. Otherwise jobs run as on Spark: a slot is a process with a subtask of every
+    chain, and it ends when its driver ends. If a slot is killed, another attempt follows.
 
-    `log_directory` gets what slots write to stdout and stderr, a file for each slot and attempt,
-    which only its owner may read; without it that goes where this process writes its errors.
+    The stdout and stderr of slots go to `log_directory`, in one file per slot and attempt that only
+    its owner may read. If `log_directory` is None, they go to the stderr of this process.
     """
 
     log_directory: str | Path | None = None
 
     @property
     def is_local(self) -> bool:
-        """Yes."""
+        """Always True: driver and slots share this machine."""
         return True
 
     @property
@@ -61,12 +61,12 @@ class LocalProcesses:
         return "127.0.0.1"
 
     def check(self, parallelism: int) -> None:
-        """Return at once; the first process that is needed starts meanwhile."""
+        """Start the host of processes. Returns at once."""
         del parallelism
         _host().begin()
 
     def check_alive(self) -> None:
-        """Return at once."""
+        """Do nothing: this machine cannot be lost."""
 
     def await_slots(self, parallelism: int, timeout_s: float) -> None:
         """Return at once: there can be any number of processes."""
@@ -76,7 +76,7 @@ class LocalProcesses:
         return LocalSlots(plan, self.log_directory, ended)
 
     def take_signals(self) -> None:
-        """Return at once: slots are in a process group of their own."""
+        """Do nothing: slots are in a separate process group."""
 
 
 class LocalSlots:
@@ -93,26 +93,26 @@ class LocalSlots:
         self._ended = ended
         self._lost = False
         self._links: dict[Link, tuple[int, int]] = {}
-        """Slot and process id of each that runs."""
+        """The slot number and process id of each running process."""
         self._killed = threading.Event()
         name = f"slots of job {plan.job}, attempt {plan.attempt}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def kill(self) -> None:
-        """SIGKILL every process that is left."""
+        """Kill every remaining process with SIGKILL."""
         self._killed.set()
         for _, pid in list(self._links.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of all processes; return whether it came."""
+        """Wait for the end of all processes; return True if they ended within `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        # What the driver has imported of us, slots will need: once for all of them.
+        # Slots will need the same modules of onceflow as the driver: import them once in the host.
         imports = [name for name in list(sys.modules) if name.startswith(_OURS)]
         try:
             for slot in range(self._plan.parallelism):
@@ -121,7 +121,8 @@ class LocalSlots:
         except (ProcessKilled, OSError) as error:
             self._tell(SlotLost(f"a process could not be started: {error}"))
         while self._links:
-            # A link is ready with a last word, or at its end: both mean that the process is over.
+            # A link is ready if it has a last message, or at its end: the process is over in both
+            # cases.
             for link in wait(list(self._links)):
                 self._on_word(link)  # type: ignore[arg-type]
         if not self._lost:
@@ -130,7 +131,7 @@ class LocalSlots:
     def _start(self, slot: int, imports: list[str]) -> None:
         log = 2
         if self._log_directory is not None:
-            # Appended to: a job that begins again under the same attempt number keeps the older
+            # Append: a job that starts again under the same attempt number keeps the older
             # output.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             log = os.open(self._log_path(self._log_directory, slot), flags, 0o600)
@@ -142,7 +143,7 @@ class LocalSlots:
         self._links[link] = (slot, pid)
 
     def _on_word(self, link: Link) -> None:
-        """Take the last word of a process; its link is closed afterwards."""
+        """Handle the last message of a process, then close its link."""
         slot, pid = self._links[link]
         try:
             word = link.recv()
@@ -166,7 +167,7 @@ class LocalSlots:
         link.close()
 
     def _tell(self, error: OnceflowError) -> None:
-        """Tell the driver soon: first comes what the slot itself has said on its control stream."""
+        """Tell the driver after a delay, so that the slot's own last messages arrive first."""
         if not self._lost:
             self._lost = True
             later = threading.Timer(_LAST_WORDS_S, self._ended, [error])
@@ -194,9 +195,9 @@ _HOSTS_LOCK = threading.Lock()
 
 
 def fork_own_host() -> None:
-    """Let this process's slots be forks of it as it is now; it must have a single thread.
+    """Start this process's slots as forks of it as it is now. It must have a single thread.
 
-    Another program would have to import everything once more, which takes seconds of a core.
+    A new program would have to import everything again, which takes seconds of CPU time.
     """
     import_for_slots()
     host = ProcessHost.fork()
@@ -205,7 +206,7 @@ def fork_own_host() -> None:
 
 
 def _host() -> ProcessHost:
-    """Return what starts this process's slots: one for all jobs, as long as the process lives."""
+    """Return the host that starts this process's slots: one for all jobs of the process."""
     with _HOSTS_LOCK:
         if not _HOSTS:
             host = ProcessHost()

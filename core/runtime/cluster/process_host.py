@@ -1,9 +1,10 @@
-"""Processes in milliseconds: a program that has imported everything, and does nothing but fork.
+"""A host that starts processes within milliseconds: it has imported everything and only forks.
 
-The host is asked over a socket: a request with the descriptors of a link and of a log, and the
-pickled call. It forks; the child runs the call and answers over the link, whose end is the child's
-end. The host stays single-threaded, so that forking is safe, and ends with the process that started
-it. It is in a process group of its own: ^C in a terminal does not reach it, nor what it has forked.
+A request arrives over a socket: it has the descriptors of a link and of a log, and the pickled
+call. The host forks; the child runs the call and answers over the link, which closes when the child
+ends. The host stays single-threaded, so that forking is safe, and ends with the process that
+started it. It is in its own process group, so ^C in a terminal reaches neither the host nor its
+children.
 """
 
 from __future__ import annotations
@@ -33,53 +34,55 @@ from typing import Any, NoReturn, TextIO, TypeAlias
 from typing_extensions import Buffer, override
 
 Link: TypeAlias = "Connection[Any, Any]"
-"""A two-way pipe of pickled values; the other end sees its end when the process is gone."""
+"""A two-way pipe of pickled values. The other end sees its end when the process is gone."""
 
 START_TIMEOUT_S = 60.0
-"""A host begins a process within this time, also while it imports everything on a busy machine."""
+"""The time in which a host must begin a process, even while it imports everything on a busy
+machine."""
 
 _PRELOADED = (
     "onceflow.core.runtime.slot.slot",
-    # pyarrow imports it as soon as it is given a list, and it is half of what a slot ever imports.
+    # pyarrow imports pandas as soon as it receives a list; it is half of a slot's imports.
     "pandas",
     "pyarrow.pandas_compat",
     "onceflow.core.state.snapshots.expired_rows",
     "onceflow.core.state.heap.store",
     "onceflow.core.state.rocksdb.store",
 )
-"""What slots need in any case: imported once, before they are forked. Left out where it is not."""
+"""The modules that slots always need, imported once before they are forked. Missing ones are
+skipped."""
 
 _FORK, _STATUS = 0, 1
 _REQUEST = struct.Struct("!BQ")
-"""What is asked, and the size of the call or the process id."""
+"""The header of a request: its kind, and the size of the call or the process id."""
 _ANSWER = struct.Struct("!i")
 _OUTPUT_IS_GONE = frozenset({errno.EPIPE, errno.EIO})
-"""A pipe without a reader, and a terminal that was closed."""
+"""The errors of a pipe without a reader, and of a terminal that was closed."""
 _STATUSES_MAX = 1000
-"""How many ends of processes are remembered: nobody may ever ask for some of them."""
+"""The number of remembered exit statuses: some of them may never be asked for."""
 
 
 class ProcessKilled(Exception):
-    """Raised when a process is gone without a last word."""
+    """An exception for a process that is gone without a last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The first word of every process."""
+    """The first message of every process."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The last word: what its function returned."""
+    """The last message of a process whose function has returned."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The last word: its function raised."""
+    """The last message of a process whose function has raised."""
 
     kind: str
     text: str
@@ -88,7 +91,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a child is to run, and where."""
+    """The function that a child must run, with its modules, path, directory and environment."""
 
     imports: Sequence[str]
     path: Sequence[str]
@@ -98,10 +101,10 @@ class _Call:
 
 
 class ProcessHost:
-    """Starts processes. Any thread."""
+    """A host that starts processes. Any thread."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Create the object; `begin` or `start` starts the host's program."""
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._program: subprocess.Popen[bytes] | None = None
@@ -110,11 +113,11 @@ class ProcessHost:
     def fork(cls) -> ProcessHost:
         """Return a host that is a fork of this process, which must have a single thread.
 
-        What this process has imported and opened, the host's processes have too.
+        The host's processes inherit everything that this process has imported and opened.
         """
         host = cls()
         mine, theirs = socket.socketpair()
-        # Each process closes the other's end: else the host would never see that this one is gone.
+        # Each process closes the other's end: otherwise the host would not see the end of this one.
         if os.fork() == 0:
             mine.close()
             _serve(theirs)
@@ -123,7 +126,7 @@ class ProcessHost:
         return host
 
     def begin(self) -> None:
-        """Start the host's program unless it runs; returns before it has imported everything."""
+        """Start the host's program if it does not run. Returns before its imports are done."""
         with self._lock:
             self._connection()
 
@@ -136,14 +139,14 @@ class ProcessHost:
     ) -> tuple[int, Link]:
         """Return process id and link of a process that runs `function(link, *arguments)`.
 
-        It has this process's environment, directory and path as of now, and writes its output to
-        the descriptor `log`. The host imports the modules `imports` before it forks.
+        The process gets the current environment, directory and path of this process, and writes its
+        output to the descriptor `log`. The host imports the modules `imports` before it forks.
 
         Raises:
-            ProcessKilled: It, or the host, ended before it began.
+            ProcessKilled: The process, or the host, ended before the process began.
         """
         path = [one for one in sys.path if one]
-        # Pickled on its own: the child unpickles it only where its path and directory are set.
+        # Pickle the call separately: the child unpickles it after its path and directory are set.
         call = pickle.dumps((function, arguments))
         payload = pickle.dumps(_Call(imports, path, str(Path.cwd()), dict(os.environ), call))
         mine, theirs = Pipe()
@@ -151,15 +154,15 @@ class ProcessHost:
             try:
                 control = self._connection()
                 request = _REQUEST.pack(_FORK, len(payload))
-                # The head goes with the descriptors in one message; the call, of any size, follows
-                # as bytes.
+                # The header is sent with the descriptors in one message; the call, of any size,
+                # follows as bytes.
                 socket.send_fds(control, [request], [theirs.fileno(), log])
                 control.sendall(payload)
             except OSError as error:
                 self._forget()
                 raise ProcessKilled(f"the host of processes is gone: {error}") from error
         try:
-            # Outside the lock: other threads may ask for processes while this one begins.
+            # Outside the lock: other threads may start processes while this one begins.
             if mine.poll(START_TIMEOUT_S):
                 return mine.recv().pid, mine
         except (EOFError, ConnectionResetError) as error:
@@ -167,7 +170,7 @@ class ProcessHost:
         raise ProcessKilled(f"the process did not begin within {START_TIMEOUT_S:.0f} s")
 
     def how_ended(self, pid: int) -> str:
-        """Return how the process `pid`, whose link has ended, ended; for an error's text."""
+        """Return how the process `pid` ended, as text for an error. Its link must have ended."""
         try:
             with self._lock:
                 control = self._connection()
@@ -180,14 +183,14 @@ class ProcessHost:
         return f"exited with status {status}"
 
     def close(self) -> None:
-        """End the host. What it has started sees nothing of it. Idempotent."""
+        """End the host. Its processes are not affected. Idempotent."""
         with self._lock:
             self._forget()
 
     def close_at_exit(self) -> None:
-        """Kill the host when this process ends, and wait for it: nothing is left unclosed then.
+        """Kill the host when this process ends, and wait for it, so that no resource stays open.
 
-        A fork of this process leaves it alone. What the host has started sees nothing of it.
+        A fork of this process does not kill the host. The host's processes are not affected.
         """
         atexit.register(self._kill, os.getpid())
 
@@ -195,7 +198,7 @@ class ProcessHost:
         if os.getpid() != owner:
             return
         if self._program is not None:
-            # It may be importing everything, and would see the closed socket only after that.
+            # The program may still be importing, and would see the closed socket only after that.
             self._program.kill()
         self.close()
 
@@ -216,7 +219,7 @@ class ProcessHost:
             mine, theirs = socket.socketpair()
             with theirs:
                 program = f"from {__name__} import serve; serve({theirs.fileno()})"
-                # The program must find our modules before it can be told any path.
+                # The program must find our modules before it receives a path.
                 paths = os.pathsep.join(dict.fromkeys(one for one in sys.path if one))
                 self._program = subprocess.Popen(
                     [sys.executable, "-c", program],
@@ -229,14 +232,14 @@ class ProcessHost:
 
 
 def import_for_slots() -> None:
-    """Import what slots need in any case, so that forks of this process have it."""
+    """Import the modules that slots always need, so that forks of this process have them."""
     for module in _PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Be a host until the other end of the socket `descriptor` is closed. The main program."""
+    """Run as a host until the other end of the socket `descriptor` is closed. The main program."""
     import_for_slots()
     _serve(socket.socket(fileno=descriptor))
 
@@ -247,7 +250,7 @@ def _serve(control: socket.socket) -> NoReturn:
 
     def reap(number: int, frame: object) -> None:
         del number, frame
-        # Signals of several children may arrive as one: all that have ended are waited for.
+        # Signals of several children may be merged: wait for all that have ended.
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
@@ -264,7 +267,8 @@ def _serve(control: socket.socket) -> NoReturn:
             if asked == _FORK:
                 _fork(control, _receive(control, value), descriptors)
             else:
-                # The link of a process ends before the process does: its status may be yet to come.
+                # The link of a process ends before the process does, so its status may still
+                # arrive.
                 deadline = time.monotonic() + 5.0
                 while value not in statuses and time.monotonic() < deadline:
                     time.sleep(0.005)
@@ -274,12 +278,12 @@ def _serve(control: socket.socket) -> NoReturn:
 
 def _fork(control: socket.socket, payload: bytes, descriptors: Sequence[int]) -> None:
     call: _Call = pickle.loads(payload)  # noqa: S301 - of the process that started this one
-    # For all children to come; what fails here is told by the child, which tries it again.
+    # For all later children. If an import fails here, the child repeats it and reports that.
     sys.path[:] = call.path
     for module in call.imports:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
-    # Only to import in the host, once for all children, what the call needs.
+    # Import the modules of the call in the host, once for all children.
     with contextlib.suppress(Exception):
         pickle.loads(call.call)  # noqa: S301
     gc.freeze()  # a collection in a child would copy every page that it shares with the others
@@ -287,13 +291,13 @@ def _fork(control: socket.socket, payload: bytes, descriptors: Sequence[int]) ->
         control.close()
         _run(call, *descriptors)
     for descriptor in descriptors:
-        # The child has its own copies. Left open here, the link would not end with the child.
+        # The child has its own copies. If these stayed open, the link would not end with the child.
         os.close(descriptor)
 
 
 def _run(call: _Call, link_descriptor: int, log: int) -> NoReturn:
-    """Run the call and end this process, whatever happens."""
-    # The host's handler would take the statuses of the child's own children.
+    """Run the call and end this process in any case."""
+    # The host's handler would take the exit statuses of the child's own children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     link: Link = Connection(link_descriptor)
     with contextlib.suppress(OSError):
@@ -310,23 +314,23 @@ def _run(call: _Call, link_descriptor: int, log: int) -> NoReturn:
             link.send(Returned(function(link, *arguments)))
         except BaseException as error:
             link.send(Raised(type(error).__name__, str(error), traceback.format_exc()))
-    # Not an orderly end: what is open must not be rolled back by a destructor's courtesy.
+    # Skip destructors: they must not roll back open transactions.
     os._exit(0)
 
 
 class _Output(io.FileIO):
-    """Standard output or error; drops what is written once nothing takes it any more.
+    """Standard output or error that drops data once its reader is gone.
 
     A service's output ends when the journal is restarted, or with its terminal. An error there
-    would fail each function that prints, in every attempt, and only another driver would have
-    another output.
+    would fail each function that prints, in every attempt, until another driver with another output
+    is started.
     """
 
     @override
     def write(self, data: Buffer, /) -> int:
-        """Write `data`, or drop it."""
+        """Write `data`, or drop it if the reader is gone."""
         try:
-            # None only from a descriptor that does not block.
+            # None is returned only for a non-blocking descriptor.
             return super().write(data) or 0
         except OSError as error:
             if error.errno not in _OUTPUT_IS_GONE:
@@ -335,7 +339,7 @@ class _Output(io.FileIO):
 
 
 def _open_output(descriptor: int) -> TextIO:
-    """Return a text stream to `descriptor`, which passes each line on as it ends."""
+    """Return a text stream to `descriptor` that flushes each line."""
     inherited = sys.__stderr__ if descriptor == 2 else sys.__stdout__  # None if it was closed
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),

@@ -48,7 +48,7 @@ class SparkCluster:
 
     @property
     def is_local(self) -> bool:
-        """Whether driver and executors share this machine for sure."""
+        """True if driver and executors are known to share this machine."""
         return is_local(self._context)
 
     @property
@@ -59,7 +59,7 @@ class SparkCluster:
         return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
 
     def check(self, parallelism: int) -> None:
-        """Check that `parallelism` slots can run side by side on this session.
+        """Check that this session can run `parallelism` slots at the same time.
 
         Raises:
             ConfigError: Spark would take slots away, run them twice, or has too few.
@@ -81,7 +81,7 @@ class SparkCluster:
                 " spark.speculation=false"
             )
         slots = free_slots(context)
-        # Elsewhere executors register in their own time; `await_slots` waits for them.
+        # Otherwise executors register over time, and `await_slots` waits for them.
         if not str(context.master).startswith("local-") and self.is_local and slots < parallelism:
             raise ConfigError(
                 f"parallelism={parallelism} needs {parallelism} task slots at once, and master"
@@ -100,10 +100,10 @@ class SparkCluster:
     def await_slots(self, parallelism: int, timeout_s: float) -> None:
         """Wait until the session has `parallelism` slots; executors may still be (re)starting.
 
-        An earlier submit would cost more: Spark looks again only every 15 s, for 10 minutes.
+        Submitting earlier would take longer: Spark checks again only every 15 s, for 10 minutes.
 
         Raises:
-            SettingsRefused: There were too few for `timeout_s`.
+            SettingsRefused: There were too few slots for `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         while (slots := free_slots(self._context)) < parallelism:
@@ -119,16 +119,19 @@ class SparkCluster:
             time.sleep(0.05)
 
     def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> SparkStage:
-        """Submit the barrier stage; `ended` is called once, when it is over."""
+        """Submit the barrier stage; `ended` is called once, when it has ended."""
         return SparkStage(self._context, plan, ended)
 
     def take_signals(self) -> None:
-        """Have the JVM ignore SIGINT and hand SIGTERM on to this process. Idempotent."""
+        """Make the JVM ignore SIGINT and forward SIGTERM to this process. Idempotent."""
         take_signals_from_jvm()
 
 
 class SparkStage:
-    """Runs the slots; ends when all of them have, or when Spark gives up on one."""
+    """A barrier stage that runs the slots.
+
+    Ends with the last slot, or when Spark gives up on a slot.
+    """
 
     def __init__(
         self, context: SparkContext, plan: AttemptPlan, ended: Callable[[OnceflowError], None]
@@ -137,19 +140,19 @@ class SparkStage:
         self._plan = plan
         self._group = f"onceflow-{plan.job}-{plan.attempt}"
         self._ended = ended
-        # Spark's job group belongs to a thread of the JVM, which only this class pairs with ours.
+        # Spark's job group belongs to a JVM thread, and only this class pairs that with our thread.
         thread: Any = InheritableThread(target=self._run, name=f"stage {self._group}")
         thread.daemon = True
         thread.start()
         self._thread = thread
 
     def kill(self) -> None:
-        """Have Spark kill the tasks and their Python processes; without Spark they leave anyway."""
+        """Make Spark kill the tasks and their Python processes. If Spark is gone, they end, too."""
         with contextlib.suppress(Py4JError, AttributeError, OSError):
             self._context.cancelJobGroup(self._group)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the stage to end; return whether it did."""
+        """Wait for the stage to end; return True if it ended within `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -186,7 +189,7 @@ def stage_error(error: BaseException | None) -> OnceflowError:
         return ConfigError(
             f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
         )
-    # By number and by words: the error's text differs between Spark's versions.
+    # Match the number and the words: the error's text differs between Spark's versions.
     if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
         return SettingsRefused(
             "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
@@ -195,10 +198,10 @@ def stage_error(error: BaseException | None) -> OnceflowError:
 
 
 def free_slots(context: SparkContext) -> int:
-    """Return how many tasks the session can run at once, as registered now.
+    """Return the number of tasks that the session can run at once, as registered now.
 
     Raises:
-        SparkStopped: There is no session any more.
+        SparkStopped: The session is gone.
     """
     try:
         # There is no public way from Python.
@@ -225,15 +228,15 @@ def _check_alive(context: SparkContext) -> None:
 
 
 def is_local(context: SparkContext) -> bool:
-    """Whether driver and executors share this machine for sure."""
+    """Return True if driver and executors are known to share this machine."""
     return str(context.master).startswith("local")
 
 
 def use_own_interpreter(context: SparkContext) -> None:
-    """Let Python workers run this interpreter, unless the user has chosen one.
+    """Make Python workers run this interpreter, unless the user has chosen one.
 
-    Without it Spark runs the first `python3` on the PATH, which in a virtual environment is often
-    another one, without our packages.
+    Otherwise Spark runs the first `python3` on the PATH. In a virtual environment that is often
+    another interpreter, without our packages.
     """
     chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python", None)
     if not chosen and is_local(context):
@@ -241,7 +244,7 @@ def use_own_interpreter(context: SparkContext) -> None:
 
 
 class _HandedOn:
-    """Called by the JVM in place of its own handler of SIGTERM, which would stop Spark."""
+    """The handler of SIGTERM in the JVM, in place of its own handler, which would stop Spark."""
 
     gateway: Any = None
     """The gateway to that JVM."""
@@ -255,7 +258,7 @@ class _HandedOn:
 
 
 def take_signals_from_jvm() -> None:
-    """Have the JVM that this process has started, if any, leave signals to it. Idempotent."""
+    """Make the JVM that this process has started, if any, leave signals to it. Idempotent."""
     spark, gateways = cast("Any", SparkContext), cast("Any", java_gateway)
     gateway, jvm = spark._gateway, spark._jvm
     if gateway is None or _HandedOn.gateway is gateway:
@@ -267,5 +270,5 @@ def take_signals_from_jvm() -> None:
         handle(named("INT"), jvm.sun.misc.SignalHandler.SIG_IGN)
         handle(named("TERM"), _HandedOn())
     except (Py4JError, AttributeError, OSError) as error:
-        # Started with -Xrs, or gone: then it ends by SIGTERM, and the job with it.
+        # The JVM was started with -Xrs, or is gone. SIGTERM then ends it, and the job with it.
         _log.info("the JVM keeps its own handlers of signals: %s", error)

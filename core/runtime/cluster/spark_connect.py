@@ -1,9 +1,9 @@
 """Spark Connect as a cluster: one barrier query hosts an attempt's slots.
 
-The driver of the job runs in the client's process, and Spark's own driver on the server. A client
-has no SparkContext: slots run inside `mapInArrow(…, barrier=True)`, which gang-schedules its tasks
-like a barrier stage does. Measured on Spark 4.3: a killed task fails the query within a second,
-`interruptTag` ends it, and the server does not say how many task slots are free.
+The job's driver runs in the client's process, and Spark's own driver on the server. A client has no
+SparkContext: slots run inside `mapInArrow(…, barrier=True)`, which gang-schedules its tasks like a
+barrier stage. Measured on Spark 4.3: a killed task fails the query within a second, `interruptTag`
+ends it, and the server does not report its number of free task slots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOPBACK = re.compile(r"localhost|::1|127\..*")
 _SESSION_GONE = re.compile(
     r"SESSION_CHANGED|SESSION_CLOSED|SESSION_NOT_FOUND|NO_ACTIVE_SESSION|SESSION_EXPIRED"
 )
-"""Error conditions by which a server says that it does not know the client's session any more."""
+"""The error conditions by which a server says that it no longer knows the client's session."""
 
 
 class SparkConnectCluster:
@@ -41,19 +41,22 @@ class SparkConnectCluster:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._server = str(spark.client.host)
-        # Asked once: later attempts must not wait for a server that is away.
+        # Read only once: later attempts must not wait for a server that is away.
         self._is_local = bool(_LOOPBACK.fullmatch(self._server)) and self._setting(
             "spark.master", ""
         ).startswith("local")
 
     @property
     def is_local(self) -> bool:
-        """Whether client, server and executors share this machine for sure."""
+        """True if client, server and executors are known to share this machine."""
         return self._is_local
 
     @property
     def driver_host(self) -> str:
-        """The address of this machine on its way to the server: executors are taken to be there."""
+        """This machine's source address on the route to the server.
+
+        Executors are assumed to be there.
+        """
         if self.is_local:
             return "127.0.0.1"
         return find_route_source(self._server) or socket.gethostname()
@@ -61,7 +64,7 @@ class SparkConnectCluster:
     def check(self, parallelism: int) -> None:
         """Raise ConfigError if the server would take slots away or run them twice.
 
-        How many task slots are free cannot be asked: an attempt waits for its slots until
+        The number of free task slots is unknown: an attempt waits for its slots until
         `start_timeout_s`.
         """
         del parallelism
@@ -78,8 +81,8 @@ class SparkConnectCluster:
     def check_alive(self) -> None:
         """Raise SparkStopped if the session was stopped on this side.
 
-        A server that is away is not asked: it may come back. What it then says of the session is
-        the reason why the attempt fails.
+        The server is not asked, because it may be away and come back. If the server later reports
+        that the session is gone, the attempt fails with that reason.
         """
         if self._spark.is_stopped:
             raise _session_is_gone("its session was stopped")
@@ -88,11 +91,11 @@ class SparkConnectCluster:
         """Return at once: the server starts the slots when it has enough, or never."""
 
     def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> BarrierQuery:
-        """Submit the barrier query; `ended` is called once, when it is over."""
+        """Submit the barrier query; `ended` is called once, when it has ended."""
         return BarrierQuery(self._spark, plan, ended)
 
     def take_signals(self) -> None:
-        """Have a server that this process has started leave SIGINT and SIGTERM to it."""
+        """Make a server that this process has started leave SIGINT and SIGTERM to this process."""
         take_signals_from_jvm()
 
     def _setting(self, name: str, default: str) -> str:
@@ -106,7 +109,10 @@ class SparkConnectCluster:
 
 
 class BarrierQuery:
-    """Runs the slots; ends when all of them have, or when Spark gives up on one."""
+    """A barrier query that runs the slots.
+
+    Ends with the last slot, or when Spark gives up on a slot.
+    """
 
     def __init__(
         self, spark: SparkSession, plan: AttemptPlan, ended: Callable[[OnceflowError], None]
@@ -119,26 +125,27 @@ class BarrierQuery:
         self._thread.start()
 
     def kill(self) -> None:
-        """Have the server kill the tasks and their Python processes.
+        """Make the server kill the tasks and their Python processes.
 
-        Returns at once. Slots that the server does not kill leave when they miss the driver.
+        Returns at once. Slots that the server does not kill end when they notice that the driver is
+        gone.
         """
         threading.Thread(target=self._interrupt, name=f"kill {self._tag}", daemon=True).start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the query to end; return whether it did."""
+        """Wait for the query to end; return True if it ended within `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _interrupt(self) -> None:
-        # A server that is away is asked again and again by the client, for minutes.
+        # If the server is away, the client retries for minutes.
         with contextlib.suppress(Exception):
             self._spark.interruptTag(self._tag)
 
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            # Tags belong to the thread, and this thread runs one query.
+            # Tags belong to a thread, and this thread runs only one query.
             self._spark.addTag(self._tag)
             numbers = self._spark.range(0, self._plan.parallelism, 1, self._plan.parallelism)
             numbers.mapInArrow(_slot_body(self._plan), "ended string", barrier=True).collect()

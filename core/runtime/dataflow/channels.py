@@ -227,7 +227,7 @@ class InputGate:
         return self._queues.is_open
 
     def open(self) -> None:
-        """Give all senders their first credits, unless rows are still to be replayed."""
+        """Send the first credits to all senders, unless rows are still to be replayed."""
         with self._ready:
             if not self._queues.open():
                 return

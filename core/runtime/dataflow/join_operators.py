@@ -216,8 +216,7 @@ class JoinOperator(SnapshottedOperator):
             partners, of_rows = entries[near], row_indices[near]
             alone[of_rows] = False
             others.mark_paired(partners)
-            # Entries stay valid until `finish`: release the others' entries only after all
-            # pairs have been made.
+            # Entries stay valid until `finish`, so call it only after all pairs have been made.
             used.append(np.unique(entries))
             self._emit_pairs(side, rows, of_rows, partners)
         # Do not keep a row that no partner can follow any more, whether it has a pair or not.

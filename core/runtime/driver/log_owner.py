@@ -58,7 +58,7 @@ class LogOwner:
         self._log: ClaimedLog | None = None
         self._drawn_owner = draw_owner()
         self._targets_agree = False
-        """True once an attempt has compared the log with what the targets have committed."""
+        """True once an attempt has compared the log with the commits of the targets."""
 
     @property
     def log(self) -> ClaimedLog | None:

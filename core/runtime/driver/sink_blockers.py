@@ -1,4 +1,4 @@
-"""Finds out what blocks a sink's writers when an ack is overdue. Only people use the answer.
+"""Asks which blockers a sink's writers wait for when an ack is overdue. The answer is for people.
 
 The attempt's thread decides when to ask a sink. The question may wait for a server, so it runs on a
 separate daemon thread. A sink is asked again only after it has answered.
@@ -27,7 +27,7 @@ _log = logging.getLogger("onceflow.runtime.blockers")
 
 @dataclass(slots=True)
 class _Asked:
-    """A sink that can name what blocks its writers."""
+    """A sink that can name the blockers of its writers."""
 
     chain: str
     list_blockers: Callable[[], tuple[str, ...]]

@@ -422,7 +422,7 @@ class SinkRecovery:
 
     def _carry_out(self, committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
         begun = "rollback" if isinstance(step, AbortOne) else "commit"
-        # A repeated try keeps the start time of the first, which shows people how long it takes.
+        # A repeated try keeps the start time of the first, so that people see how long it takes.
         if self.step.text != f"the {begun} of {step}":
             self._begin(f"the {begun} of {step}")
         return carry_out(committer, step)

@@ -54,7 +54,7 @@ class StateAnswer:
     """A value, a list, a list of (map key, value), or the aggregates by name; None if there is
     none."""
     as_of: str
-    """Always `checkpoint`: the answer excludes what the subtasks have done since."""
+    """Always `checkpoint`: the answer lacks later changes by the subtasks."""
     checkpoint: int
     completed_at_ms: int
 

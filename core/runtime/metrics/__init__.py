@@ -1,1 +1,1 @@
-"""What a job measures, under the names that Prometheus scrapes."""
+"""The metrics of a job, under the names that Prometheus scrapes."""

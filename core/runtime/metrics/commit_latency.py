@@ -1,16 +1,16 @@
-"""How long records take from their own time until their rows are visible, by sink.
+"""The latency from a record's own time until its rows are visible, by sink.
 
-A source subtask sends the times of its records with its ack. They are held here until the sink has
-committed what was read before that barrier:
+A source subtask sends the times of its records with its ack. They are kept here until the sink has
+committed the records read before that barrier:
 
     acked -> decided -> committed by every subtask of the sink, by the driver, or by recovery
 
-A checkpoint that is given up passes its times to the next one, which decides its rows, too. Times
-of an attempt that fails are dropped unless their checkpoint was decided: such records are read
+The next checkpoint takes over the times of an aborted checkpoint, because it decides the same rows.
+If an attempt fails, the times of undecided checkpoints are dropped, because their records are read
 again.
 
-Bounds: len(_decided) <= UNCOMMITTED_MAX, or one more than there are sinks, however long a sink does
-not commit. Each has at most 4 KB a source.
+Bounds: len(_decided) <= UNCOMMITTED_MAX, or the number of sinks + 1, even if a sink never commits.
+Each entry has at most 4 KB per source.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from onceflow.core.runtime.metrics.recent_latency import RecentLatency, RecentTi
 from onceflow.core.runtime.metrics.samples import Family, Histogram
 
 UNCOMMITTED_MAX = 256
-"""Decided checkpoints that are kept apart. More are merged, the oldest first."""
+"""The number of decided checkpoints that are kept apart. Further ones are merged, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkInputs:
-    """What one sink's rows are made of, and who commits them."""
+    """The sources of one sink's rows, and the committer of the sink."""
 
     uid: str
     chain: str
@@ -51,27 +51,27 @@ class SinkInputs:
 
 @dataclass(slots=True)
 class _Undecided:
-    """One checkpoint that is not known to be decided."""
+    """A checkpoint that is not known to be decided."""
 
     times: dict[str, RecordTimesCounter] = field(default_factory=dict[str, RecordTimesCounter])
-    """By source."""
+    """The record times by source."""
     subtasks: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
-    """By chain that has sinks, the subtasks that have acked, and so are to commit."""
+    """The subtasks that have acked and will commit, by chain with sinks."""
 
 
 @dataclass(slots=True)
 class _Decided:
-    """One checkpoint whose rows are not known to be visible in `sinks`; there is one at least."""
+    """A checkpoint whose rows are not known to be visible in `sinks`, which is not empty."""
 
     times: Mapping[str, RecordTimes]
-    """By source."""
+    """The record times by source."""
     subtasks: dict[str, set[int]]
-    """By chain that has sinks, the subtasks that have not committed."""
+    """The subtasks that have not committed, by chain with sinks."""
     sinks: set[str]
 
 
 class CommitLatency:
-    """Owned by `JobMetrics`, which serializes the calls."""
+    """Measures commit latency from events. `JobMetrics` owns it and serializes the calls."""
 
     def __init__(self, sinks: Sequence[SinkInputs]) -> None:
         self._sinks = {sink.uid: sink for sink in sinks}
@@ -82,13 +82,13 @@ class CommitLatency:
         self._recent = {uid: RecentTimes() for uid in self._sinks}
         self._undecided: dict[int, _Undecided] = {}
         self._decided: dict[int, _Decided] = {}
-        """By checkpoint, rising."""
+        """The decided checkpoints by number, ascending."""
 
     def on_event(self, event: JobEvent) -> None:
-        """Take one event of the job."""
+        """Process one event of the job."""
         at_s = event.at.wall_s
         if isinstance(event, AttemptBegan):
-            # The decision may be of an append of which the attempt before did not hear.
+            # The previous attempt may have appended this decision without learning of it.
             if event.restored_checkpoint in self._undecided:
                 self._decide(event.restored_checkpoint)
             self._undecided.clear()
@@ -102,18 +102,18 @@ class CommitLatency:
             uid = event.uid
             self._observe(event.checkpoint, at_s, lambda sink, _: sink.uid == uid)
         elif isinstance(event, SinksRecovered):
-            # Recovery has committed all that is decided, before any row of the attempt is read.
+            # Recovery has committed everything decided, before this attempt reads any row.
             newest = max(self._decided, default=0)
             self._observe(newest, at_s, lambda _sink, _decided: True)
 
     def collect(self) -> Iterator[Family]:
-        """Yield the histogram, where there are sinks."""
+        """Yield the histogram if there are sinks."""
         if self._histograms:
             samples = tuple(((uid,), one.value()) for uid, one in sorted(self._histograms.items()))
             yield Family(metric_catalog.COMMIT_LATENCY, samples)
 
     def read_recent(self, now_s: float) -> dict[str, RecentLatency]:
-        """Return, by sink, what records took that became visible shortly before `now_s`."""
+        """Return, by sink, the latency of records that became visible shortly before `now_s`."""
         recent = {uid: times.read(now_s) for uid, times in self._recent.items()}
         return {uid: one for uid, one in recent.items() if one is not None}
 
@@ -128,10 +128,10 @@ class CommitLatency:
             pending.times.setdefault(chain, RecordTimesCounter()).merge(times)
 
     def _decide(self, checkpoint: int) -> None:
-        """Note that `checkpoint` is decided, and with it those before that were given up."""
+        """Record that `checkpoint` is decided, with the times of earlier aborted checkpoints."""
         subtasks = self._undecided.get(checkpoint, _Undecided()).subtasks
-        # Rows of checkpoints that were given up are in this one, too: the stream before n is also
-        # before n + 1.
+        # Rows of aborted checkpoints are in this one, too: the stream before barrier n is also
+        # before barrier n + 1.
         earlier = [number for number in self._undecided if number <= checkpoint]
         taken = (self._undecided.pop(number).times.items() for number in earlier)
         decided = _merge_times(
@@ -147,10 +147,10 @@ class CommitLatency:
             self._merge_oldest()
 
     def _merge_oldest(self) -> None:
-        """Count the rows of an older checkpoint with those of the next one.
+        """Merge the rows of an older checkpoint into the next one that waits for the same sinks.
 
-        They become visible no earlier in any sink that both wait for. Sinks commit in order, so
-        two neighbours wait for the same ones, unless there are no more than that of them.
+        They become visible no earlier in any of these sinks. Sinks commit in order, so two
+        neighbours wait for the same sinks unless there are at most as many entries as sinks.
         """
         for older, newer in pairwise(self._decided):
             one, other = self._decided[older], self._decided[newer]
@@ -165,7 +165,10 @@ class CommitLatency:
                 return
 
     def _end_subtask(self, subtask: SubtaskRef, through: int, at_s: float) -> None:
-        """Note that `subtask` has committed; a sink has when every subtask of its chain has."""
+        """Record a commit of `subtask`.
+
+        A sink has committed when all subtasks of its chain have.
+        """
         for number, decided in self._decided.items():
             if number <= through:
                 decided.subtasks.get(subtask.chain, set()).discard(subtask.index)
@@ -180,7 +183,7 @@ class CommitLatency:
         self, through: int, at_s: float, has_committed: Callable[[SinkInputs, _Decided], bool]
     ) -> None:
         """Count the records up to checkpoint `through` for sinks that have now committed them."""
-        # A copy of the numbers, for entries are removed on the way.
+        # Iterate over a copy of the numbers, because the loop removes entries.
         for number in [number for number in self._decided if number <= through]:
             decided = self._decided[number]
             ended = {uid for uid in decided.sinks if has_committed(self._sinks[uid], decided)}
@@ -201,7 +204,7 @@ class CommitLatency:
 
 
 def _merge_times(all_times: Iterable[tuple[str, RecordTimes]]) -> dict[str, RecordTimes]:
-    """Return one summary a source of (source, summary)."""
+    """Merge (source, summary) pairs to one summary per source."""
     counters: dict[str, RecordTimesCounter] = {}
     for source, times in all_times:
         counters.setdefault(source, RecordTimesCounter()).merge(times)

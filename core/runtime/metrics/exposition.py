@@ -1,6 +1,6 @@
-"""Metrics as Prometheus reads them: its text format, or OpenMetrics for who asks for that.
+"""The output of metrics for Prometheus: its text format, or OpenMetrics if the client asks for it.
 
-`prometheus-client` writes both, and is imported only here: an extra brings it.
+`prometheus-client` writes both formats. It is an optional dependency and imported only here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _POSITIONS: Mapping[str, int] = {metric.name: index for index, metric in enumera
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one job, or one query, has measured, and the labels of all its samples."""
+    """The metrics of one job or one query, and the labels of all its samples."""
 
     families: Sequence[Family]
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of_job(cls, job: str, families: Sequence[Family]) -> Measured:
-        """Return what job `job` has measured."""
+        """Return the metrics of job `job`."""
         return cls(families, {JOB_LABEL: job})
 
 
@@ -56,7 +56,7 @@ def expose(measured: Iterable[Measured], accept: str) -> Exposition:
 
 
 class _Collector:
-    """What prometheus-client calls for the samples of one scrape."""
+    """A collector that prometheus-client calls for the samples of one scrape."""
 
     def __init__(self, measured: Sequence[Measured]) -> None:
         self._measured = measured

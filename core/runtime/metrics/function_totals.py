@@ -1,7 +1,8 @@
-"""What users' functions count, added up over the attempts of one driver.
+"""The metrics of users' functions, summed over the attempts of one driver.
 
-A metric has one kind, and one set of buckets, in a whole job: that of the operator which reported
-it first. Another operator's metric of that name and another kind is left out, and logged once.
+In a whole job, a metric has the kind and the buckets of the operator that reported it first. A
+metric of another operator with that name but another kind or other buckets is left out, and logged
+once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _log = logging.getLogger("onceflow.metrics")
 
 @dataclass(slots=True)
 class _Total:
-    """One metric of one operator in one subtask, over all attempts."""
+    """A metric of one operator in one subtask, over all attempts."""
 
     value: float = 0.0
     counts: list[int] = field(default_factory=list[int])
@@ -48,7 +49,7 @@ class _Shape:
 
 
 class FunctionTotals:
-    """Owned by `JobMetrics`, which serializes the calls."""
+    """Sums up function metrics. `JobMetrics` owns it and serializes the calls."""
 
     def __init__(self) -> None:
         self._shapes: dict[str, _Shape] = {}
@@ -56,14 +57,14 @@ class FunctionTotals:
         self._refused: set[tuple[str, str]] = set()
 
     def begin_attempt(self) -> None:
-        """Take what comes from now on as counted from zero."""
+        """Treat further reports as counted from zero."""
         self._last.clear()
         for shape in self._shapes.values():
             if shape.metric.type is MetricType.GAUGE:
                 shape.totals.clear()
 
     def add(self, subtask: SubtaskRef, reported: tuple[FunctionMetric, ...]) -> None:
-        """Add what the functions of `subtask` have counted since their last report."""
+        """Add the difference between these metrics of `subtask` and its last report."""
         for now in reported:
             shape = self._shapes.get(now.name)
             if shape is None:
@@ -76,7 +77,7 @@ class FunctionTotals:
             self._last[now.operator, now.name, subtask] = now
 
     def collect(self, label: Callable[[SubtaskRef], str]) -> Iterator[Family]:
-        """Yield each metric; `label` is empty where subtasks have no series of their own."""
+        """Yield each metric; `label` returns "" if subtasks have no series of their own."""
         for _, shape in sorted(self._shapes.items()):
             sums: dict[tuple[str, ...], _Total] = {}
             for (operator, subtask), total in shape.totals.items():

@@ -1,10 +1,11 @@
-"""What one job measures: its events, counted over all attempts of one driver.
+"""The metrics of one job, computed from its events over all attempts of one driver.
 
-Slots count from zero in each attempt and report by heartbeats. Here the differences add up, so a
-counter goes on over restarts. What a slot did between its last heartbeat and its loss is missing.
+Slots count from zero in each attempt and report by heartbeats. This module adds up the differences,
+so a counter continues over restarts. The work of a slot between its last heartbeat and its loss is
+missing.
 
-Bounds: series of subtasks and slots <= subtasks_max, of splits <= splits_max a source. Above that
-there is one series a chain, or a source, and none a slot. Reasons of restarts <= REASONS_MAX.
+Bounds: series of subtasks and slots <= subtasks_max, of splits <= splits_max per source. Above that
+there is one series per chain or source, and none per slot. Reasons of restarts <= REASONS_MAX.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from onceflow.core.runtime.metrics.samples import Family, Histogram, Value
 from onceflow.core.spi import SplitOffsets
 
 REASONS_MAX = 20
-"""Different classes of errors that have a series of their own; others are `other`."""
+"""The number of error classes with a series of their own; others are counted as `other`."""
 
 _log = logging.getLogger("onceflow.metrics")
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesLimits:
-    """Up to how many subtasks, and splits of a source, have series of their own."""
+    """The largest numbers of subtasks, and of splits of a source, with series of their own."""
 
     subtasks_max: int = 200
     splits_max: int = 200
@@ -67,7 +68,7 @@ class _SubtaskTotal:
     rejected: int = 0
 
     def add(self, before: SubtaskMetrics | None, now: SubtaskMetrics) -> None:
-        """Add what was done since `before`; None: since the subtask began."""
+        """Add the work since `before`; None means since the subtask began."""
         for name in _SUBTASK_FIELDS:
             earlier = getattr(before, name) if before else 0
             setattr(self, name, getattr(self, name) + max(0, getattr(now, name) - earlier))
@@ -82,13 +83,13 @@ class _SinkTotal:
     rows_rejected: int = 0
 
     def add(self, before: SinkMetrics | None, now: SinkMetrics) -> None:
-        """Add what was done since `before`; None: since the subtask began."""
+        """Add the work since `before`; None means since the subtask began."""
         for name in ("rows_committed", "committed", "retried", "rows_rejected"):
             earlier = getattr(before, name) if before else 0
             setattr(self, name, getattr(self, name) + max(0, getattr(now, name) - earlier))
 
     def add_recovered(self, sink: RecoveredSink) -> None:
-        """Add what recovery did."""
+        """Add the transactions of a recovery."""
         self.rows_committed += sink.rows_committed
         self.committed += sink.committed
         self.aborted += sink.aborted
@@ -113,15 +114,15 @@ _SINK_COUNTERS: Mapping[str, Metric] = {
 
 @dataclass(frozen=True, slots=True)
 class _InDoubt:
-    """What a failed attempt has left prepared."""
+    """The prepared transactions that a failed attempt has left."""
 
     transactions: int
     since_s: float
-    """Since when, of `time.monotonic`, the oldest has been prepared."""
+    """The time by `time.monotonic` since which the oldest has been prepared."""
 
 
 class JobMetrics:
-    """Takes every event of a job, in order, from any thread; any thread collects."""
+    """Receives every event of a job, in order, from any thread; any thread collects."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class JobMetrics:
         limits: SeriesLimits | None = None,
         sinks: Sequence[SinkInputs] = (),
     ) -> None:
-        """Take the interval of checkpoints (None: there is none), and the sinks of records."""
+        """Create the metrics. If `interval_s` is None, there are no periodic checkpoints."""
         self._interval_s = interval_s
         self._limits = limits or SeriesLimits()
         self._lock = threading.Lock()
@@ -141,22 +142,23 @@ class JobMetrics:
         self._last_decided_s: float | None = None
         self._durations: dict[tuple[str, str], Histogram] = {}
         self._uncommitted: set[int] = set()
-        """Completed checkpoints whose commits are not known to have ended."""
+        """The completed checkpoints whose commits are not known to have ended."""
         self._subtasks: dict[SubtaskRef, _SubtaskTotal] = {}
         self._sinks: dict[str, _SinkTotal] = {}
         self._versions: dict[str, tuple[int, int]] = {}
-        """By sink that makes versions: how many, and how many files they have added."""
+        """The numbers of versions and of files that they have added, by sink that creates
+        versions."""
         self._functions = FunctionTotals()
         self._latency = CommitLatency(sinks)
         self._last_subtasks: dict[SubtaskRef, SubtaskMetrics] = {}
         self._last_sinks: dict[tuple[str, int], SinkMetrics] = {}
         self._in_doubt: dict[str, _InDoubt] = {}
         self._retained: tuple[CompletedCheckpoint, ...] | None = None
-        """None: nobody has said what is retained, as for a query."""
+        """The retained checkpoints; None if they are unknown, as for a query."""
         self._fails = False
 
     def on_event(self, event: JobEvent, status: JobStatus) -> None:
-        """Count one event. Called before the job goes on, so it raises nothing and never waits."""
+        """Count one event. Called before the job goes on, so it never raises and never waits."""
         try:
             with self._lock:
                 self._status = status
@@ -168,27 +170,27 @@ class JobMetrics:
             self._fails = True
 
     def retain(self, checkpoints: Sequence[CompletedCheckpoint]) -> None:
-        """Note which checkpoints the log retains now; their files are counted at a scrape."""
+        """Set the checkpoints that the log retains now; their files are counted at a scrape."""
         with self._lock:
             self._retained = tuple(checkpoints)
 
     def collect(self) -> tuple[Family, ...]:
-        """Return every metric as of now."""
+        """Return the current value of every metric."""
         with self._lock:
             status = self._status
             if status is None:
                 return ()
             retained = self._retained
             counted = (*self._collect_job(), *self._collect_subtasks(), *self._collect_sinks())
-        # Outside of the lock, which events take before the job goes on: thousands of files are
-        # added up here.
+        # Outside the lock, which events take before the job goes on: this adds up thousands of
+        # files.
         stored = (
             () if retained is None else (_single(metric_catalog.STORAGE, _sum_files(retained)),)
         )
         return (*counted, *stored, *self._collect_gauges(status))
 
     def read_latencies(self) -> dict[str, RecentLatency]:
-        """Return, by sink, how long records have lately taken until they were visible."""
+        """Return, by sink, the recent latency until records became visible."""
         with self._lock:
             return self._latency.read_recent(time.time())
 
@@ -205,8 +207,8 @@ class JobMetrics:
             self._savepoints += 1
         elif isinstance(event, AttemptBegan):
             self._attempts += 1
-            # Counters of slots begin at 0 with each attempt, and totals rise over all: differences
-            # are taken within one attempt alone.
+            # Counters of slots start at 0 in each attempt, but totals grow over all attempts:
+            # compute differences only within one attempt.
             self._last_subtasks.clear()
             self._last_sinks.clear()
             self._uncommitted.clear()
@@ -223,7 +225,7 @@ class JobMetrics:
 
     def _to_reason(self, error: str) -> str:
         name = error.partition(":")[0].strip()
-        # A user's function may raise classes without end, and each would be a series of its own.
+        # A user's function may raise any number of classes, and each would be a series of its own.
         known = name in self._restarts or len(self._restarts) < REASONS_MAX
         return name if known and name.isidentifier() else "other"
 
@@ -266,7 +268,7 @@ class JobMetrics:
         if isinstance(event, CheckpointCommitted):
             versions, files = self._versions.get(event.uid, (0, 0))
             self._versions[event.uid] = versions + event.versions, files + event.files
-        # What the status waits for no longer has been committed by all sinks.
+        # A checkpoint that the status does not wait for any more has been committed by all sinks.
         ended = self._uncommitted - status.tally.decided_at_s.keys()
         if not ended:
             return
@@ -340,7 +342,7 @@ class JobMetrics:
         yield Family(metric_catalog.SINK_VERSION_FILES, tuple(((uid,), n) for uid, (_, n) in made))
         transactions: list[tuple[tuple[str, ...], Value]] = []
         ages: list[tuple[tuple[str, ...], Value]] = []
-        # Slots of an attempt that has failed have prepared nothing that they could still commit.
+        # Slots of a failed attempt have no prepared transactions that they could still commit.
         runs = self._status.state is not JobState.RESTARTING and not self._in_doubt
         current = {sink.uid: sink for sink in self._status.sinks} if runs else {}
         for uid in sorted({*self._sinks, *current, *self._in_doubt}):
@@ -406,7 +408,7 @@ def _list_parts(stats: CheckpointStats) -> Iterator[tuple[str, float]]:
 
 
 def _sum_files(retained: Sequence[CompletedCheckpoint]) -> int:
-    """Return the bytes of all files that `retained` name; a file that several name counts once."""
+    """Return the total size in bytes of all files in `retained`; a shared file counts once."""
     handles = (handle for one in retained for handle in handles_of(one.snapshots))
     return sum({handle.path: handle.size_bytes for handle in handles}.values())
 

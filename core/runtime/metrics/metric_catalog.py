@@ -1,10 +1,10 @@
-"""Every metric of onceflow: its name, type, unit, meaning and labels, each said once.
+"""The catalog of all metrics of onceflow: name, type, unit, meaning and labels.
 
-`/metrics`, the table in docs/monitoring.md, the alert rules and the dashboards are held against
-this catalog by tests. Names have one prefix, base units, and `_total` at the end of a counter.
+Tests compare `/metrics`, the table in docs/monitoring.md, the alert rules and the dashboards with
+this catalog. Names have one prefix, base units, and `_total` at the end of a counter.
 
 The label that every sample has is not listed: `job_name`, or `query` for a query of Structured
-Streaming. (`job` is the label that Prometheus gives to what it scrapes.)
+Streaming. (`job` is the label that Prometheus gives to its scrape targets.)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SECONDS_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds, from an append on a local disk to a target that is away for minutes."""
+"""The upper bounds, from an append on a local disk to a target that is away for minutes."""
 
 
 class MetricType(Enum):
-    """How a value moves, as Prometheus calls it."""
+    """The type of a metric in Prometheus's terms."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -33,7 +33,7 @@ class MetricType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `name` is as it is scraped, with prefix, unit and suffix."""
+    """A metric. `name` is the scraped name, with prefix, unit and suffix."""
 
     name: str
     type: MetricType
@@ -41,7 +41,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram, without infinity."""
+    """The upper bounds of a histogram, without infinity."""
 
     def __post_init__(self) -> None:
         is_total = self.name.endswith("_total")
@@ -294,4 +294,4 @@ SUBTASK_INPUT = _gauge(
 CATALOG: tuple[Metric, ...] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order of this file."""
+"""The metrics of this module, in the order of their definition."""

@@ -7,10 +7,11 @@
       commit out[0]                     from the decision until the subtask's sinks have committed
     restart                             from an attempt's failure until the next one runs
       start of attempt 4                claimed, recovered, slots up, deployed, running
-    start of attempt 1                  of a job that begins, and goes on from a checkpoint perhaps
+    start of attempt 1                  of a job that starts, possibly from a checkpoint
 
-The spans are made of events, by a listener on a thread of its own, and sent by threads of the SDK:
-nothing of the job waits for a collector. One that is slow or away loses spans; one line says so.
+A listener creates the spans from events on a separate thread, and threads of the SDK send them: the
+job never waits for a collector. If a collector is slow or away, spans are lost; one log line says
+so.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ from onceflow.core.settings.pipeline_settings import OpenTelemetry
 from onceflow.core.version import VERSION
 
 SPANS_WAITING_MAX = 8_192
-"""About 10 MB; more are dropped while a collector is slow."""
+"""The number of spans that wait while a collector is slow: about 10 MB. Further spans are
+dropped."""
 EXPORT_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 2.0
-"""How long a job's end waits for what is not sent yet."""
+"""The time that a job's end waits for unsent data."""
 
 _log = logging.getLogger("onceflow.metrics")
 
 
 @dataclass(slots=True)
 class _OpenCheckpoint:
-    """A checkpoint whose span is begun, and which of its commits have not been told."""
+    """A checkpoint with an open span, and the subtasks whose commits have not been reported."""
 
     span: Any
     context: Any
@@ -70,7 +72,7 @@ class _OpenCheckpoint:
 
 
 class JobTraces:
-    """Makes spans of events. A listener of the job, on one thread."""
+    """Creates spans from events. A listener of the job, on one thread."""
 
     def __init__(self, tracer: Any, subtasks_max: int) -> None:
         self._tracer = tracer
@@ -79,7 +81,7 @@ class JobTraces:
         self._failed: AttemptEnded | None = None
 
     def on_event(self, event: JobEvent, status: JobStatus) -> None:
-        """Take one event."""
+        """Process one event."""
         if isinstance(event, CheckpointTriggered):
             attributes = {"onceflow.checkpoint.kind": event.kind.value}
             name = f"checkpoint {event.checkpoint}"
@@ -114,12 +116,12 @@ class JobTraces:
         self._end(pending.span, end_s)
         pending.decided = event.at
         subtasks = [subtask for _, subtask, _ in pending.acks]
-        # With thousands of subtasks a span for each commit is more than anybody reads, and more
-        # than a collector takes.
+        # With thousands of subtasks, a span per commit is more than people read and collectors
+        # accept.
         pending.uncommitted = set(subtasks if len(subtasks) <= self._subtasks_max else [])
         for number in [number for number in self._open if number < event.checkpoint]:
             if self._open[number].decided is None:
-                # A newer decision holds what this one would have.
+                # A newer decision includes the rows of this checkpoint.
                 self._end(self._open.pop(number).span, end_s, "a newer checkpoint is decided")
         if not pending.uncommitted:
             del self._open[event.checkpoint]
@@ -137,7 +139,7 @@ class JobTraces:
                 "onceflow.checkpoint.unaligned": timings.overtaken,
             }
             span, context = self._begin(str(subtask), begin_s, pending.context, attributes)
-            # Parts follow one another; where one clock disagrees with the driver's, only this
+            # The parts follow one another. If a slot's clock differs from the driver's, only this
             # subtask's spans are shifted.
             part_s = begin_s
             for name, duration_ms in (
@@ -198,7 +200,7 @@ class JobTraces:
     ) -> tuple[Any, Any]:
         from opentelemetry import context, trace
 
-        # Never the current context of this thread, which a program may have set.
+        # Never use the current context of this thread, which a program may have set.
         around = context.Context() if parent is None else parent
         span: Any = self._tracer.start_span(
             name, around, attributes=attributes, start_time=_to_ns(begin_s)
@@ -218,7 +220,7 @@ class JobTraces:
 
 
 def _list_steps(stats: AttemptStats) -> Iterator[tuple[str, float, float]]:
-    """Yield the steps of a start with begin and end; slots start beside the recovery of sinks."""
+    """Yield the steps of a start with begin and end. Slots start while sinks recover."""
     if stats.slots_ended_s:
         yield "slots end", 0.0, stats.slots_ended_s
     yield "claim the job", stats.slots_ended_s, stats.claimed_s
@@ -241,7 +243,7 @@ def _to_ns(seconds: float) -> int:
 
 
 def to_otlp(measured: Measured, resource: Any, began_ns: int) -> Any:
-    """Return `measured` as the SDK's exporter takes it: cumulative since `began_ns`."""
+    """Convert `measured` for the SDK's exporter, as cumulative values since `began_ns`."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -277,7 +279,7 @@ def _to_metric(family: Family, common: dict[str, str], began_ns: int, now_ns: in
         data = Histogram(points, cumulative)
     else:
         data = Gauge(points)
-    # UCUM's units, as OpenTelemetry wants them: what is merely counted stands in braces.
+    # OpenTelemetry requires UCUM's units; units of counted things are written in braces.
     unit = {"seconds": "s", "bytes": "By"}.get(metric.unit, f"{{{metric.unit}}}")
     return Metric(metric.name.removesuffix("_total"), metric.help, unit, data)
 
@@ -291,7 +293,7 @@ def _to_point(attributes: dict[str, str], value: Value, began_ns: int, now_ns: i
 
     if not isinstance(value, HistogramValue):
         return NumberDataPoint(attributes, began_ns, now_ns, value)
-    # Neither the smallest nor the largest value is known: None leaves these fields out.
+    # The smallest and the largest value are unknown: None leaves these fields out.
     unknown: Any = None
     return HistogramDataPoint(
         attributes,
@@ -319,10 +321,10 @@ class TelemetrySender:
         subtasks_max: int,
         measure: Callable[[], Measured],
     ) -> None:
-        """Build what sends; nothing is sent yet.
+        """Set up the sender; nothing is sent yet.
 
         Raises:
-            MissingExtra: The SDK is not installed here.
+            MissingExtra: The SDK is not installed.
         """
         with naming_extras():
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -336,7 +338,7 @@ class TelemetrySender:
         self._interval_s = settings.parse_interval_s()
         self._began_ns = time.time_ns()
         instance = f"{socket.gethostname()}:{os.getpid()}"
-        # Attributes of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are in it, too.
+        # The resource also has the attributes of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
         self._resource: Any = Resource.create(
             {"onceflow.job": job, "service.instance.id": instance}
             | ({} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "onceflow"})
@@ -348,19 +350,19 @@ class TelemetrySender:
         )
         self._metrics: Any = OTLPMetricExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT_S)
         self.traces = JobTraces(self._provider.get_tracer("onceflow", VERSION), subtasks_max)
-        """The listener that makes spans."""
+        """The listener that creates spans."""
         self._closing = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name=f"telemetry of job {job}", daemon=True
         )
 
     def start(self) -> None:
-        """Begin to send metrics; spans are sent as they end. A second call does nothing."""
+        """Start sending metrics; each span is sent when it ends. Idempotent."""
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:
-        """Send what is left, for END_TIMEOUT_S at most; what is left then is lost."""
+        """Send the remaining data, for at most END_TIMEOUT_S. Data that is unsent then is lost."""
         if self._closing.is_set() or self._thread.ident is None:
             return
         self._closing.set()
@@ -371,7 +373,7 @@ class TelemetrySender:
     def _run(self) -> None:
         while not self._closing.wait(self._interval_s):
             self._send_metrics()
-        # Spans first: metrics of the end repeat what is known, and spans are told once.
+        # Spans first: the last metrics repeat earlier ones, but each span is sent only once.
         self._provider.shutdown()
         self._send_metrics()
         self._metrics.shutdown(timeout_millis=0)

@@ -1,7 +1,8 @@
 """The median and the 99th percentile of the latencies of the last one or two minutes.
 
-For people who look now: a histogram of the whole run hides that the last minute was slow. Latencies
-are counted in buckets, each 5 % wider than the one before, so a percentile is off by 5 % at most.
+They show the current latency: a histogram of the whole run hides that the last minute was slow.
+Latencies are counted in buckets, each 5 % wider than the one before, so the error of a percentile
+is at most 5 %.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from onceflow.core.runtime.metrics.samples import Histogram
 
 WINDOW_S = 60.0
 _BOUNDS = tuple(0.001 * 1.05**power for power in range(260))
-"""From 1 ms to 307 s, in seconds: `record_times` tells nothing older apart."""
+"""The bounds from 1 ms to 307 s, in seconds: `record_times` does not distinguish older times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentLatency:
-    """What records took that became visible in the last one or two windows of 60 s."""
+    """The latency of records that became visible in the last one or two windows of 60 s."""
 
     records: int
     p50_s: float
@@ -27,10 +28,10 @@ class RecentLatency:
 
 
 class RecentTimes:
-    """Counts latencies in the window that runs, and keeps the one before.
+    """Counts latencies in the current window, and keeps the previous window.
 
-    Its owner serializes the calls. Times are those of the wall clock; one that goes back begins
-    a new window.
+    The owner serializes the calls. Times are those of the wall clock; if the clock goes back, a new
+    window begins.
     """
 
     def __init__(self) -> None:
@@ -39,12 +40,12 @@ class RecentTimes:
         self._before = Histogram(_BOUNDS)
 
     def add(self, latencies: Iterable[tuple[float, int]], at_s: float) -> None:
-        """Count each (seconds, records) as of `at_s`."""
+        """Count each (seconds, records) at time `at_s`."""
         self._turn(at_s)
         self._now.observe_all(latencies, 0.0)
 
     def read(self, now_s: float) -> RecentLatency | None:
-        """Return the percentiles as of `now_s`; None: no record has become visible lately."""
+        """Return the percentiles at `now_s`, or None if no record has become visible recently."""
         self._turn(now_s)
         pairs = zip(self._now.value().counts, self._before.value().counts, strict=True)
         sums = tuple(accumulate(now + before for now, before in pairs))
@@ -63,9 +64,9 @@ class RecentTimes:
 
 
 def _find_percentile(sums: tuple[int, ...], share: float) -> float:
-    """Return the upper bound of the bucket in which `share` of all is reached.
+    """Return the upper bound of the bucket that reaches `share` of all latencies.
 
-    `sums[i]` latencies are <= `_BOUNDS[i]`; those beyond the last bound count as that long.
+    `sums[i]` latencies are <= `_BOUNDS[i]`; those above the last bound count as the last bound.
     """
     rank = share * sums[-1]
     reached = next(index for index, count in enumerate(sums) if count >= rank)

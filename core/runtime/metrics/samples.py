@@ -1,4 +1,4 @@
-"""Values as they are collected for a scrape: samples of a metric, and histograms."""
+"""The values collected for a scrape: samples of a metric, and histograms."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from onceflow.core.runtime.metrics.metric_catalog import Metric
 
 @dataclass(frozen=True, slots=True)
 class HistogramValue:
-    """A histogram as of now. `counts[i]` values are <= `bounds[i]`; the last is of the rest."""
+    """The current value of a histogram.
+
+    `counts[i]` counts values in the bucket up to `bounds[i]`.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    """One a bucket, not summed up: len(counts) == len(bounds) + 1."""
+    """The count per bucket, not cumulated: len(counts) == len(bounds) + 1. The last bucket has no
+    bound."""
     total: float
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self.counts)
 
 
 class Histogram:
-    """Counts values. Its owner serializes the calls."""
+    """A histogram that counts values. Its owner serializes the calls."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -41,19 +45,19 @@ class Histogram:
         self._total += value
 
     def observe_all(self, values: Iterable[tuple[float, int]], total: float) -> None:
-        """Count each (value, how often); `total` is the sum of them all."""
+        """Count each (value, number of times); `total` is the sum of all values."""
         for value, count in values:
             self._counts[bisect_left(self._bounds, value)] += count
         self._total += total
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Count what another histogram of the same bounds has counted."""
+        """Add the counts of another histogram with the same bounds."""
         for index, count in enumerate(counts):
             self._counts[index] += count
         self._total += total
 
     def value(self) -> HistogramValue:
-        """Return what was counted up to now."""
+        """Return the current value of the histogram."""
         return HistogramValue(self._bounds, tuple(self._counts), self._total)
 
 
@@ -62,9 +66,9 @@ Value: TypeAlias = float | HistogramValue
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric with its samples: values of its labels, and the value.
+    """A metric with its samples: the values of its labels, and the value.
 
-    An empty value stands for a label that the sample does not have.
+    An empty label value means that the sample does not have this label.
     """
 
     metric: Metric

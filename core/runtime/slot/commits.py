@@ -1,8 +1,8 @@
-"""Commits what the sinks of a slot have pre-committed, on threads of its own.
+"""Commits the pre-committed transactions of a slot's sinks, on separate threads.
 
 A later transaction of the same subtask may wait for a row lock that a commit releases, so each
-committer has its own thread and connection. `commit.queue` decides what to commit, in which order,
-and what follows from an outcome; the threads carry that out.
+committer has its own thread and connection. `commit.queue` decides which transaction is committed
+when, and the step after each outcome; the threads carry that out.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from onceflow.core.settings.pipeline_settings import TlsFiles
 
 
 def run_slot(plan: AttemptPlan, slot: int) -> str:
-    """Run slot number `slot` to its end; return its reason. Spark, or a process, calls this."""
+    """Run slot number `slot` to its end; return why it ended. Called by Spark, or a process."""
     with _interrupts_ignored():
         return Slot(plan, slot).run()
 
@@ -104,7 +104,7 @@ class Slot:
         self._control = SlotControl(context, mailbox, self._data_server, plan.driver_address, hello)
 
     def run(self) -> str:
-        """Restore the deployed state, then wait for the end; return its reason."""
+        """Restore the deployed state, then wait for the end; return why the slot ended."""
         # A host or daemon has frozen its imported objects before it forked this process.
         if own := not gc.get_freeze_count():
             gc.freeze()

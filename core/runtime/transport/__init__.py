@@ -1,1 +1,1 @@
-"""How messages and record batches travel between processes: Arrow Flight."""
+"""The transport of messages and record batches between processes, by Arrow Flight."""

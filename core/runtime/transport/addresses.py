@@ -1,10 +1,10 @@
 """The addresses at which driver and slots reach each other.
 
-A slot is reached at the first of these:
+A slot is reached at the first available of these:
 
 1. `RuntimeSettings.slot_host`, which may refer to a variable or a file of the slot's own machine
 2. an address to which the machine's host name resolves, IPv4 before IPv6, unless it is loopback
-3. the address from which the slot's packets leave for the driver
+3. the source address of the slot's packets to the driver
 
 Link-local addresses of IPv6 are left out: they need an interface, which differs between machines.
 """
@@ -21,17 +21,17 @@ from onceflow.core.errors import SettingsRefused
 from onceflow.core.secret_references import follow_references
 
 _DISCARD_PORT = 9
-"""A datagram socket that connects sends nothing, so the port does not matter. It must not be 0."""
+"""A port for connecting datagram sockets. That sends nothing, so any port but 0 works."""
 
 
 def to_location(scheme: str, host: str, port: int) -> str:
-    """Return the location of a Flight server, with brackets around an address of IPv6."""
+    """Return the location of a Flight server. An IPv6 address is put in brackets."""
     bare = host.removeprefix("[").removesuffix("]")
     return f"{scheme}://[{bare}]:{port}" if ":" in bare else f"{scheme}://{bare}:{port}"
 
 
 def host_of(location: str) -> str:
-    """Return the host of the location of a Flight server, without brackets."""
+    """Return the host in a Flight server's location, without brackets."""
     return urlsplit(location).hostname or ""
 
 
@@ -40,7 +40,7 @@ def find_slot_host(driver_address: str, slot_host: str | None) -> str:
 
     Raises:
         SettingsRefused: No address of this machine leads to the driver.
-        ConfigError: `slot_host` refers to something that is not here.
+        ConfigError: `slot_host` refers to a variable or file that does not exist.
     """
     if slot_host is not None:
         return follow_references(slot_host, setting="slot_host")
@@ -60,7 +60,7 @@ def find_slot_host(driver_address: str, slot_host: str | None) -> str:
 
 
 def resolve(host: str) -> list[str]:
-    """Return the addresses to which `host` resolves here, IPv4 first; empty if to none."""
+    """Return the addresses to which `host` resolves on this machine, IPv4 first; may be empty."""
     bare = host.removeprefix("[").removesuffix("]")
     try:
         infos = socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM)
@@ -85,16 +85,16 @@ def find_route_source(host: str) -> str | None:
 
 
 def leads_to_loopback(host: str) -> bool:
-    """Return whether `host` resolves here, and to loopback addresses alone."""
+    """Return True if `host` resolves on this machine, and only to loopback addresses."""
     addresses = resolve(host)
     return bool(addresses) and all(ipaddress.ip_address(one).is_loopback for one in addresses)
 
 
 def read_network_id() -> str:
-    """Return the identity of the network stack of this process; empty where Linux does not tell.
+    """Return the identity of this process's network stack; empty if Linux does not provide it.
 
-    Containers that share the network of their machine share it, all others have their own. No two
-    stacks that reach each other share an address.
+    Containers that use their machine's network have the machine's identity, others their own. Two
+    stacks that reach each other never share an address.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""Draws certificates: an authority whose key nobody keeps, and what it signs."""
+"""Creates certificates: an authority whose key is not stored, and the certificates it signs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
 class Authority:
-    """Signs certificates of one period; its key is in this object and nowhere else."""
+    """An authority that signs certificates of one period. Only this object has its key."""
 
     def __init__(self, begins: datetime, ends: datetime) -> None:
         self._period = (begins, ends)

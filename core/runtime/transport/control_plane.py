@@ -1,8 +1,9 @@
 """The control stream: one bidirectional Flight exchange between the job driver and each slot.
 
-Every slot dials the driver, because executors can always reach it and it need not reach them. The
-first message of a stream is the slot's `Hello`; the stream ends when either side is gone, and each
-side treats that as the loss of the other. Whoever sends never waits for the peer: its outbox does.
+Every slot connects to the driver, because executors can always reach the driver, but not the other
+way round. The first message of a stream is the slot's `Hello`. The stream ends when either side is
+gone, and each side treats that as the loss of the other. A sender never waits for its peer: its
+outbox waits.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 class Outbox:
     """A queue and the thread that writes it to one stream, in order. Methods: any thread.
 
-    What waits is bounded in time and not in length: the owner gives a peer up whose messages have
-    waited for too long, and sends little.
+    The queue is limited in time, not in length: the owner gives up a peer whose messages have
+    waited too long, and sends few messages.
     """
 
     def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
@@ -52,7 +53,7 @@ class Outbox:
         self._thread.start()
 
     def put(self, data: bytes) -> bool:
-        """Send `data` after everything before; return False when the stream has ended."""
+        """Queue `data` for sending. Return False if the stream has ended."""
         with self._changed:
             if self._ended or self._last:
                 return False
@@ -61,12 +62,12 @@ class Outbox:
             return True
 
     def waiting_s(self, now: float) -> float:
-        """Return for how long the peer has not taken the oldest message; 0 when none waits."""
+        """Return the time that the oldest message has waited; 0 if no message waits."""
         with self._changed:
             return now - self._waiting[0][0] if self._waiting else 0.0
 
     def finish(self, timeout_s: float) -> bool:
-        """Take nothing more; return whether all is written, and nothing will be, in time."""
+        """Accept no more messages. Return True if all are written within `timeout_s`."""
         with self._changed:
             self._last = True
             self._changed.notify()
@@ -74,9 +75,9 @@ class Outbox:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Drop what waits; return when nothing is being written, and nothing will be.
+        """Drop all waiting messages, and wait until no write is running.
 
-        For streams that have ended: a write to one of them fails at once.
+        Only for streams that have ended: a write to such a stream fails at once.
         """
         with self._changed:
             self._ended = True
@@ -88,17 +89,17 @@ class Outbox:
             with self._changed:
                 while not (self._waiting or self._last or self._ended):
                     self._changed.wait()
-                # `_last` with an empty queue: all is written, and `finish` may return.
+                # `_last` with an empty queue: everything is written, and `finish` may return.
                 if self._ended or not self._waiting:
                     self._ended = True
                     return
-                # It stays in the queue while it is written, so that `waiting_s` counts it.
+                # Keep the message in the queue during the write, so that `waiting_s` counts it.
                 _, data = self._waiting[0]
-            # Without the lock: a peer that takes nothing holds up this thread, and nobody else.
+            # Without the lock: a peer that takes nothing blocks only this thread.
             try:
                 self._write(data)
             except (pa.ArrowException, OSError):
-                # The peer is gone; whoever reads from it notices and reports that.
+                # The peer is gone; the thread that reads from it notices and reports that.
                 with self._changed:
                     self._ended = True
                     self._waiting.clear()
@@ -109,7 +110,7 @@ class Outbox:
 
 _PATH = flight.FlightDescriptor.for_path(b"control")
 _EXIT_TIMEOUT_S = 10.0
-"""How long the interpreter's exit waits for a stream that does not end."""
+"""The time that the interpreter's exit waits for a stream that does not end."""
 
 
 class SlotLink:
@@ -120,24 +121,24 @@ class SlotLink:
         self._outbox = Outbox(f"to slot {hello.slot}", writer.write_metadata)
 
     def send(self, message: DriverMessage) -> None:
-        """Send `message`, without waiting for the slot to take it.
+        """Send `message` without waiting for the slot.
 
-        A slot that is gone needs none, and its loss is reported elsewhere.
+        If the slot is gone the message is dropped; another thread reports the loss.
         """
         self._outbox.put(encode_message(message))
 
     def waiting_s(self, now: float) -> float:
-        """Return for how long the slot has not taken what was sent; 0 when it has all."""
+        """Return the time that the oldest message to the slot has waited; 0 if none waits."""
         return self._outbox.waiting_s(now)
 
     def close(self) -> None:
-        """Send nothing more. The stream has ended."""
+        """Stop sending, after the stream has ended."""
         self._outbox.close()
 
 
 @dataclass(frozen=True, slots=True)
 class SlotConnected:
-    """A slot has dialled in."""
+    """An event: a slot has connected."""
 
     link: SlotLink
 
@@ -146,7 +147,7 @@ ControlEvent: TypeAlias = SlotConnected | SlotMessageReceived | SlotGone
 
 
 def _explain_refusal(host: str, error: pa.ArrowException) -> str:
-    """Return why nothing listens at `host`. gRPC does not tell a name that does not resolve."""
+    """Return why `host` cannot be listened at. gRPC does not report an unresolvable name."""
     try:
         socket.getaddrinfo(host, None)
     except OSError as unresolved:
@@ -155,7 +156,7 @@ def _explain_refusal(host: str, error: pa.ArrowException) -> str:
 
 
 class ControlServer(flight.FlightServerBase):
-    """Accepts the slots of one attempt and turns what they say into events."""
+    """Accepts the slots of one attempt and turns their messages into events."""
 
     def __init__(
         self, host: str, credentials: Credentials, post: Callable[[ControlEvent], None]
@@ -163,7 +164,7 @@ class ControlServer(flight.FlightServerBase):
         """Listen at `host`, at any free port.
 
         Raises:
-            SettingsRefused: `host` does not resolve here, or is no address of this machine.
+            SettingsRefused: `host` does not resolve, or is not an address of this machine.
         """
         try:
             super().__init__(to_location(credentials.scheme, host, 0), **credentials.of_server())
@@ -181,9 +182,9 @@ class ControlServer(flight.FlightServerBase):
         self._refusal: Shutdown | None = None
 
     def dismiss(self, reason: str) -> None:
-        """Tell every slot to leave, those that dial in from now on, too.
+        """Tell every slot to leave, including slots that connect later.
 
-        An attempt may have failed before it has heard of a slot, which would then wait for its work
+        An attempt may fail before it has heard of a slot. That slot would otherwise wait for work
         until it is killed.
         """
         with self._lock:
@@ -192,10 +193,11 @@ class ControlServer(flight.FlightServerBase):
                 link.send(self._refusal)
 
     def close(self, timeout_s: float) -> bool:
-        """Accept nothing more; return whether all streams end within `timeout_s`.
+        """Accept no more slots. Return True if all streams end within `timeout_s`.
 
-        That of a slot that is cut off does not, until the network gives it up. A stream that ended
-        while the interpreter does would abort it: an exit waits for the stream, up to a deadline.
+        The stream of a slot that is cut off ends only when the network gives it up. If a stream
+        ended during the interpreter's exit, it would abort the process: so the exit waits for it,
+        up to a deadline.
         """
         ending = threading.Thread(target=self.shutdown, name="control shutdown", daemon=True)
         ending.start()
@@ -205,18 +207,18 @@ class ControlServer(flight.FlightServerBase):
         return not ending.is_alive()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve one slot until its stream ends. Runs on a thread of Flight's."""
+        """Serve one slot until its stream ends. Runs on one of Flight's threads."""
         hello = decode_message(metadata_of(reader.read_chunk()))
         if not isinstance(hello, Hello):
             raise flight.FlightServerError(f"a control stream begins with Hello, not {hello!r}")
         link = SlotLink(hello, writer)
         with self._lock:
             self._links.append(link)
-            # Under the lock that `dismiss` holds: a slot is either in the list by then or sees the
-            # refusal.
+            # Under the lock of `dismiss`: `dismiss` finds the slot in the list, or the slot sees
+            # the refusal here.
             if self._refusal is not None:
                 link.send(self._refusal)
-        # Before anything is read, so that no message of a slot comes before its connection.
+        # Post before reading, so that the connection comes before all messages of the slot.
         self._post(SlotConnected(link))
         reason = f"its process {hello.pid} on {hello.host} ended or became unreachable"
         try:
@@ -245,7 +247,7 @@ class ControlStream:
         hello: Hello,
         post: Callable[[DriverMessage | DriverLost | PartFailed], None],
     ) -> None:
-        """Dial the driver and say hello; from now on `post` is told what the driver says.
+        """Connect to the driver and send hello. From now on `post` receives the driver's messages.
 
         Raises:
             SlotLost: The driver cannot be reached or refuses.
@@ -262,7 +264,7 @@ class ControlStream:
         self._thread.start()
 
     def send(self, message: SlotMessage) -> None:
-        """Send `message` to the driver, without waiting for it to be taken. Any thread.
+        """Send `message` to the driver, without waiting for it. Any thread.
 
         Raises:
             SlotLost: The driver is gone.
@@ -271,14 +273,14 @@ class ControlStream:
             raise SlotLost("the job driver is gone")
 
     def close(self, timeout_s: float) -> None:
-        """End the stream in good order, or break it after `timeout_s`.
+        """End the stream in order, or break it after `timeout_s`.
 
-        In good order the driver's end returns, and with it the stream.
+        In the orderly case the driver ends its side, which ends the stream.
         """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(pa.ArrowException, OSError):
-            # Two threads must not write to one stream: `done_writing` only when the outbox has
-            # ended.
+            # Two threads must not write to one stream: call `done_writing` only after the outbox
+            # has ended.
             if self._outbox.finish(timeout_s):
                 self._writer.done_writing()
             self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,15 +1,15 @@
 """The credentials of driver and slots: a token, and with TLS a certificate each.
 
-One secret an attempt authenticates the control plane and the data plane. The driver draws it, Spark
-carries it to the slots inside the task, and every Flight call presents it. It is never logged and
-never stored.
+One secret per attempt authenticates the control plane and the data plane. The driver draws the
+token, Spark carries it to the slots in the task, and every Flight call presents it. It is never
+logged and never stored.
 
-Certificates are drawn or read from files. Drawn ones last for one attempt: the driver makes an
-authority, signs one certificate for itself and one for all slots, and forgets the authority's key.
-The slots' certificate and key go inside Spark's task, beside the token: who reads one reads the
-other, so a key that each slot made for itself, and had signed over a connection that only the token
-protects, would be no safer. Only the driver's certificate bears the driver's name, so a slot cannot
-pose as the driver.
+Certificates are drawn or read from files. Drawn certificates last for one attempt: the driver
+creates an authority, signs one certificate for itself and one for all slots, and forgets the
+authority's key. The slots' certificate and key travel in Spark's task, together with the token. A
+reader of one can read the other. So a key that each slot created itself would be no safer: only the
+token would protect the connection over which it is signed. Only the driver's certificate has the
+driver's name, so a slot cannot pose as the driver.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from onceflow.core.settings.pipeline_settings import TlsFiles
 _DRIVER = "driver.onceflow.internal"
 _SLOT = "slot.onceflow.internal"
 _VALID_FOR = timedelta(days=2)
-"""Both ways: every stream is opened when slots start, and the clocks of machines differ."""
+"""The validity before and after now: all streams are opened when slots start, and clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """What one end of a connection shows, and whom it trusts. All PEM."""
+    """The certificate and key of one end of a connection, and the authority it trusts, as PEM."""
 
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
     authority: bytes = field(repr=False)
-    """Who has signed the certificates of both ends."""
+    """The authority that has signed the certificates of both ends."""
     driver_name: str | None
-    """What the driver's certificate must be for; None: the host at which it is dialled."""
+    """The required name in the driver's certificate; None means the host name used to connect."""
     slot_name: str | None
 
 
 def draw_identities() -> tuple[TlsIdentity, TlsIdentity]:
-    """Return fresh identities of one attempt: (the driver's, the slots')."""
-    # Importing it takes a seventh of a second, which slots and jobs without TLS need not spend.
+    """Draw new identities for one attempt: (the driver's, the slots')."""
+    # The import takes a seventh of a second, which slots and jobs without TLS do not need.
     from onceflow.core.runtime.transport.certificates import Authority
 
     now = datetime.now(timezone.utc)
-    # The authority's key lives in this call only.
+    # Only this call has the authority's key.
     authority = Authority(now - _VALID_FOR, now + _VALID_FOR)
     driver, slot = (
         TlsIdentity(*authority.issue(name), authority.certificate, _DRIVER, _SLOT)
@@ -61,10 +61,10 @@ def draw_identities() -> tuple[TlsIdentity, TlsIdentity]:
 
 
 def identity_in(files: TlsFiles) -> TlsIdentity:
-    """Return the identity that `files` hold on this machine, now.
+    """Read the identity from `files` on this machine.
 
     Raises:
-        SettingsRefused: One of them cannot be read here.
+        SettingsRefused: A file cannot be read on this machine.
     """
     certificate, key, authority = (
         _read(name, path)
@@ -88,31 +88,32 @@ def _read(name: str, path: str) -> bytes:
 
 
 _CLIENT_OPTIONS = (("grpc.enable_http_proxy", 0),)
-"""gRPC dials the proxy of the variables grpc_proxy, https_proxy and http_proxy, also for loopback.
-A proxy of the web does not reach driver and slots, and without TLS it would see the token."""
+"""gRPC would use the proxy from the variables grpc_proxy, https_proxy and http_proxy, even for
+loopback. A web proxy does not reach driver and slots, and without TLS it would see the token.
+"""
 _MIDDLEWARE = "authentication"
 _HEADER = "authorization"
 
 
 def new_token() -> str:
-    """Return a fresh secret of 256 bits."""
+    """Return a new secret of 256 bits."""
     return secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a process of the attempt shows as its identity, and checks others by."""
+    """The identity that a process of the attempt shows, and by which it checks other processes."""
 
     token: str = field(repr=False)
     tls: TlsIdentity | None = None
 
     @property
     def scheme(self) -> str:
-        """How addresses of the attempt begin."""
+        """The scheme of the attempt's addresses."""
         return "grpc+tls" if self.tls else "grpc"
 
     def of_server(self) -> dict[str, Any]:
-        """Return the arguments of a Flight server that serves nobody else."""
+        """Return the arguments of a Flight server that only accepts processes of the attempt."""
         options: dict[str, Any] = {"middleware": {_MIDDLEWARE: TokenCheck(self.token)}}
         if self.tls:
             options |= {
@@ -123,7 +124,7 @@ class Credentials:
         return options
 
     def of_call(self) -> flight.FlightCallOptions:
-        """Return the options with which a call presents the token."""
+        """Return the options for a call, which contain the token."""
         return flight.FlightCallOptions(
             headers=[(_HEADER.encode(), f"Bearer {self.token}".encode())]
         )
@@ -150,7 +151,7 @@ class Credentials:
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):
-    """Refuses every call that does not present the token, before its handler runs."""
+    """Refuses every call without the token, before its handler runs."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
@@ -160,7 +161,7 @@ class TokenCheck(flight.ServerMiddlewareFactory):
         """Raise FlightUnauthenticatedError unless the call presents the token."""
         given = headers.get(_HEADER, [b""])[0]
         presented = given.encode() if isinstance(given, str) else given
-        # In constant time: how long a refusal takes must not tell how much of a guess is right.
+        # Compare in constant time, so that the time of a refusal does not reveal a partial match.
         if not hmac.compare_digest(presented, self._expected):
             raise flight.FlightUnauthenticatedError(
                 "this address belongs to a onceflow job; the call presented no token of its attempt"
@@ -168,6 +169,6 @@ class TokenCheck(flight.ServerMiddlewareFactory):
 
 
 def metadata_of(chunk: flight.FlightStreamChunk) -> bytes:
-    """Return the metadata of one message of a stream; empty when it has none."""
+    """Return the metadata of a message of a stream; empty if it has none."""
     metadata = chunk.app_metadata
     return b"" if metadata is None else metadata.to_pybytes()

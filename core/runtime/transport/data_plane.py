@@ -1,16 +1,16 @@
-"""Channels between slots over Arrow Flight: one bidirectional stream a channel.
+"""Channels between slots over Arrow Flight: one bidirectional stream per channel.
 
 Downstream messages, by the first byte of their metadata:
-    D   the message's record batch is data; its last column is the key hash. A watermark follows
-        as a little-endian i64 where there is one
+    D   the message's record batch is data; its last column is the key hash. If there is a
+        watermark, it follows as a little-endian i64
     B   a barrier, as msgpack
     E   end of stream: no more rows
-    A   a question: is anybody there?
+    A   a question: is the peer alive?
     Z   the sender closes in good order
-Upstream: each message's metadata is one little-endian u32, the credits given; 0 answers A.
+Upstream: each message's metadata is one little-endian u32, the number of credits; 0 answers A.
 
-A stream that ends without Z is a lost peer. gRPC does not survive a fork, so both ends are opened
-inside the slot's own process and never in the executor's daemon.
+A stream that ends without Z means that the peer is lost. gRPC does not survive a fork, so both ends
+are opened inside the slot's own process and never in the executor's daemon.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _WATERMARK = struct.Struct("<q")
 _BARRIERS = msgpack_decoder(Barrier)
 _DATA, _BARRIER, _END, _ASK, _CLOSE = b"D", b"B", b"E", b"A", b"Z"
 CHANNEL_CLOSE_TIMEOUT_S = 1.0
-"""How long a peer may take to be told of the end of a channel."""
+"""The time in which a peer must take the message that closes a channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """The identity of a slot. The sender of each channel names the slot that it means."""
+    """The identity of a slot. The sender of each channel names its target by it."""
 
     job: str
     attempt: int
@@ -88,16 +88,17 @@ class DataServer(flight.FlightServerBase):
         self._closing = False
 
     def serve_gates(self, gates: dict[str, InputGate]) -> None:
-        """Accept channels for `gates`, by chain id; earlier callers have been waiting for this."""
+        """Accept channels for `gates`, by chain id. Earlier calls wait for this."""
         self._gates = gates
         self._gates_set.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Accept nothing more; return whether all streams end within `timeout_s`.
+        """Accept no more channels. Return True if all streams end within `timeout_s`.
 
-        Streams that end now are no losses. One whose sender is cut off does not end.
+        Streams that end from now on are not reported as losses. A stream whose sender is cut off
+        does not end.
         """
-        # Calls that wait to be deployed end now, and see why.
+        # Calls that wait for the deployment end now, with the reason.
         self._closing = True
         self._gates_set.set()
         ending = threading.Thread(target=self.shutdown, name="data shutdown", daemon=True)
@@ -106,16 +107,16 @@ class DataServer(flight.FlightServerBase):
         return not ending.is_alive()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve one channel until its sender closes it. Runs on a thread of Flight's."""
+        """Serve one channel until its sender closes it. Runs on one of Flight's threads."""
         job, attempt, target, chain, source, number = (part.decode() for part in descriptor.path)
-        # An address may be used again by a later attempt, and two machines may have one address:
-        # rows for another slot must not get in.
+        # A later attempt may reuse an address, and two machines may have the same address: rows for
+        # another slot must be refused.
         meant = SlotIdentity(job, int(attempt), int(target))
         if meant != self._identity:
             raise flight.FlightServerError(
                 f"the channel for {meant} reached {self._identity}. {ADDRESS_ADVICE}"
             )
-        # Peers may be deployed earlier, and dial in before this slot has its gates.
+        # Peers may be deployed earlier, and connect before this slot has its gates.
         if not self._gates_set.wait(self._timeout_s):
             raise flight.FlightServerError("this slot was not deployed in time")
         if self._closing:
@@ -138,9 +139,10 @@ class DataServer(flight.FlightServerBase):
 
 
 class _CreditLine:
-    """Tells a sender what it may send, for as long as its stream is there.
+    """Sends credits to a sender while its stream exists.
 
-    Batches may be taken after that, and a write to a stream that Flight has freed ends the process.
+    Batches may be taken after the stream's end. A write to a stream that Flight has freed would
+    crash the process.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -149,27 +151,27 @@ class _CreditLine:
         self._ended = False
 
     def give(self, count: int) -> None:
-        """Tell it, on whatever thread took a batch."""
+        """Send credits. Called on the thread that took a batch."""
         self._write(count)
 
     def answer(self) -> None:
-        """Tell it that somebody is there."""
+        """Answer that this slot is alive."""
         self._write(0)
 
     def _write(self, count: int) -> None:
-        # A sender that is gone needs no credit; its loss is noticed by the reading side.
+        # A sender that is gone needs no credit; the reading side notices its loss.
         with self._lock, contextlib.suppress(pa.ArrowException, OSError):
             if not self._ended:
                 self._writer.write_metadata(_CREDIT.pack(count))
 
     def end(self) -> None:
-        """Refuse further writes, and wait for one that is under way."""
+        """Refuse further writes, and wait for a running write."""
         with self._lock:
             self._ended = True
 
 
 def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) -> bool:
-    """Feed `gate` until the stream ends; return whether it was closed in good order."""
+    """Feed `gate` until the stream ends. Return True if the sender closed it in good order."""
     while True:
         try:
             chunk = reader.read_chunk()
@@ -178,7 +180,7 @@ def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) ->
         metadata = metadata_of(chunk)
         kind = metadata[:1]
         if kind == _DATA:
-            # The hashes of the keys travel as a last column, so that nobody computes them twice.
+            # The key hashes are sent as a last column, so that they are computed only once.
             rows = chunk.data
             last = rows.num_columns - 1
             hashes = rows.column(last).to_numpy()
@@ -208,14 +210,17 @@ class FlightChannel(OutputChannel):
         channel: int,
         schema: pa.Schema,
     ) -> None:
-        """`source` is a slot of the target's attempt; `channel` is the number at its gate."""
+        """Open the channel.
+
+        `source` is the sending slot; `channel` is the number at the target's gate.
+        """
         super().__init__()
         named = (target.job, str(target.attempt), str(target.slot), chain, str(source))
         path = [part.encode() for part in (*named, str(channel))]
         self.name = f"{chain}[{target.slot}] from {source}"
         self.target = target.slot
         self.heard_at = time.monotonic()
-        """When the peer last gave a sign of life, or else when the channel was opened."""
+        """The time of the peer's last sign of life; before the first one, the time of opening."""
         self.answered = False
         self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
         try:
@@ -251,16 +256,16 @@ class FlightChannel(OutputChannel):
             raise SlotLost(f"channel {self.name} broke: {error}") from error
 
     def close(self, reason: str) -> None:
-        """Tell the peer that this is the end in good order, and wake the sender.
+        """Send the peer the end in good order, and wake the sender.
 
-        Returns within `CHANNEL_CLOSE_TIMEOUT_S`. When the peer takes nothing any more the call is
-        broken; a sender that is in the middle of a write may still be held up after that.
+        Returns within `CHANNEL_CLOSE_TIMEOUT_S`. If the peer takes nothing any more, the call is
+        broken. A sender in the middle of a write may stay blocked after that.
         """
         if self._closed:
             return
         self._closed = True
         self.refuse(reason)
-        # A peer that takes nothing holds up whoever writes to it.
+        # A peer that takes nothing blocks each thread that writes to it.
         closing = threading.Thread(target=self._say_close, name=f"close {self.name}", daemon=True)
         closing.start()
         closing.join(CHANNEL_CLOSE_TIMEOUT_S)
@@ -268,14 +273,14 @@ class FlightChannel(OutputChannel):
             self._reader.cancel()
 
     def _say_close(self) -> None:
-        # gRPC aborts the process when two threads write to one stream at once, or both end it. The
-        # peer answers this by ending its side, and the thread that reads then ends ours.
+        # gRPC aborts the process if two threads write to one stream at once, or if both end it. The
+        # peer answers by ending its side, and then the reading thread ends this side.
         with self._write_lock, contextlib.suppress(pa.ArrowException, OSError):
             self._writer.write_metadata(_CLOSE)
 
     def ask(self) -> None:
-        """Ask the peer for a sign of life, unless something is just being written to it."""
-        # Does not wait for a write that hangs: the other channels are to be asked as well.
+        """Ask the peer for a sign of life, unless a write to it is running."""
+        # Do not wait for a write that hangs: the other channels must be asked, too.
         if not self._write_lock.acquire(blocking=False):
             return
         try:
@@ -298,16 +303,15 @@ class FlightChannel(OutputChannel):
 
 
 _QUESTIONS = 4
-"""Questions in the time after which a silent peer is lost: one lost packet decides nothing."""
+"""The number of questions within the timeout: a single lost packet must not end the peer."""
 
 
 class KeepAlive:
-    """Notices that a channel's peer is frozen or cut off, although its connection stands.
+    """Detects that a channel's peer is frozen or cut off, although its connection stays open.
 
-    A connection that nothing crosses breaks by no timeout of its own, and a slow reader is no
-    fault. So each channel asks its peer's transport, which answers whatever the operators there
-    are doing. The asking has a thread of its own, which a frozen peer may hold up; `check` never
-    waits.
+    An idle connection never times out by itself, and a slow reader is no error. So each channel
+    asks its peer's transport, which answers independently of the operators. A separate thread asks,
+    because a frozen peer may block it; `check` never waits.
     """
 
     def __init__(
@@ -326,10 +330,10 @@ class KeepAlive:
         threading.Thread(target=self._ask, name="keep alive", daemon=True).start()
 
     def check(self, now: float) -> None:
-        """Report the peer that has been silent for longest, if that is too long."""
+        """Report the peer that has been silent for the longest time, if that exceeds the limit."""
         for channel in sorted(self._channels, key=lambda one: one.heard_at):
             silent_s = now - channel.heard_at
-            # Before the first answer the peer may still be starting.
+            # The peer may still be starting before its first answer.
             limit_s = self._timeout_s if channel.answered else self._start_timeout_s
             if silent_s > limit_s:
                 self._lost(
@@ -340,13 +344,12 @@ class KeepAlive:
                 return
 
     def end(self) -> None:
-        """Ask nothing more."""
+        """Stop asking."""
         self._ended.set()
 
     def _ask(self) -> None:
         while not self._ended.wait(self._timeout_s / _QUESTIONS):
-            # A channel on which anything was heard lately needs no question: traffic is a sign of
-            # life.
+            # A channel with recent traffic needs no question.
             before = time.monotonic() - self._timeout_s / _QUESTIONS
             for channel in self._channels:
                 if channel.heard_at < before:
