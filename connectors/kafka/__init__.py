@@ -1,1 +1,1 @@
-"""What Kafka's source, sink and formats share: registry, value formats, checks of brokers."""
+"""The parts that Kafka's source, sink and formats share: registry, formats, checks of brokers."""

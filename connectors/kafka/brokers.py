@@ -1,7 +1,7 @@
-"""Questions to brokers, each repeated until a deadline, and what it means that none is answered.
+"""The repetition of questions to brokers until a deadline, and the errors if no answer arrives.
 
-confluent-kafka's own annotations are loose at some edges; what is used of its admin client is typed
-here.
+The annotations of confluent-kafka are partly imprecise. This module has precise types for the part
+of its admin client that is used.
 """
 
 from __future__ import annotations
@@ -45,13 +45,16 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 ASK_S = 2.0
-"""One question to the broker; short, so that a refused password is noticed between two of them."""
+"""The time in seconds for one question. It is short, so that a refused password is noticed soon."""
 _MARGIN_S = 1.0
-"""A request's own deadline, whose error says more, comes this much before ours."""
+"""The margin in seconds by which our timeout exceeds a request's own.
+
+The request's error says more.
+"""
 
 
 class ClusterMetadata(Protocol):
-    """What the cluster says of itself."""
+    """The cluster's description of itself."""
 
     topics: Mapping[str, object]
     brokers: Mapping[int, object]
@@ -78,7 +81,7 @@ class GroupListings(Protocol):
 
 
 class GroupOffset(Protocol):
-    """What a group has committed with one partition."""
+    """The offset and metadata that a group has committed for one partition."""
 
     topic: str
     partition: int
@@ -87,7 +90,7 @@ class GroupOffset(Protocol):
 
 
 class CommittedOffsets(Protocol):
-    """What a group has committed."""
+    """The offsets that a group has committed."""
 
     topic_partitions: Sequence[GroupOffset]
 
@@ -95,17 +98,18 @@ class CommittedOffsets(Protocol):
 class Admin(Protocol):
     """The part of confluent-kafka's AdminClient that is used.
 
-    Hold it by a name until its futures are done: one that is collected gives them up.
+    Keep a reference to the client until its futures are done: a client that is garbage collected
+    abandons them.
     """
 
     def list_topics(self, *, timeout: float) -> ClusterMetadata:
-        """Return brokers and topics as the broker knows them."""
+        """Return the brokers and topics that the broker knows."""
         ...
 
     def describe_topics(
         self, topics: TopicCollection, *, request_timeout: float
     ) -> Mapping[str, Future[TopicDescription]]:
-        """Ask for ids and partitions of topics; one future each."""
+        """Ask for the ids and partitions of topics. Returns one future for each topic."""
         ...
 
     def describe_cluster(self, *, request_timeout: float) -> Future[DescribeClusterResult]:
@@ -115,13 +119,13 @@ class Admin(Protocol):
     def create_topics(
         self, new_topics: Sequence[NewTopic], *, operation_timeout: float
     ) -> Mapping[str, Future[None]]:
-        """Create topics; one future each."""
+        """Create topics. Returns one future for each topic."""
         ...
 
     def describe_configs(
         self, resources: Sequence[ConfigResource], *, request_timeout: float
     ) -> Mapping[ConfigResource, Future[Mapping[str, ConfigEntry]]]:
-        """Ask for the settings in force; one future each."""
+        """Ask for the current settings. Returns one future for each resource."""
         ...
 
     def list_offsets(
@@ -131,21 +135,21 @@ class Admin(Protocol):
         isolation_level: IsolationLevel,
         request_timeout: float,
     ) -> Mapping[TopicPartition, Future[ListOffsetsResultInfo]]:
-        """Ask for offsets of partitions; one future each."""
+        """Ask for offsets of partitions. Returns one future for each partition."""
         ...
 
     def list_consumer_groups(self, *, request_timeout: float) -> Future[GroupListings]:
-        """Ask every broker for the groups that it coordinates and we may describe."""
+        """Ask every broker for the groups that it coordinates and that the user may describe."""
         ...
 
     def list_consumer_group_offsets(
         self, groups: Sequence[ConsumerGroupTopicPartitions], *, request_timeout: float
     ) -> Mapping[str, Future[CommittedOffsets]]:
-        """Ask for what one group has committed, with every partition; one future each."""
+        """Ask for all offsets that one group has committed. Returns one future for each group."""
         ...
 
     def poll(self, timeout: float) -> int:
-        """Serve callbacks."""
+        """Run callbacks."""
         ...
 
 
@@ -153,10 +157,10 @@ def await_result(future: Future[_Answer], timeout_s: float) -> _Answer:
     """Return the result of a request that was given `timeout_s`.
 
     Raises:
-        KafkaException: It failed, or did not end.
+        KafkaException: The request failed, or did not end.
     """
     try:
-        # Longer than the request's own deadline, so that its error arrives first: that says more
+        # Wait longer than the request's own deadline, so that its error arrives first. It says more
         # than ours.
         return future.result(timeout_s + _MARGIN_S)
     except concurrent.futures.TimeoutError as error:
@@ -164,7 +168,7 @@ def await_result(future: Future[_Answer], timeout_s: float) -> _Answer:
 
 
 class Brokers:
-    """A connection to ask the brokers about topics; used by one thread at a time."""
+    """A connection for questions to the brokers about topics. One thread uses it at a time."""
 
     def __init__(
         self,
@@ -192,7 +196,7 @@ class Brokers:
     def ask(
         self, question: Callable[[float], _Answer], what: str, *, until: float | None = None
     ) -> _Answer:
-        """Return what `question(timeout_s)` returns, asked again until it does.
+        """Call `question(timeout_s)` until it returns, and return its result.
 
         Args:
             question: Raises KafkaException where it is to be asked again.
@@ -200,8 +204,8 @@ class Brokers:
             until: A time of `time.monotonic`; None: the deadline of the settings, from now on.
 
         Raises:
-            SettingsRefused: The brokers refuse who we are, or forbid it.
-            OnceflowError: No answer came in time; it is `unavailable`.
+            SettingsRefused: The brokers refuse the user, or do not permit the request.
+            OnceflowError: No answer arrived in time. The type is `unavailable`.
         """
         backoff = self.begin(until)
         while True:
@@ -211,16 +215,19 @@ class Brokers:
                 self.pause(error, what, backoff)
 
     def begin(self, until: float | None) -> Backoff:
-        """Return the tries of one question; `until` as in `ask`."""
+        """Return the backoff of one question; `until` as in `ask`."""
         return Backoff(
             until=time.monotonic() + self.settings.deadline_s if until is None else until
         )
 
     def pause(self, error: KafkaException, what: str, backoff: Backoff) -> None:
-        """Wait until a question that failed by `error` may be asked again. Raises as `ask`."""
-        # Serves the error callback, which alone hears of a refused password.
+        """Wait until a question that failed with `error` may be repeated.
+
+        Raises the errors of `ask`.
+        """
+        # This runs the error callback, the only place where a refused password is reported.
         self.admin.poll(0)
-        # Before the error of the call, which is a mere timeout when the password is refused.
+        # Check this before the error of the call: after a refused password, that is only a timeout.
         if self.troubles.authentication:
             raise make_login_error(self.settings, self.troubles.authentication)
         inner = error_of(error)

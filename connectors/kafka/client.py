@@ -1,4 +1,4 @@
-"""How Kafka clients are opened, what they report, and what their errors mean."""
+"""The opening of Kafka clients, the record of their reports, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ _DENIED_CODES = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 )
 _REPORTS_SHOWN = 2
-"""The last one is often "all brokers are down"; the one before it says why."""
+"""The number of reports in `last`.
+
+The newest is often "all brokers are down"; the one before it says why.
+"""
 
 
 class ClientTroubles:
-    """Remembers what went wrong in a client; given to it as its error callback.
+    """The errors that a client has reported through its error callback.
 
-    Called on whatever thread polls the client.
+    The callback runs on the thread that polls the client.
     """
 
     def __init__(self, cluster: KafkaCluster) -> None:
@@ -44,18 +47,18 @@ class ClientTroubles:
 
     @property
     def last(self) -> str:
-        """The newest reports, without secrets; empty when there is none."""
+        """The newest reports, without secrets; empty if there are none."""
         with self._lock:
             return "; ".join(list(self._reports.values())[-_REPORTS_SHOWN:])
 
     @property
     def authentication(self) -> str:
-        """What the broker said when it refused who we are; empty when it did not."""
+        """The text with which the broker refused to authenticate; empty if it did not refuse."""
         return self._authentication
 
     @property
     def latest(self) -> str:
-        """The newest report, without secrets; empty when there is none."""
+        """The newest report, without secrets; empty if there is none."""
         return next(reversed(self._reports.values()), "")
 
     def note(self, error: KafkaError) -> None:
@@ -63,17 +66,17 @@ class ClientTroubles:
         self.remember(error)
 
     def clear(self) -> None:
-        """Forget everything: the client works again."""
+        """Forget all reports, because the client works again."""
         with self._lock:
             self._reports.clear()
             self._authentication = ""
 
     def remember(self, error: KafkaError) -> bool:
-        """Keep `error`; return whether nothing of its kind has been reported since `clear`."""
+        """Keep `error`. Return True if no error with its code was reported since `clear`."""
         text, code = hide_secrets(error.str(), self._options), error.code()
         with self._lock:
-            # Taken out and put in again, so that the newest stands last; one of each kind, for the
-            # same one comes once a second while a broker is away.
+            # Remove and insert it again, so that the newest is last. Keep one of each code, because
+            # the same error is reported every second while a broker is down.
             is_new = self._reports.pop(code, None) is None
             self._reports[code] = text
             if code in _AUTHENTICATION_CODES:
@@ -87,15 +90,15 @@ def client_config(
     defaults: Mapping[str, OptionValue],
     troubles: ClientTroubles | None = None,
 ) -> dict[str, Any]:
-    """Return the settings of a client: `defaults`, below the user's options.
+    """Return the settings of a client: `defaults`, overridden by the user's options.
 
     Raises:
-        ConfigError: A reference to a secret cannot be followed.
+        ConfigError: A reference to a secret cannot be resolved.
     """
     config: dict[str, Any] = {
         **defaults,
-        # Above the defaults, and below what follows: a user may tune a client, and not send it
-        # elsewhere.
+        # The user's options override the defaults, but not the entries below: a user may tune a
+        # client, but not connect it elsewhere.
         **LIBRDKAFKA.resolve_secrets(cluster.options),
         "bootstrap.servers": cluster.bootstrap_servers,
         "client.id": client_id,
@@ -111,7 +114,8 @@ def open_client(
     """Return `construct(config)`. Does not wait for any broker.
 
     Raises:
-        SettingsRefused: librdkafka refuses a setting, or a file that it names; names it.
+        SettingsRefused: librdkafka refuses a setting, or a file that it names. The message names
+            the setting.
     """
     try:
         return construct(config)
@@ -124,13 +128,13 @@ def open_client(
 
 def error_of(error: KafkaException) -> KafkaError:
     """Return the error inside `error`."""
-    # Some bindings raise it with a text alone.
+    # Some bindings raise it with only a text.
     inner = error.args[0] if error.args else None
     return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
 
 
 def describe_error(error: KafkaException, cluster: KafkaCluster) -> str:
-    """Return what Kafka said, with its code and without secrets."""
+    """Return Kafka's message with its code, without secrets."""
     inner = error_of(error)
     return f"{hide_secrets(inner.str(), cluster.options)} ({inner.name()})"
 
@@ -141,7 +145,7 @@ def hide_secrets(text: str, options: Mapping[str, str]) -> str:
 
 
 def make_login_error(cluster: KafkaCluster, reason: str) -> SettingsRefused:
-    """Return the error that says who was refused and how, never with what password."""
+    """Return the error that names the refused user and the mechanism, but never the password."""
     options = cluster.options
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "none"
     user = options.get("sasl.username", "")
@@ -154,12 +158,12 @@ def make_login_error(cluster: KafkaCluster, reason: str) -> SettingsRefused:
 
 
 def is_denied(code: int) -> bool:
-    """Return whether `code` says that an ACL forbids the use of a topic."""
+    """Return True if `code` says that an ACL forbids the use of a topic."""
     return code in _DENIED_CODES
 
 
 def make_access_error(settings: TopicSettings, topic: str) -> SettingsRefused:
-    """Return the error that says which right is missing, and the command that grants it."""
+    """Return the error that names the missing right, and the command that grants it."""
     user = settings.options.get("sasl.username", "<user>")
     doing = settings.operation.lower().removesuffix("e") + "ing"
     return SettingsRefused(

@@ -1,4 +1,4 @@
-"""What each format implements: the values of consumed messages to columns, a batch at a time."""
+"""The interface of the formats, which decode batches of consumed values to columns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from confluent_kafka import Message
 
 
 def describe_position(message: Message) -> str:
-    """Return topic, partition and offset of `message`, for messages to users."""
+    """Return the topic, partition and offset of `message`, for messages to users."""
     return f"{message.topic()}-{message.partition()} offset {message.offset()}"
 
 
 _call_headers: Callable[[Message], Sequence[tuple[str, bytes | None]] | None]
 _call_headers = methodcaller("headers")
-"""`Message.headers`, called in a way in which Python checks the result.
+"""`Message.headers`, called so that Python checks the result.
 
-For a name that is not UTF-8 the client returns a list with a hole and an exception. Python finds
-that out in a call from C. It does not in a call from Python that it has made fast: a loop over that
-list then ends the process.
+For a name that is not UTF-8 the client returns a list with an empty slot, and also sets an
+exception. Python notices this if the call comes from C code. In a specialized call from Python code
+it does not, and a loop over that list ends the process.
 """
 
 
@@ -35,26 +35,32 @@ def read_headers(message: Message) -> Sequence[tuple[str, bytes | None]] | None:
     try:
         return _call_headers(message)
     except (SystemError, UnicodeDecodeError) as error:
-        # The client keeps the list with the hole, and returns it for every later call.
+        # The client keeps the invalid list, and would return it in every later call.
         message.set_headers([])
         raise ValueError("the name of a header is not text in UTF-8") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What some values became."""
+    """The rows that some values became, and the faults of the others."""
 
     columns: Sequence[pa.Array]
-    """One array a column, a value for each of `kept`."""
+    """The columns. Each is an array with one value for each of `kept`."""
     kept: Sequence[int]
-    """Places of the values that became rows, ascending; a value that is several rows repeats."""
+    """The indices of the values that became rows, ascending.
+
+    The index repeats for a value with several rows.
+    """
     faults: Mapping[int, str]
-    """Why a value became none, by its position. Values in neither of the two are passed over."""
+    """The reasons why values became no rows, by index.
+
+    Values in neither `kept` nor `faults` are skipped.
+    """
 
     def drop_rows(self, faults: Mapping[int, str]) -> Decoded:
-        """Return all but the rows of `faults`, which say why each is none.
+        """Return the rows without those in `faults`, which has the reason for each row.
 
-        A value that became several rows loses all of them.
+        If a value became several rows, all of them are dropped.
         """
         if not faults:
             return self
@@ -69,31 +75,31 @@ class Decoded:
 
 
 class BatchDecoder(Protocol):
-    """Turns values into columns."""
+    """A decoder of values to columns."""
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Take note of `values` of `messages`, which will be decoded: fetch what that needs."""
+        """Fetch what `values` of `messages` need, because they will be decoded later."""
         ...
 
     def ready(self) -> bool:
-        """Return whether all that is expected can be decoded now.
+        """Return True if all expected values can be decoded now.
 
         Raises:
-            SourceUnavailable: What is needed did not come within the deadline.
-            ConfigError: It is refused.
+            SourceUnavailable: A needed schema did not arrive within the deadline.
+            ConfigError: The request for a schema is refused.
         """
         ...
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` of `messages` are."""
+        """Return the rows of `values`, which belong to `messages`."""
         ...
 
 
 class PlainDecoder:
-    """Needs nothing but the values."""
+    """A decoder that needs nothing except the values."""
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Expect nothing: there is nothing to fetch."""
+        """Do nothing, because there is nothing to fetch."""
 
     def ready(self) -> bool:
         """Return True."""

@@ -1,6 +1,6 @@
-"""Rows as values of a schema of the registry, whatever language it is written in.
+"""The encoding of rows by a schema of the registry, in each schema language.
 
-The modules of a language are imported by its first use.
+The modules of a language are imported at its first use.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import pyarrow as pa
 from onceflow.connectors.kafka.registry import SchemaKind
 
 Encode: TypeAlias = Callable[[Sequence[pa.Array]], Sequence[bytes | None]]
-"""Turns columns into the bytes of each row."""
+"""A function from columns to the bytes of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenSchema:
-    """What values are written by."""
+    """The schema by which values are written."""
 
     header: bytes
-    """The first bytes of each."""
+    """The first bytes of each value."""
     text: str
     descriptors: bytes = b""
-    """In Protobuf, what it is compiled to …"""
+    """The compiled schema, in Protobuf only."""
     message: str | None = None
-    """… and which of its messages values are; None: the first."""
+    """The name of the values' message, in Protobuf only. None: the first message."""
 
 
 class _Values(Protocol):
@@ -35,13 +35,13 @@ class _Values(Protocol):
 
 
 def schema_text(kind: SchemaKind, columns: pa.Schema, name: str, *, alone: bool) -> str:
-    """Return the schema of rows of `columns`, called `name`.
+    """Return the text of a schema, called `name`, for rows of `columns`.
 
-    Where the only column is `alone`, it is the value itself, and no field of one; a message of
-    Protobuf always has fields.
+    With `alone`, the only column is the value itself rather than a field of it. A Protobuf message
+    always has fields.
 
     Raises:
-        ConfigError: A column has a name or a type that the language does not have.
+        ConfigError: The language does not allow a column's name or type.
     """
     match kind:
         case SchemaKind.AVRO:
@@ -63,12 +63,12 @@ def schema_text(kind: SchemaKind, columns: pa.Schema, name: str, *, alone: bool)
 def value_encoder(
     kind: SchemaKind, columns: pa.Schema, schema: WrittenSchema, *, alone: bool
 ) -> Encode:
-    """Return what writes rows of `columns` by `schema`; `alone` as in `schema_text`.
+    """Return a function that writes rows of `columns` by `schema`; `alone` as in `schema_text`.
 
-    It raises one of `ENCODING_ERRORS` for a value that does not fit.
+    For a value that does not fit, the function raises one of `ENCODING_ERRORS`.
 
     Raises:
-        ConfigError: The columns are not the schema's fields, or its value.
+        ConfigError: The columns do not match the schema's fields or its value.
     """
     values: _Values
     match kind:

@@ -1,6 +1,6 @@
-"""What Kafka's brokers and topics say of themselves, judged: for the sink's start and the doctor.
+"""The assessment of the settings of brokers and topics, for the sink's start and the doctor.
 
-Source and sink know nothing of each other, and both stand on the same brokers.
+It is here because source and sink do not import each other, and both use the same brokers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from onceflow.core.spi.connector import Area, Finding, Level
 
 RETENTION = "offsets.retention.minutes"
 RETENTION_MINUTES_MIN = 24 * 60
-"""The sink's proof of a commit is a group's offset: it must outlive any downtime. Kafka's default
-is a week, and was a day before 2.0."""
+"""The minimum retention of group offsets in minutes.
+
+A group's offset proves the sink's commit, so it must outlive any downtime. Kafka's default is a
+week; before 2.0 it was a day.
+"""
 _NEW_IN_4_3 = "cordoned.log.dirs"
-"""A broker does not tell its version; since 4.3 it has this setting."""
+"""A setting that exists since 4.3. A broker does not report its version."""
 
 KafkaConfig: TypeAlias = Mapping[str, str | None]
-"""The settings of a broker or topic, by name; empty where they may not be read."""
+"""The settings of a broker or topic by name; empty if the user may not read them."""
 
 
 def as_far_as_known(findings: Iterable[Finding]) -> list[Finding]:
-    """Return `findings` for who does not know whether anything is written to the brokers."""
+    """Return `findings` for a caller that does not know whether a sink writes to the brokers."""
     return [
         replace(one, level=Level.WARNING)
         if one.level is Level.PROBLEM and one.found.startswith(RETENTION)
@@ -33,12 +36,12 @@ def as_far_as_known(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str) -> Finding:
-    """Return whether the topic takes records of `limit` bytes, which `option` of the sink sets.
+    """Return whether the topic accepts records of `limit` bytes, which the sink's `option` sets.
 
-    Otherwise a row is found too large only after its checkpoint was decided.
+    If it does not, a row is found too large only after its checkpoint was decided.
     """
-    # What may not be read is taken as good: a missing right to describe must not keep a job from
-    # its start.
+    # A setting that the user may not read is assumed to be good: the missing right must not prevent
+    # a job's start.
     accepted = int(value.get("max.message.bytes") or limit)
     if accepted >= limit:
         return area.ok(f"it takes records of {limit} bytes")
@@ -51,9 +54,9 @@ def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str)
 
 
 def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Finding:
-    """Return whether the topic takes the sink's records by their keys.
+    """Return whether the topic's compaction accepts the keys of the sink's records.
 
-    Otherwise the broker refuses a record without a key only after its checkpoint was decided.
+    If it does not, the broker refuses a record without a key only after its checkpoint was decided.
 
     Args:
         area: The topic.
@@ -80,25 +83,26 @@ def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Find
 
 
 def broker_findings(area: Area, value: KafkaConfig) -> list[Finding]:
-    """Return whether a broker with these settings carries the sink's transactions and proofs."""
+    """Return whether a broker with these settings supports the sink's transactions and proofs."""
     return [*_version(area, value), *_limits(area, value)]
 
 
 def topic_findings(area: Area, value: KafkaConfig, replicas: int, brokers: int) -> list[Finding]:
-    """Return which failures make a topic with these settings forget what it acknowledged.
+    """Return which failures make a topic with these settings lose acknowledged records.
 
-    A broker acknowledges before the disk has a record: its own process may die, and other brokers
-    must have the record when its machine does.
+    A broker acknowledges a record before it is on disk. The record outlives the broker's process.
+    If the broker's machine fails, other brokers must have the record.
     """
     outlives = "what is acknowledged outlives a broker's process"
     in_sync = int(value.get("min.insync.replicas") or 1)
-    # One broker has no other to hold the record: there is nothing that a setting could mend.
+    # A single broker has no other broker to hold the record, so no setting can help.
     if replicas == brokers == in_sync == 1 and value.get("flush.messages") != "1":
         return [area.ok(f"{outlives}, and not its machine: there is one broker")]
     more = "min.insync.replicas = 2 and three replicas, or it is gone with a broker's machine"
     alter = "kafka-configs.sh --alter --entity-type topics --entity-name <topic> --add-config"
     findings: list[Finding] = []
-    # First, for no record is taken at all then; the others only lose some when a machine does.
+    # Check this first, because then no record is accepted at all. The other findings lose records
+    # only if a machine fails.
     if replicas < in_sync:
         text = f"it has {replicas} replicas and demands {in_sync} in sync (min.insync.replicas)"
         needed = "as many replicas as it demands, or it takes no record"
@@ -122,7 +126,10 @@ def topic_findings(area: Area, value: KafkaConfig, replicas: int, brokers: int) 
 
 
 def _version(area: Area, value: KafkaConfig) -> list[Finding]:
-    """Source: KAFKA-20734."""
+    """Return a warning for a broker of version 4.3 or newer.
+
+    Source: KAFKA-20734.
+    """
     if _NEW_IN_4_3 not in value:
         return []
     return [
@@ -136,9 +143,9 @@ def _version(area: Area, value: KafkaConfig) -> list[Finding]:
 
 
 def replication_findings(area: Area, value: KafkaConfig, brokers: int) -> list[Finding]:
-    """Return whether `brokers`, which answer now, can hold the topics of transactions and groups.
+    """Return whether the current number of `brokers` suffices for the transaction and group topics.
 
-    No reason to refuse a start: those topics may be there, and brokers come back.
+    This is no reason to refuse a start: the topics may exist already, and brokers may come back.
     """
     findings: list[Finding] = []
     for name in (

@@ -1,9 +1,9 @@
-"""From the columns that records were written with to those that are read: schema evolution.
+"""The conversion of written columns to the columns that are read: schema evolution.
 
-By name: a member that is not wanted is left out, one that is missing has the default of the schema
-that is read with, or null. Numbers may become wider and text and bytes each other, as Avro says;
-units of time and digits of decimals may change where nothing is lost. Anything else is a fault of
-the record that has it.
+Members are matched by name. A member that is not read is ignored. A missing member has the default
+of the reader's schema, or null. Numbers may become wider, and text and bytes may become each other,
+as in Avro. Units of time and digits of decimals may change if nothing is lost. Anything else is a
+fault of its record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onceflow.core.arrow.instants import map_entries
 from onceflow.core.arrow.kinds import cast_rows
 
 Faults: TypeAlias = dict[int, str]
-"""Why a row cannot be made, by its position."""
+"""The reasons why rows cannot be read, by the row's index."""
 
 _Kinds: TypeAlias = tuple[Callable[[pa.DataType], bool], ...]
 
@@ -35,12 +35,13 @@ _TEXT: _Kinds = (
     arrow.is_fixed_size_binary,
 )
 _READ_AS: tuple[tuple[_Kinds, _Kinds], ...] = (
-    # Arrow makes infinity of an integer that a float of 16 bits does not hold.
+    # Arrow converts an integer that a 16-bit float does not hold to infinity, so that pair is
+    # excluded.
     (
         (arrow.is_integer,),
         (arrow.is_integer, arrow.is_float32, arrow.is_float64, arrow.is_decimal),
     ),
-    # Numbers without a logical type, in the column's unit.
+    # These are numbers without a logical type, in the column's unit.
     ((arrow.is_int64,), (arrow.is_timestamp,)),
     ((arrow.is_int32,), (arrow.is_date32,)),
     ((arrow.is_boolean,), (arrow.is_boolean,)),
@@ -49,11 +50,11 @@ _READ_AS: tuple[tuple[_Kinds, _Kinds], ...] = (
     ((arrow.is_date,), (arrow.is_date,)),
     (_TEXT, _TEXT),
 )
-"""Kinds that are written, and as which each may be read."""
+"""The pairs of kinds as written, and the kinds as which they may be read."""
 
 
 def misfit(have: pa.DataType, want: pa.DataType) -> str | None:
-    """Return why no value of `have` can be read as one of `want`; None when values decide."""
+    """Return why no value of `have` can be read as `want`, or None if it depends on the value."""
     if have == want or arrow.is_null(have) or _fits(have, want):
         return None
     return f"it was written as {have} and is read as {want}"
@@ -90,7 +91,7 @@ def _can_fit_nested(have: pa.DataType, want: pa.DataType) -> bool:
 
 
 def fit_column(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
-    """Return `column` as `want`, whose types fit; what does not is null and told to `faults`."""
+    """Return `column` as `want`. Values that do not fit are null, with an entry in `faults`."""
     inside: Faults = {}
     result = fit_values(column, want.type, inside)
     for row, why in inside.items():
@@ -103,8 +104,8 @@ def fit_column(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
 
 
 def repeat_value(value: pa.Array, count: int) -> pa.Array:
-    """Return the one value of an array `count` times."""
-    # Not `pa.repeat`, which knows no map inside of a struct.
+    """Return an array that contains the only value of `value` `count` times."""
+    # `pa.repeat` does not support a map inside a struct.
     return value.take(pa.array(np.zeros(count, np.int64)))
 
 
@@ -112,7 +113,10 @@ _CAST_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
 def fit_values(column: pa.Array, want: pa.DataType, faults: Faults) -> pa.Array:
-    """Return `column` as the type `want`; what does not fit is null and told to `faults`."""
+    """Return `column` as the type `want`.
+
+    Values that do not fit are null, with an entry in `faults`.
+    """
     if column.type == want:
         return column
     try:
@@ -130,10 +134,10 @@ def fit_values(column: pa.Array, want: pa.DataType, faults: Faults) -> pa.Array:
 
 
 def _convert(column: pa.Array, want: pa.DataType) -> pa.Array:
-    """Return `column` as `want`, member by member.
+    """Return `column` as `want`, converted member by member.
 
     Raises:
-        ArrowInvalid: A value does not fit, and the like; see `_CAST_ERRORS`.
+        ArrowInvalid: A value does not fit. Also raises the others of `_CAST_ERRORS`.
     """
     have = column.type
     if have == want:
@@ -149,7 +153,7 @@ def _convert(column: pa.Array, want: pa.DataType) -> pa.Array:
             for one in fields
         ]
         return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
-    # By their items: a cast of the whole refuses what stands in a member of an item that is null.
+    # Convert the items: a cast of the whole list refuses values inside an item that is null.
     if arrow.is_list(have) and arrow.is_list(want):
         items = _convert(column.flatten(), want.value_type)
         lists: pa.Array = pa.ListArray.from_arrays(list_offsets(column), items, type=want)
@@ -163,7 +167,7 @@ def _convert(column: pa.Array, want: pa.DataType) -> pa.Array:
 
 
 def list_offsets(column: pa.Array) -> pa.Array:
-    """Return where the items of each list, or map, begin among all; null for one that is null."""
+    """Return the offsets of the items of each list or map; null for a null list."""
     ends = np.cumsum(list_lengths(column), dtype=np.int32)
     offsets = np.concatenate([np.zeros(1, np.int32), ends])
     absent = np.append(column.is_null().to_numpy(zero_copy_only=False), False)
@@ -171,7 +175,7 @@ def list_offsets(column: pa.Array) -> pa.Array:
 
 
 def list_lengths(column: pa.Array) -> NDArray[np.int64]:
-    """Return how many items each list, or map, has; 0 for one that is null."""
+    """Return the number of items of each list or map; 0 for a null list."""
     if arrow.is_map(column.type):
         offsets: pa.Array = cast("pa.MapArray", column).offsets
         present: Any = column.is_valid().to_numpy(zero_copy_only=False)
@@ -183,7 +187,7 @@ def list_lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 class Fitting:
-    """How the members of one written schema become the columns that are read."""
+    """The mapping of one written schema's members to the columns that are read."""
 
     def __init__(
         self,
@@ -202,7 +206,7 @@ class Fitting:
             defaults: Of columns that may be missing; arrays of one value.
         """
         self.fault: str | None = None
-        """Why no record of this schema can be read."""
+        """The reason why no record of this schema can be read, or None."""
         self._columns = columns
         self._defaults = defaults
         self._sources: list[str | None] = []
@@ -227,7 +231,7 @@ class Fitting:
     def columns(
         self, members: Mapping[str, pa.Array], count: int, faults: Faults
     ) -> list[pa.Array]:
-        """Return each column, `count` rows long; tells `faults` of rows that cannot be read."""
+        """Return each column with `count` rows. Add to `faults` the rows that cannot be read."""
         columns: list[pa.Array] = []
         for column, source in zip(self._columns, self._sources, strict=True):
             if source is not None:

@@ -1,4 +1,4 @@
-"""How the key of a Kafka record is written and read."""
+"""The formats of the key of a Kafka record."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from enum import Enum
 from onceflow.connectors.kafka.registry import schema_kind
 
 KEY_COLUMN = "_key"
-"""The column with a record's key. A sink that writes it as the key leaves it out of the value."""
+"""The column with a record's key.
+
+A sink that writes this column as the key omits it from the value.
+"""
 
 
 class KeyFormat(Enum):
-    """How a record's key is made of columns, and a column of it."""
+    """A format that says how columns become a record's key, and how a key becomes a column."""
 
     STRING = "string"
-    """Text in UTF-8, of one column."""
+    """A text in UTF-8, from one column."""
     RAW = "raw"
-    """Its bytes. A sink takes one column of bytes or text."""
+    """The bytes of the key. A sink accepts one column of bytes or text."""
     AVRO = "avro"
-    """By a schema of the registry, under the subject of the keys: a struct or several columns are a
-    record, any other column is one value."""
+    """A key by a schema of the registry, under the subject of the keys.
+
+    A struct or several columns are a record; any other column is one value.
+    """
     PROTOBUF = "protobuf"
-    """The same; always a message."""
+    """A key by a schema of the registry; always a message."""
     JSON_SCHEMA = "json-schema"
-    """The same; an object, or any other value."""
+    """A key by a schema of the registry; an object, or any other value."""
 
     @property
     def registered(self) -> bool:
-        """Whether keys begin with the id of a schema that a registry keeps."""
+        """True if keys begin with the id of a schema that the registry keeps."""
         return schema_kind(self.value) is not None

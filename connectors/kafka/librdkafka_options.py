@@ -1,7 +1,7 @@
-"""Options of librdkafka: what replaces those of the Java client, which are secret, what is tuned.
+"""The rules for librdkafka options: replacements of Java's options, secrets, and tuned defaults.
 
-Options carry librdkafka's names, with or without Spark's prefix. Source and sink each own a few and
-refuse them with the name of the argument that does the same.
+Options have librdkafka's names, with or without Spark's prefix. Source and sink each set some
+options themselves. They refuse such an option, and the error names the argument that does the same.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from onceflow.core.spi.client_options import OptionRules, OptionValue
 
 DEFAULTS: Mapping[str, OptionValue] = {
     "allow.auto.create.topics": False,
-    # A broker that comes back is found within a second; librdkafka's own maximum is 10 s.
+    # The client finds a broker that comes back within a second; librdkafka's own maximum is 10 s.
     "reconnect.backoff.max.ms": 1000,
     "socket.keepalive.enable": True,
 }
-"""What every client is opened with unless the user says otherwise."""
+"""The settings of every client, unless the user overrides them."""
 
 _PEM = "export the certificates as PEM and give ssl.ca.location"
 _TLS_VERSIONS = "TLS versions are OpenSSL's affair here; omit it"
@@ -58,4 +58,4 @@ LIBRDKAFKA = OptionRules(
         "sasl.oauthbearer.config",
     ),
 )
-"""What holds for every client; source and sink add what they set themselves."""
+"""The rules for every client. Source and sink add the options that they set themselves."""

@@ -1,8 +1,7 @@
-"""Confluent's schema registry: who keeps the schemas of record values, and gives each an id.
+"""A client of Confluent's schema registry, which stores schemas of record values under ids.
 
-An id never changes its meaning, so what was fetched once is kept. Everything is asked through
-confluent-kafka's own client, whose options keep their names; each question is repeated here until
-a deadline.
+The meaning of an id never changes, so fetched schemas are kept. The client is confluent-kafka's
+own, and its options keep their names. This module repeats each question until a deadline.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 _ASK_S = 5.0
-"""One question; repeated until the deadline."""
+"""The timeout in seconds of one question. Questions are repeated until the deadline."""
 _DENIED = frozenset({401, 403})
 _NOT_FOUND = 404
 _CONFLICT = 409
@@ -82,13 +81,13 @@ _KINDS: Mapping[str, SchemaKind] = {
 
 
 def schema_kind(value_format: str) -> SchemaKind | None:
-    """Return the language of a format's schemas; None: it has none in a registry."""
+    """Return the language of a format's schemas, or None if they are not in a registry."""
     return _KINDS.get(value_format)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSchema:
-    """A schema that another one refers to by `name`."""
+    """A schema that another schema refers to by `name`."""
 
     name: str
     text: str
@@ -96,18 +95,21 @@ class NamedSchema:
 
 @dataclass(frozen=True, slots=True)
 class KeptSchema:
-    """One schema as the registry keeps it."""
+    """A schema as the registry keeps it."""
 
     id: int
     kind: SchemaKind
     text: str
     references: tuple[NamedSchema, ...] = ()
-    """What it refers to, and what that refers to: each behind what it needs itself."""
+    """The schemas that it refers to, directly or indirectly.
+
+    Each comes after those that it needs itself.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledSchema:
-    """A schema that values are read by."""
+    """A schema with which values are read."""
 
     kept: KeptSchema
     descriptors: bytes = field(default=b"", repr=False)
@@ -115,11 +117,11 @@ class CompiledSchema:
 
 
 class RegistryDown(Exception):
-    """Raised when nobody answered before the deadline."""
+    """Raised if the registry did not answer before the deadline."""
 
 
 class RegistryRefusal(Exception):
-    """Raised when the registry has answered no."""
+    """Raised if the registry refused a request."""
 
     def __init__(self, text: str, status: int) -> None:
         """Keep the HTTP `status`."""
@@ -132,21 +134,21 @@ class RegistryRefusal(Exception):
 
     @property
     def unknown(self) -> bool:
-        """Whether the registry has no such schema or subject."""
+        """True if the registry has no such schema or subject."""
         return self.status == _NOT_FOUND
 
     @property
     def incompatible(self) -> bool:
-        """Whether the schema may not follow the subject's versions."""
+        """True if the schema is not compatible with the subject's versions."""
         return self.status == _CONFLICT
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RegistrySettings:
-    """Where the registry is and how it is asked; picklable, printed without secrets."""
+    """The address and options of the registry; picklable, printed without secrets."""
 
     url: str
-    """One address, or several with commas between."""
+    """One address, or several addresses separated by commas."""
     options: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -157,7 +159,8 @@ class RegistrySettings:
                     f"schema_registry: {parts.hostname or url!r} is not the URL of a registry;"
                     " write http://host:port or https://host:port"
                 )
-            # Refused and not moved to the options: the address is in logs and in the plan by then.
+            # Refuse it rather than move it to the options: by now the address is in logs and in the
+            # plan.
             if parts.username or parts.password:
                 raise ConfigError(
                     f"schema_registry: the address of {parts.hostname} holds a user, and addresses"
@@ -169,10 +172,10 @@ class RegistrySettings:
 
 
 def registry_settings(given: str | Mapping[str, OptionValue]) -> RegistrySettings:
-    """Return what a user means by an address, or by the client's options with `url` among them.
+    """Return the settings for an address, or for client options that include `url`.
 
     Raises:
-        ConfigError: There is no address, or an option that is not to be given.
+        ConfigError: There is no address, or an option is not for users to set.
     """
     options = RULES.accept({"url": given} if isinstance(given, str) else given)
     url = options.pop("url", "")
@@ -182,14 +185,14 @@ def registry_settings(given: str | Mapping[str, OptionValue]) -> RegistrySetting
 
 
 class SchemaRegistry:
-    """A connection to ask with; used by one thread at a time. Connects with the first question."""
+    """A connection to the registry, for one thread at a time. The first question connects."""
 
     def __init__(self, settings: RegistrySettings) -> None:
-        """Follow references to secrets; ask nothing.
+        """Resolve references to secrets; send no request.
 
         Raises:
             ConfigError: The client refuses an option.
-            MissingExtra: The client, or what it needs, is not installed here.
+            MissingExtra: The client, or a package that it needs, is not installed.
         """
         self._settings = settings
         with naming_one_extra("schema-registry"):
@@ -197,9 +200,9 @@ class SchemaRegistry:
         options: dict[str, Any] = {
             **RULES.resolve_secrets(settings.options),
             "url": settings.url,
-            # Of one question; `until` bounds all of its repetitions.
+            # This is the timeout of one question; `until` limits all of its repetitions.
             "timeout": _ASK_S,
-            # The client's own repetition knows no deadline.
+            # The client's own retries ignore the deadline.
             "max.retries": 0,
         }
         try:
@@ -213,7 +216,8 @@ class SchemaRegistry:
     def schema(self, schema_id: int, subject: str, *, until: float) -> KeptSchema:
         """Return the schema of `schema_id`.
 
-        An id that the registry does not know is asked for again: it may be behind its writers.
+        If the registry does not know the id, the question is repeated: the registry may lag behind
+        its writers.
 
         Args:
             schema_id: From a value's header.
@@ -221,8 +225,9 @@ class SchemaRegistry:
             until: A time of `time.monotonic`.
 
         Raises:
-            RegistryRefusal: It does not know it, at the deadline still, or refuses us.
-            RegistryDown: It did not answer before `until`.
+            RegistryRefusal: The registry still does not know the id at the deadline, or refuses the
+                user.
+            RegistryDown: The registry did not answer before `until`.
         """
         what = f"schema id {schema_id}"
         if _context_of(subject):
@@ -239,16 +244,16 @@ class SchemaRegistry:
         except SchemaRegistryError as error:
             if error.http_status_code != _NOT_FOUND or _context_of(subject):
                 raise
-        # A registry may look among this subject's schemas alone, and writers may name subjects by
-        # the record's type. Outside of contexts an id means one schema.
+        # A registry may search only this subject's schemas, and writers may name subjects after the
+        # record's type. Outside of contexts an id means one schema.
         return self._client.get_schema(schema_id)
 
     def latest(self, subject: str, *, until: float) -> KeptSchema:
         """Return the latest version of `subject`.
 
         Raises:
-            RegistryRefusal: There is no such subject, or we are refused.
-            RegistryDown: No answer came before `until`.
+            RegistryRefusal: There is no such subject, or the registry refuses the user.
+            RegistryDown: No answer arrived before `until`.
         """
         ask = partial(self._client.get_latest_version, subject)
         version = self._answer(ask, f"subject {subject!r}", until)
@@ -256,14 +261,14 @@ class SchemaRegistry:
         return self._to_kept_schema(schema_id, version.schema, _context_of(subject), until)
 
     def register(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
-        """Return the id of `text` under `subject`, registered now unless it has been before.
+        """Return the id of `text` under `subject`. Register it if it is not registered yet.
 
-        Repeated it returns the same id.
+        A repeated call returns the same id.
 
         Raises:
-            RegistryRefusal: It may not follow the subject's versions, or is no schema, or we may
-                not register.
-            RegistryDown: No answer came before `until`.
+            RegistryRefusal: The schema is not compatible with the subject's versions, is not valid,
+                or the user may not register it.
+            RegistryDown: No answer arrived before `until`.
         """
         from confluent_kafka.schema_registry import Schema
 
@@ -275,8 +280,8 @@ class SchemaRegistry:
         """Return the id that `text` has under `subject`.
 
         Raises:
-            RegistryRefusal: It is not registered there.
-            RegistryDown: No answer came before `until`.
+            RegistryRefusal: The schema is not registered there.
+            RegistryDown: No answer arrived before `until`.
         """
         from confluent_kafka.schema_registry import Schema
 
@@ -292,7 +297,7 @@ class SchemaRegistry:
     def _to_kept_schema(
         self, schema_id: int, schema: Any, context: str, until: float
     ) -> KeptSchema:
-        # Older registries leave the type out for Avro, which was the only one.
+        # Older registries omit the type for Avro, the only type that they had.
         kind = SchemaKind(schema.schema_type or "AVRO")
         references: dict[str, NamedSchema] = {}
         self._follow(schema, context, references, until)
@@ -302,16 +307,16 @@ class SchemaRegistry:
         self, schema: Any, context: str, references: dict[str, NamedSchema], until: float
     ) -> None:
         for one in schema.references or ():
-            # Two branches of a tree of schemas often need the same one.
+            # Two branches of a tree of schemas often need the same schema.
             if one.name in references:
                 continue
-            # A reference without a context is of the context of what refers to it.
+            # A reference without a context belongs to the context of the schema that contains it.
             subject = one.subject if _context_of(one.subject) else f"{context}{one.subject}"
             what = f"subject {subject!r} version {one.version}"
             ask = partial(self._client.get_version, subject, one.version)
             inner = self._answer(ask, what, until).schema
             self._follow(inner, _context_of(subject), references, until)
-            # After what it needs itself: a compiler reads them in this order.
+            # Add it after the schemas that it needs: a compiler reads them in this order.
             references[one.name] = NamedSchema(one.name, str(inner.schema_str))
 
     def _answer(
@@ -332,24 +337,24 @@ class SchemaRegistry:
             except SchemaRegistryError as error:
                 status = error.http_status_code
                 reason = f"{where}: {self._without_secrets(error)}"
-                # First: asking again does not make a password right, and many tries may lock the
-                # user out.
+                # Check this first: repeating does not make a password right, and many attempts may
+                # lock the user out.
                 if status in _DENIED:
                     advice = "Check basic.auth.user.info and the user's rights"
                     raise RegistryRefusal(f"{reason}. {advice}", status) from None
-                # 408: the registry's own timeout; 429: too many requests. Other 4xx mean the same
-                # tomorrow.
+                # 408 is the registry's own timeout, and 429 means too many requests. Other 4xx are
+                # permanent.
                 passes = status >= 500 or status in _MAY_PASS
                 if not passes and not (unknown_passes and status == _NOT_FOUND):
                     raise RegistryRefusal(reason, status) from None
                 if not backoff.pause():
-                    # It never answered, or it did: only in the first case may the job try again
-                    # later.
+                    # Only if the registry never answered may the job try again later.
                     if passes:
                         raise RegistryDown(reason) from None
                     raise RegistryRefusal(reason, status) from None
             except Exception as error:
-                # The HTTP client's own, of more than one library: refused, cut off, timed out, TLS.
+                # This is an error of one of several HTTP libraries: refused, cut off, timed out, or
+                # TLS.
                 reason = f"{where}: {type(error).__name__}: {self._without_secrets(error)}"
                 if not backoff.pause():
                     raise RegistryDown(reason) from None
@@ -359,11 +364,11 @@ class SchemaRegistry:
 
 
 def _context_of(subject: str) -> str:
-    """Return the prefix of `subject` that names a context, as `:.name:`; empty if it has none."""
+    """Return the prefix of `subject` that names a context, like `:.name:`; empty if it has none."""
     match = _CONTEXT.match(subject)
     return match[0] if match else ""
 
 
 def deadline(timeout_s: float) -> float:
-    """Return the time of `time.monotonic` at which `timeout_s` is over."""
+    """Return the `time.monotonic` at which `timeout_s` is over."""
     return time.monotonic() + timeout_s

@@ -1,8 +1,8 @@
-"""Schemas by id, fetched beside the reading thread: a registry that is away holds no checkpoint up.
+"""The schemas by id. Other threads fetch them, so a registry that is down delays no checkpoint.
 
-What was fetched once is kept as long as the reader, so that a registry that goes away later is
-missed only when a new id comes. An id is asked for until the source's deadline; then the registry
-is either down, which ends the attempt, or does not know the id, which makes bad records.
+A fetched schema is kept as long as the reader. So a registry that goes down later is noticed only
+when a record has a new id. An id is requested until the source's deadline. If the registry is down,
+the attempt ends. If the registry does not know the id, its records are bad records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onceflow.core.errors import ConfigError, SourceUnavailable
 
 @dataclass(frozen=True, slots=True)
 class NoSchema:
-    """An id that the registry does not know."""
+    """An answer for an id that the registry does not know."""
 
     reason: str
 
@@ -49,12 +49,12 @@ class _Asked:
 
 
 class SchemaCache:
-    """The schemas that one reader has met; used by its thread."""
+    """The schemas that one reader has met. Only the reader's thread uses it."""
 
     def __init__(
         self, settings: RegistrySettings, deadline_s: float, header: str, subject: str | None
     ) -> None:
-        """Ask nothing yet; later, one id for `deadline_s` at most.
+        """Prepare without sending a request. Later, each id is requested for at most `deadline_s`.
 
         Args:
             settings: The registry.
@@ -72,11 +72,11 @@ class SchemaCache:
         self._subject = subject
         self._asked: dict[int, _Asked] = {}
         self._expected: set[bytes] = set()
-        """Headers of values whose schemas have been asked for."""
+        """The headers of values whose schemas were requested."""
         self._one_at_a_time = threading.Lock()
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Have the schemas of `values` fetched that nobody has asked for; `messages` hold them."""
+        """Request the missing schemas of `values`, which are the values of `messages`."""
         headers = [
             b"" if value is None or self.has_id_in_headers(message) else value[:HEADER_BYTES]
             for value, message in zip(values, messages, strict=True)
@@ -88,33 +88,33 @@ class SchemaCache:
                 self._expected.add(header)
 
     def has_id_in_headers(self, message: Message) -> bool:
-        """Return whether the schema's id is in a header of the record, and not in its value."""
+        """Return True if the schema's id is in a record header rather than in the value."""
         try:
             headers = read_headers(message)
         except ValueError:
-            # Other clients write such names, and nothing else of the record depends on them.
+            # Other clients write such header names, and nothing else in the record depends on them.
             return False
         return headers is not None and any(name == self.header for name, _ in headers)
 
     def _ask(self, schema_id: int, message: Message) -> None:
-        """Have the schema fetched, unless it is here; `message` is the first record with its id."""
+        """Request the schema unless it is known; `message` is the first record with its id."""
         if schema_id in self._asked:
             return
         ending = "-key" if self.header == KEY_SCHEMA_ID else "-value"
         subject = self._subject or f"{message.topic()}{ending}"
         asked = self._asked[schema_id] = _Asked(describe_position(message), subject)
-        # On a thread of its own: the reader's must not wait, and asks `ready` now and then.
+        # Use a separate thread: the reader's thread must not wait, and calls `ready` repeatedly.
         thread = threading.Thread(
             target=self._fetch, args=(schema_id, asked), name="onceflow-schema", daemon=True
         )
         thread.start()
 
     def ready(self) -> bool:
-        """Return whether every schema that was asked for is there, or known not to be.
+        """Return True if every requested schema has arrived, or is known not to exist.
 
         Raises:
             SourceUnavailable: The registry did not answer within the deadline.
-            ConfigError: It refuses us.
+            ConfigError: The registry refuses the user.
         """
         answers = [asked.answer for asked in self._asked.values()]
         for answer in answers:
@@ -128,7 +128,7 @@ class SchemaCache:
             time.sleep(0.005)
 
     def __getitem__(self, schema_id: int) -> KeptSchema | NoSchema:
-        """Return what the registry said of an id that is `ready`."""
+        """Return the registry's answer for an id that is `ready`."""
         answer = self._asked[schema_id].answer
         if isinstance(answer, KeptSchema | NoSchema):
             return answer
@@ -136,12 +136,12 @@ class SchemaCache:
 
     def _fetch(self, schema_id: int, asked: _Asked) -> None:
         # The deadline includes the wait for other ids: a registry that is down costs one deadline,
-        # and not one for each id.
+        # not one for each id.
         until = time.monotonic() + self._deadline_s
         where = f"{asked.position} needs schema id {schema_id}"
         with self._one_at_a_time:
             try:
-                # A connection of its own: new ids are rare, and secrets may be rotated.
+                # Open a new connection: new ids are rare, and secrets may be rotated.
                 with contextlib.closing(SchemaRegistry(self._settings)) as registry:
                     asked.answer = registry.schema(schema_id, asked.subject, until=until)
             except RegistryDown as error:
@@ -163,19 +163,19 @@ class SchemaCache:
 
 
 class RegistryDecoder:
-    """Needs the schemas that the headers of values name."""
+    """A decoder that needs the schemas named in the headers of values."""
 
     def __init__(self, schemas: SchemaCache) -> None:
         self.schemas = schemas
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Have the schemas of `values` fetched."""
+        """Request the schemas of `values`."""
         self.schemas.expect(values, messages)
 
     def leave_out_ids_in_headers(
         self, values: Sequence[bytes | None], messages: Sequence[Message], faults: Faults
     ) -> Sequence[bytes | None]:
-        """Return `values` with null for those whose schema id is in a header; tells `faults`."""
+        """Return `values` with None, and a fault, for those whose schema id is in a header."""
         has_id = list(map(self.schemas.has_id_in_headers, messages))
         if not any(has_id):
             return values
@@ -185,5 +185,5 @@ class RegistryDecoder:
         return [None if is_there else value for value, is_there in pairs]
 
     def ready(self) -> bool:
-        """Return whether they are; as `SchemaCache.ready` raises."""
+        """Return True if the schemas have arrived. Raises the errors of `SchemaCache.ready`."""
         return self.schemas.ready()

@@ -1,4 +1,4 @@
-"""What schemas of a registry demand of the columns that they are made of, in any language."""
+"""The rules that schemas of a registry set for columns, in any schema language."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def to_schema_name(subject: str) -> str:
-    """Return the name of a schema under `subject`: letters, digits and _."""
+    """Return a valid schema name for `subject`: letters, digits and _."""
     return re.sub(r"[^A-Za-z0-9_]", "_", subject)
 
 
 def check_field_name(name: str, language: str, path: str) -> None:
-    """Raise ConfigError unless a field may be called `name`; `path` stands before it in errors."""
+    """Raise ConfigError if a field may not be called `name`. Errors show `path` before the name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"column {path + name!r} has a name that {language} does not allow: letters, digits"
@@ -33,10 +33,10 @@ def check_field_name(name: str, language: str, path: str) -> None:
 def require_kind(
     kind: pa.DataType, table: Iterable[tuple[IsKind, _T]], column: str, language: str
 ) -> _T:
-    """Return what stands in `table` for `kind`.
+    """Return the entry in `table` for `kind`.
 
     Raises:
-        ConfigError: Nothing does.
+        ConfigError: There is no entry.
     """
     entry = find_kind(kind, table)
     if entry is None:
@@ -47,9 +47,9 @@ def require_kind(
 def check_fields(
     columns: Collection[str], fields: Collection[str], required: Collection[str], what: str
 ) -> None:
-    """Raise ConfigError unless `columns` are among `fields`, and all that are `required`.
+    """Raise ConfigError unless `columns` are among `fields` and include all `required` ones.
 
-    `what` has the fields, for errors.
+    Errors name `what`, the owner of the fields.
     """
     lost = sorted(set(columns) - set(fields))
     if lost:

@@ -1,7 +1,7 @@
-"""What the Kafka source and the Kafka sink are told alike: said once, checked once.
+"""The settings that the Kafka source and the Kafka sink have in common.
 
-Options that are used as they are given are fields of the description, which users make, and of the
-settings, which is its final form.
+Options that need no conversion are fields of both the description, which users create, and the
+settings, which are its final form.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class TopicDescription(TopicOptions):
     )
 
     def resolve_topic_settings(self, rules: OptionRules, key_format: object) -> dict[str, Any]:
-        """Return the fields of `TopicSettings` that are not used as given, but the topics.
+        """Return the fields of `TopicSettings` that need conversion, except the topics.
 
         Raises:
-            ConfigError: An option is not the client's to take, or is given twice.
+            ConfigError: An option is not for the client, or is given twice.
         """
         registry = self.schema_registry
         return {
@@ -104,7 +104,7 @@ def read_kafka_url(url: str) -> dict[str, object]:
     """Return the options that `kafka://host:port[,host:port]/topic` stands for.
 
     Raises:
-        ConfigError: It is no such URL; user and password are options.
+        ConfigError: The URL is not of this form. User and password are options.
     """
     scheme, _, location = url.partition("://")
     servers, _, topic = location.partition("/")
@@ -118,16 +118,16 @@ def read_kafka_url(url: str) -> dict[str, object]:
 
 
 def list_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names that `given` has, one or several."""
+    """Return the names in `given`, which is one name or several."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KafkaCluster(ClusterOptions):
-    """Where brokers are and how clients of theirs are set; picklable."""
+    """The brokers' addresses and the options of their clients; picklable."""
 
     options: dict[str, str] = field(default_factory=dict[str, str])
-    """Options of the client, by librdkafka's names; they may hold secrets."""
+    """The client options, by librdkafka's names. They may hold secrets."""
 
     @property
     def where(self) -> str:
@@ -137,18 +137,18 @@ class KafkaCluster(ClusterOptions):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicSettings(TopicOptions, KafkaCluster):
-    """Topics, and the schemas of their records."""
+    """The topics and the schemas of their records."""
 
     operation: ClassVar[str] = "Read"
-    """What an ACL has to allow, besides Describe."""
+    """The operation that an ACL must allow, in addition to Describe."""
 
     topics: tuple[str, ...]
-    """By name."""
+    """The names of the topics."""
     registry: RegistrySettings | None = None
     key_format: KeyFormat | None = None
 
     def check_cluster(self) -> None:
-        """Raise ConfigError unless brokers, topics and deadline can be used."""
+        """Raise ConfigError if the settings of brokers, topics or deadline are not usable."""
         if not self.bootstrap_servers.strip():
             raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
         if len(set(self.topics)) != len(self.topics):
@@ -157,7 +157,7 @@ class TopicSettings(TopicOptions, KafkaCluster):
             raise ConfigError(f"deadline_s={self.deadline_s} is not positive")
 
     def check_value_format(self, name: str, *, asks_registry: bool) -> None:
-        """Raise ConfigError unless the settings of the registry go with value format `name`.
+        """Raise ConfigError if the registry settings do not suit the value format `name`.
 
         `asks_registry` says whether values of the format may have schemas there.
         """
@@ -172,7 +172,7 @@ class TopicSettings(TopicOptions, KafkaCluster):
             )
 
     def check_key_format(self) -> None:
-        """Raise ConfigError unless the settings of keys go together."""
+        """Raise ConfigError if the settings of keys contradict each other."""
         if self.key_format is None:
             if self.key_subject is not None:
                 raise ConfigError("key_subject= goes with key_format=, and none is given")
@@ -186,10 +186,10 @@ class TopicSettings(TopicOptions, KafkaCluster):
             raise ConfigError(f"{setting} has no schema; omit key_subject=")
 
     def require_registry(self, setting: str) -> RegistrySettings:
-        """Return where the registry is that `setting` needs.
+        """Return the settings of the registry that `setting` needs.
 
         Raises:
-            ConfigError: None is given.
+            ConfigError: No registry is given.
         """
         if self.registry is None:
             raise ConfigError(f"{setting} needs schema_registry=, e.g. 'http://localhost:8081'")
@@ -197,7 +197,7 @@ class TopicSettings(TopicOptions, KafkaCluster):
 
     @property
     def has_registered_keys(self) -> bool:
-        """Whether keys begin with the id of a schema that a registry keeps."""
+        """True if keys begin with the id of a schema that the registry keeps."""
         return self.key_format is not None and self.key_format.registered
 
     @property

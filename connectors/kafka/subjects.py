@@ -1,4 +1,4 @@
-"""One subject of the schema registry, asked on the driver or by a writer; errors name it."""
+"""A subject of the schema registry. The driver or a writer asks about it; errors name it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from onceflow.core.errors import ConfigError, OnceflowError, SettingsRefused
 
 @dataclass(frozen=True, slots=True)
 class SubjectAdvice:
-    """What a user does when the registry refuses."""
+    """The advice in errors if the registry refuses."""
 
     unknown: str
-    """It has no such subject or schema."""
+    """The advice if the registry has no such subject or schema."""
     incompatible: str = ""
-    """A schema may not follow the subject's versions."""
+    """The advice if a schema is not compatible with the subject's versions."""
     unusable: str = ""
-    """No rows can be made of its schema."""
+    """The advice if no rows can be made from its schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A subject, and a registry to ask about it. All calls raise as `open_subject` says."""
+    """A subject and its registry. All calls raise the errors of `open_subject`."""
 
     registry: SchemaRegistry
     name: str
@@ -43,7 +43,7 @@ class Subject:
         """Return the latest version.
 
         Raises:
-            ConfigError: It is of another kind.
+            ConfigError: The latest version is in another schema language.
         """
         latest = self.registry.latest(self.name, until=deadline(self.deadline_s))
         if latest.kind is not self.kind:
@@ -53,7 +53,7 @@ class Subject:
         return latest
 
     def find_latest(self) -> KeptSchema | None:
-        """Return the latest version; None: there is no such subject. Raises as `read_latest`."""
+        """Return the latest version; None if there is no subject. Raises as `read_latest`."""
         try:
             return self.read_latest()
         except RegistryRefusal as error:
@@ -62,7 +62,7 @@ class Subject:
             return None
 
     def register(self, text: str) -> int:
-        """Return the id of the schema `text`, registered now unless it has been before."""
+        """Return the id of the schema `text`. Register it if it is not registered yet."""
         until = deadline(self.deadline_s)
         return self.registry.register(self.name, self.kind, text, until=until)
 
@@ -76,12 +76,12 @@ def open_subject(
     advice: SubjectAdvice,
     unavailable: type[OnceflowError],
 ) -> Generator[Subject, None, None]:
-    """Ask about the subject `name`; errors inside name it.
+    """Open the subject `name` for questions. Errors inside the context name it.
 
     Raises:
-        ConfigError: The registry refuses us or a schema, has no such subject, or a schema there
-            cannot be used.
-        OnceflowError: It did not answer within the deadline; it is `unavailable`.
+        ConfigError: The registry refuses the user or a schema, has no such subject, or has an
+            unusable schema.
+        OnceflowError: The registry did not answer within the deadline. The type is `unavailable`.
     """
     registry = SchemaRegistry(settings.require_registry(f"subject {name!r}"))
     try:

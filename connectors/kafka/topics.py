@@ -1,7 +1,7 @@
-"""What brokers say about topics.
+"""The brokers' information about topics.
 
-Kafka gives each topic an id that no other topic ever has (KIP-516): one that was deleted and
-created again under its name has another. Brokers before 2.8 give none.
+Kafka gives each topic a unique id (KIP-516). A topic that was deleted and created again under the
+same name has a different id. Brokers before 2.8 give no id.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ _Answer = TypeVar("_Answer")
 _LATEST = cast("Callable[[], OffsetSpec]", OffsetSpec.latest)
 _EARLIEST = cast("Callable[[], OffsetSpec]", OffsetSpec.earliest)
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""Sixteen zero bytes, as Kafka writes ids: what a client is told by a broker that has none."""
+"""Sixteen zero bytes in Kafka's encoding of ids. Clients receive it from brokers without topic ids.
+"""
 _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """One topic as of now."""
+    """The current facts about one topic."""
 
     name: str
     partitions: tuple[int, ...]
-    """Ascending."""
+    """The partition numbers, ascending."""
     topic_id: str = ""
-    """Empty when the broker gives none."""
+    """The topic's id; empty if the broker gives none."""
     cluster_id: str = ""
     is_internal: bool = False
     replica_count: int = 0
-    """The number of replicas of the partition that has the fewest."""
+    """The number of replicas of the partition with the fewest."""
 
 
 class Topics:
-    """Asks about topics; used by one thread. All calls raise as `Brokers.ask`."""
+    """The questions about topics, for one thread. All calls raise the errors of `Brokers.ask`."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -65,11 +66,11 @@ class Topics:
         return tuple(sorted(cluster.topics))
 
     def find(self, topics: Iterable[str], *, until: float | None = None) -> dict[str, TopicFacts]:
-        """Return those of `topics` that exist."""
+        """Return the facts of those `topics` that exist."""
         return self._ask_each(self._describe, list(topics), _NOT_THERE, until)
 
     def wait_for(self, topics: Iterable[str]) -> dict[str, TopicFacts]:
-        """Return `topics`, and wait for those that brokers have not heard of yet."""
+        """Return the facts of `topics`. Wait for topics that the brokers do not know yet."""
         return self._ask_each(self._describe, list(topics), frozenset(), None)
 
     def find_ends(
@@ -79,9 +80,9 @@ class Topics:
         committed: bool,
         until: float | None = None,
     ) -> dict[tuple[str, int], int]:
-        """Return the end of each of `partitions` that exists, by one question to each broker.
+        """Return the end of each of `partitions` that exists, with one request to each broker.
 
-        It is the last stable offset where only `committed` records are read.
+        If `committed`, the end is the last stable offset.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         question = partial(self._list_offsets, _LATEST, level)
@@ -90,7 +91,7 @@ class Topics:
     def find_starts(
         self, partitions: Sequence[tuple[str, int]], *, until: float | None = None
     ) -> dict[tuple[str, int], int]:
-        """Return the first offset that is left of each of `partitions`, as `find_ends` does."""
+        """Return the first offset of each of `partitions` that exists, like `find_ends`."""
         question = partial(self._list_offsets, _EARLIEST, IsolationLevel.READ_UNCOMMITTED)
         return self._ask_each(question, partitions, _NOT_THERE, until)
 
@@ -101,7 +102,7 @@ class Topics:
         missing: frozenset[int],
         until: float | None,
     ) -> dict[_Key, _Answer]:
-        """Ask about each of `keys` until there is an answer, or an error that is in `missing`."""
+        """Ask about each of `keys` until there is an answer, or an error of a code in `missing`."""
         settings, backoff = self._brokers.settings, self._brokers.begin(until)
         answers: dict[_Key, _Answer] = {}
         while keys:

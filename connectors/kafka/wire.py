@@ -1,6 +1,6 @@
-"""The registry's wire format: a zero byte and the id of its schema stand before each value.
+"""The registry's wire format: a zero byte and the schema's id precede each value.
 
-In Protobuf it is followed by which message of that schema the value is.
+In Protobuf, the index of the message within the schema follows.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 MAGIC = 0
 """The first byte of every value."""
 HEADER_BYTES = 5
-"""Magic, and the id in four bytes, the highest first."""
+"""The length of the header: the magic byte, and the id in four bytes, big-endian."""
 _NUMBER_BITS_MAX = 28
-"""The longest number of variable length: no schema has so many messages."""
+"""The maximum shift of a variable-length number. No schema has so many messages."""
 TOMBSTONE = "it has no value (a tombstone)"
 UNFRAMED = (
     "it does not begin with a zero byte and a schema id, so that no serializer of a schema registry"
@@ -18,11 +18,11 @@ UNFRAMED = (
 )
 VALUE_SCHEMA_ID = "__value_schema_id"
 KEY_SCHEMA_ID = "__key_schema_id"
-"""The record headers in which newer serializers write a schema's id, if they are told to."""
+"""The record headers in which newer serializers can write a schema's id."""
 
 
 def describe_id_in_headers(header: str) -> str:
-    """Return why a record whose schema id is in the record header `header` is bad."""
+    """Return why a record is bad whose schema id is in the record header `header`."""
     return (
         f"its schema id is in the record's header {header}, and not before the value: set its"
         " producer to the serializer of schema ids that writes them there (prefix), which is the"
@@ -31,7 +31,7 @@ def describe_id_in_headers(header: str) -> str:
 
 
 def schema_id_of(header: bytes) -> int | None:
-    """Return the id that the first bytes of a value name; None when they name none."""
+    """Return the id in the first bytes of a value, or None if they contain none."""
     if len(header) < HEADER_BYTES or header[0] != MAGIC:
         return None
     return int.from_bytes(header[1:HEADER_BYTES], "big")
@@ -43,13 +43,13 @@ def header_of(schema_id: int) -> bytes:
 
 
 def message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
-    """Return which message of its schema a value in Protobuf is, and where that begins in it.
+    """Return the path of a Protobuf value's message in its schema, and the message's start.
 
-    Behind the header stand the count of indexes and the indexes, each a number of zigzag and
-    variable length; a single zero is the first message.
+    After the header come the count of indexes and the indexes, each as a zigzag number of variable
+    length. A single zero means the first message.
 
     Raises:
-        ValueError: They are cut off.
+        ValueError: The indexes are cut off.
     """
     count, at = _number(value, HEADER_BYTES)
     if count == 0:
@@ -62,7 +62,7 @@ def message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def indexes_of(path: tuple[int, ...]) -> bytes:
-    """Return what stands behind the header of values that are the message at `path`."""
+    """Return the bytes after the header of values that are the message at `path`."""
     if path == (0,):
         return b"\0"
     return b"".join(map(_number_bytes, (len(path), *path)))
@@ -75,7 +75,8 @@ def _number(value: bytes, at: int) -> tuple[int, int]:
             raise ValueError("the indexes of its message are cut off")
         byte = value[at]
         at += 1
-        # Seven bits a byte, the lowest first; the eighth bit says that another byte follows.
+        # Each byte holds seven bits, the lowest first. The eighth bit says that another byte
+        # follows.
         number |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
@@ -84,7 +85,7 @@ def _number(value: bytes, at: int) -> tuple[int, int]:
 
 
 def _number_bytes(number: int) -> bytes:
-    # Zigzag of a number that is not negative: an index or a count.
+    # This is the zigzag encoding of an index or a count, which is never negative.
     remaining = number << 1
     encoded = bytearray()
     while remaining > 0x7F:

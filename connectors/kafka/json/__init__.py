@@ -1,1 +1,1 @@
-"""JSON and JSON Schema: schemas as Arrow's, and values both ways."""
+"""The conversion between JSON, or JSON Schema, and Arrow."""

@@ -1,12 +1,12 @@
-"""From the fields of JSON records to Arrow columns: the type that checks a record, and conversion.
+"""The conversion of JSON fields to Arrow columns, and the msgspec type that checks a record.
 
-The msgspec type checks one record against the Arrow schema while it is decoded. Fields are called
-c0, c1, … in Python and by their own names in JSON, so any column name will do. Ranges are checked
-there wherever msgspec can, because there the offset of a bad record is known at no cost;
-`checked_late` says whether values can still be refused when they become Arrow.
+While a record is decoded, the msgspec type checks it against the Arrow schema. Fields are called
+c0, c1, … in Python and by their own names in JSON, so any column name is possible. msgspec checks
+ranges where it can, because at that point the offset of a bad record is known without extra cost.
+`has_late_checks` says whether values can still be refused when they are converted to Arrow.
 
-Numbers become Arrow through `struct.pack`: it checks the range of each and costs 4 ns a value, a
-quarter of `pa.array`. It knows no null; a column that has some takes the longer way.
+`struct.pack` converts numbers to Arrow. It checks each number's range and costs 4 ns a value, a
+quarter of `pa.array`. It does not support null, so a column with nulls takes the slower way.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from onceflow.core.arrow.kinds import cast_rows, holds
 from onceflow.core.errors import ConfigError
 
 _FLOAT32_MAX = 3.4028235677973362e38
-"""The largest double that rounds to a finite float32: the next one is halfway to 2**128."""
+"""The largest double that rounds to a finite float32. The next double is halfway to 2**128."""
 
 _DICTIONARY_BITS = 32
-"""A dictionary with shorter indices is full before a batch is."""
+"""The minimum width of dictionary indices.
+
+A dictionary with shorter indices may overflow in a batch.
+"""
 
 
 def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
     """Return the type of one record with `columns`.
 
-    A column that is not nullable must be there and not be null; a nullable one may be missing.
+    A column that is not nullable must be present and not null. A nullable column may be missing.
     Fields that are not columns are ignored.
 
     Raises:
-        ConfigError: A column has a type that JSON records cannot fill; names it.
+        ConfigError: JSON records cannot fill a column's type. The message names the column.
     """
     fields: list[Any] = []
     for index, column in enumerate(columns):
@@ -55,13 +58,14 @@ def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
         fields,
         rename={f"c{index}": column.name for index, column in enumerate(columns)},
         kw_only=True,
-        # Holds no reference cycle: without this, each record costs the collector's bookkeeping.
+        # Records contain no reference cycles. Without this flag the garbage collector tracks each
+        # record.
         gc=False,
     )
 
 
 def has_late_checks(columns: pa.Schema) -> bool:
-    """Return whether a decoded record can still turn out bad when its columns become Arrow."""
+    """Return True if a decoded record can still be refused when its columns become Arrow."""
     return any(_is_checked_late(column.type) for column in columns)
 
 
@@ -93,7 +97,7 @@ def _python_type(kind: pa.DataType, column: str) -> Any:
 
 
 def _can_fill_dictionary(kind: pa.DataType) -> bool:
-    """Return whether pyarrow makes arrays of `kind`, also of a batch of different values."""
+    """Return True if pyarrow can create arrays of `kind`, even if all values of a batch differ."""
     try:
         pa.array([], kind)
     except pa.ArrowNotImplementedError:
@@ -123,7 +127,7 @@ _SCALARS: tuple[tuple[Any, Any], ...] = (
     (types.is_binary, bytes),
     (types.is_large_binary, bytes),
     (types.is_decimal, decimal.Decimal),
-    # Text, or days since 1970, as Debezium writes them.
+    # Dates are text, or days since 1970 as Debezium writes them.
     (types.is_date32, dt.date | Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]),
 )
 
@@ -133,13 +137,13 @@ def _integer_type(kind: pa.DataType) -> Any:
         bound = 2 ** (kind.bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
     if kind.bit_width == 64:
-        # msgspec takes no bound beyond int64; the column's own conversion checks the upper one.
+        # msgspec supports no bound above int64. The column's conversion checks the upper bound.
         return Annotated[int, msgspec.Meta(ge=0)]
     return Annotated[int, msgspec.Meta(ge=0, le=2**kind.bit_width - 1)]
 
 
 def _member_type(member: pa.Field, column: str) -> Any:
-    """Return the type of each item of a list or of a map."""
+    """Return the type of the items of a list or a map."""
     kind = _python_type(member.type, column)
     return kind | None if member.nullable else kind
 
@@ -162,16 +166,16 @@ def _refusal(kind: pa.DataType, column: str) -> ConfigError:
 Convert: TypeAlias = Callable[[Sequence[Any]], pa.Array]
 
 CONVERSION_ERRORS = (pa.ArrowException, ArithmeticError, ValueError, TypeError, struct.error)
-"""What a value that does not fit its column raises."""
+"""The errors of a conversion if a value does not fit its column."""
 
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _PER_MICROSECOND = {"s": (1, 1_000_000), "ms": (1, 1000), "us": (1, 1), "ns": (1000, 1)}
-"""Units in a microsecond, as a fraction."""
+"""The number of units in a microsecond, as a fraction."""
 
 
 def converter_of(kind: pa.DataType) -> Convert:
-    """Return what turns values into an array of `kind`, and raises for one that will not."""
+    """Return a function from values to an array of `kind`. It raises if a value does not fit."""
     if types.is_timestamp(kind):
         return _within_python(_timestamp_converter(kind))
     code = _pack_code(kind)
@@ -179,7 +183,7 @@ def converter_of(kind: pa.DataType) -> Convert:
         return _packing_converter(kind, code)
 
     if types.is_nested(kind) and holds(kind, _is_coarser_than_python):
-        # pyarrow cuts off what the unit of a timestamp inside does not hold.
+        # Otherwise pyarrow cuts off the digits that the unit of an inner timestamp cannot hold.
         return lambda values: exact_array(values, kind)
 
     def convert(values: Sequence[Any]) -> pa.Array:
@@ -193,7 +197,7 @@ def _is_coarser_than_python(kind: pa.DataType) -> bool:
 
 
 def _within_python(convert: Convert) -> Convert:
-    """Return `convert`, which raises for instants that Python has no value for, too."""
+    """Return `convert` with a check that refuses instants which Python cannot represent."""
 
     def convert_within(values: Sequence[Any]) -> pa.Array:
         made = convert(values)
@@ -217,8 +221,8 @@ def _pack_code(kind: pa.DataType) -> str | None:
 def _packing_converter(kind: pa.DataType, code: str) -> Convert:
     def convert(values: Sequence[Any]) -> pa.Array:
         count = len(values)
-        # One call packs a column without nulls into the bytes that Arrow wants. Others are refused,
-        # and left to pa.array, which is slower.
+        # One call packs a column without nulls into the bytes that Arrow needs. `pack` refuses
+        # other columns, which `pa.array` converts more slowly.
         try:
             packed = struct.pack(f"={count}{code}", *values)
         except struct.error:
@@ -235,7 +239,8 @@ def _timestamp_converter(kind: pa.DataType) -> Convert:
         kinds = set(map(type, values))
         kinds.discard(type(None))
         if kinds == {dt.datetime}:
-            # Through microseconds: the cast refuses what a coarser unit would cut off.
+            # Convert through microseconds: the cast refuses values that a coarser unit would cut
+            # off.
             exact = pa.array(values, type=pa.timestamp("us", kind.tz))
             return cast_rows(exact, kind)
         if dt.datetime in kinds:

@@ -1,8 +1,8 @@
-"""Rows as JSON objects: what `KafkaSource(format="json")` and its like read.
+"""The encoding of rows as JSON objects, which `KafkaSource(format="json")` and others can read.
 
-Decimals become strings, so that no digit is lost; binary is base64; dates and timestamps are RFC
-3339, with "Z" where the column has a time zone; maps must have string keys. JSON has no NaN and no
-infinity: such a value is a bad row, never a silent null.
+Decimals become strings, so that no digit is lost. Binary is base64. Dates and timestamps are RFC
+3339, with "Z" if the column has a time zone. Maps must have string keys. JSON has no NaN and no
+infinity: such a value makes a bad row, never a silent null.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _AS_IT_IS: tuple[IsKind, ...] = (
 
 
 class JsonValues:
-    """Writes the values of one column as JSON."""
+    """An encoder of the values of one column as JSON."""
 
     def __init__(self, kind: pa.DataType, column: str) -> None:
         """Prepare for values of `kind`.
 
         Raises:
-            ConfigError: JSON has no place for them; names `column`.
+            ConfigError: JSON cannot hold `kind`. The message names `column`.
         """
         self._kind = _json_type(kind, column)
         self._field = pa.field(column, self._kind)
@@ -62,11 +62,11 @@ class JsonValues:
         self._has_maps = holds(self._kind, arrow.is_map)
 
     def to_python(self, column: pa.Array) -> list[Any]:
-        """Return the values of `column` as msgspec writes them.
+        """Return the values of `column` in the form that msgspec writes.
 
         Raises:
-            ValueError: One has no JSON, and the like; see `ENCODING_ERRORS`. For a column of one
-                row it names the part that has none.
+            ValueError: A value has no JSON form. Also raises the others of `ENCODING_ERRORS`. If
+                the column has one row, the error names the part at fault.
         """
         try:
             return self.convert(column)
@@ -74,7 +74,7 @@ class JsonValues:
             raise find_faulty_part([column], [self._field], _convert_part, error) from error
 
     def convert(self, column: pa.Array) -> list[Any]:
-        """Return the values of `column` as `to_python`, whose errors name no part."""
+        """Return the values of `column` like `to_python`, but with errors that name no part."""
         if column.type != self._kind:
             column = cast_rows(column, self._kind)
         try:
@@ -88,7 +88,7 @@ class JsonValues:
         return values
 
     def encode(self, columns: Sequence[pa.Array], header: bytes = b"") -> list[bytes | None]:
-        """Return one value a row of the only column, behind `header`; null is none.
+        """Return one value for each row of the only column, each after `header`; None for null.
 
         Raises:
             ValueError: A value cannot be written, and the like; see `ENCODING_ERRORS`.
@@ -105,13 +105,13 @@ def _convert_part(column: pa.Array, kind: pa.DataType) -> list[Any]:
 
 
 class JsonObjects:
-    """Writes rows of some columns as JSON objects."""
+    """An encoder of rows of some columns as JSON objects."""
 
     def __init__(self, columns: pa.Schema) -> None:
         """Prepare for `columns`.
 
         Raises:
-            ConfigError: One has a type, or a name, that JSON objects cannot hold.
+            ConfigError: JSON objects cannot hold a column's type or name.
         """
         doubled = sorted({name for name in columns.names if columns.names.count(name) > 1})
         if doubled:
@@ -126,7 +126,7 @@ class JsonObjects:
         )
 
     def encode(self, columns: Sequence[pa.Array], header: bytes = b"") -> list[bytes]:
-        """Return one object a row, behind `header`.
+        """Return one object for each row, each after `header`.
 
         Raises:
             ValueError: A value cannot be written, and the like; see `ENCODING_ERRORS`.
@@ -139,10 +139,10 @@ class JsonObjects:
 
 
 def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
-    """Return the type to which a column is cast before it is written, loss refused.
+    """Return the type to which a column is cast before it is written. The cast refuses loss.
 
     Raises:
-        ConfigError: JSON has no place for it.
+        ConfigError: JSON cannot hold the type.
     """
     kind = to_plain_type(kind)
     if is_list(kind):
@@ -157,7 +157,7 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
 
 def _scalar_type(kind: pa.DataType, column: str) -> pa.DataType:
     if arrow.is_timestamp(kind):
-        # Python's datetime ends at microseconds; nanoseconds that are not zero are refused.
+        # A Python datetime ends at microseconds, so nanoseconds other than zero are refused.
         return pa.timestamp("us", "UTC" if kind.tz else None)
     if arrow.is_time(kind):
         return pa.time64("us")
@@ -172,7 +172,7 @@ def _scalar_type(kind: pa.DataType, column: str) -> pa.DataType:
 
 
 def _with_objects(value: Any, kind: pa.DataType) -> Any:
-    """Return `value` with Arrow's lists of pairs as dicts."""
+    """Return `value` with Arrow's lists of pairs converted to dicts."""
     if value is None:
         return None
     if arrow.is_map(kind):

@@ -1,7 +1,7 @@
-"""Instants in JSON with more digits than microseconds, which decoding rounds, read exactly.
+"""The exact reading of JSON instants finer than microseconds, which decoding rounds.
 
-They become the nanoseconds that a column of nanoseconds holds. A coarser column holds such an
-instant if the digits beyond its unit are zeros; else the record is bad.
+They become nanoseconds in a column of nanoseconds. A coarser column holds such an instant if the
+digits beyond its unit are zeros. Otherwise the record is bad.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ import pyarrow as pa
 from pyarrow import types
 
 FINER = re.compile(rb":\d\d:\d\d\.\d{7}")
-"""Found in every text that holds an instant finer than microseconds."""
+"""A pattern found in every text that contains an instant finer than microseconds."""
 
 _MANY_DIGITS = re.compile(rb"\.\d{7}")
-"""Found wherever `FINER` is, several times as fast, and in numbers of many digits."""
+"""A pattern that matches wherever `FINER` does, and in other numbers of many digits.
+
+It is several times as fast.
+"""
 _INSTANT = re.compile(r"(.+:\d\d:\d\d)\.(\d{7,})(.*)", re.DOTALL)
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
 def any_finer(texts: Sequence[bytes | None]) -> bool:
-    """Whether one of `texts` holds an instant finer than microseconds."""
+    """Return True if one of `texts` contains an instant finer than microseconds."""
     try:
         whole = b"\n".join(cast("Sequence[bytes]", texts))
     except TypeError:
@@ -34,7 +37,7 @@ def any_finer(texts: Sequence[bytes | None]) -> bool:
 
 
 def holds_instants(kind: pa.DataType) -> bool:
-    """Whether values of the type are instants, or may hold some."""
+    """Return True if values of the type are instants, or may contain instants."""
     if types.is_dictionary(kind):
         return holds_instants(kind.value_type)
     inner = (kind.field(index).type for index in range(kind.num_fields))
@@ -42,10 +45,10 @@ def holds_instants(kind: pa.DataType) -> bool:
 
 
 def make_exact(record: Any, written: object, columns: pa.Schema) -> None:
-    """Set the instants of `record`, decoded from the object `written`, to what is written there.
+    """Set the instants of `record`, which was decoded from `written`, to their exact values.
 
     Raises:
-        ValueError: A column does not hold one; names it.
+        ValueError: A column cannot hold an instant. The message names the column.
     """
     if not isinstance(written, dict):
         return
@@ -61,7 +64,7 @@ def make_exact(record: Any, written: object, columns: pa.Schema) -> None:
 
 
 def _exact(value: Any, written: Any, kind: pa.DataType) -> Any:
-    """Return `value` as it is written, where it was rounded."""
+    """Return the exact value of `written` if `value` was rounded, else `value`."""
     if types.is_dictionary(kind):
         return _exact(value, written, kind.value_type)
     if isinstance(value, dt.datetime):

@@ -1,8 +1,8 @@
-"""JSON Schemas: the columns of the objects that one describes, and the schema of columns.
+"""The conversion between JSON Schemas and columns.
 
-As Kafka Connect's converter writes them: a property that is not `required`, or may be null, is a
-nullable column; `connect.type` narrows integers and floats, formats and Connect's titles make dates
-and times of text and numbers. What has no one Arrow type is refused by name.
+The rules are those of Kafka Connect's converter. A property that is not `required`, or may be null,
+is a nullable column. `connect.type` narrows integers and floats. Formats and Connect's titles turn
+text and numbers into dates and times. A property without a unique Arrow type is refused by name.
 
 Source: JSON Schema draft 7 and 2020-12; Confluent's JSON Schema converter.
 """
@@ -41,14 +41,15 @@ _FORMATS: Mapping[str, pa.DataType] = {
     "date-time": pa.timestamp("us", "UTC"),
 }
 _DEPTH_MAX = 32
-"""The depth of properties above which a schema is taken to contain itself."""
+"""The maximum depth of properties. A deeper schema is assumed to contain itself."""
 
 
 def columns_of_json_schema(text: str) -> pa.Schema:
     """Return the columns of objects that the schema `text` describes.
 
     Raises:
-        ConfigError: It describes no objects, or a property without one Arrow type; names it.
+        ConfigError: The schema does not describe objects, or a property has no unique Arrow type.
+            The message names the property.
     """
     kind = type_of_json_schema(text)
     if not pa.types.is_struct(kind):
@@ -60,10 +61,11 @@ def columns_of_json_schema(text: str) -> pa.Schema:
 
 
 def type_of_json_schema(text: str) -> pa.DataType:
-    """Return the type of what the schema `text` describes.
+    """Return the type of the values that the schema `text` describes.
 
     Raises:
-        ConfigError: It is no schema, or a property has not one Arrow type; names it.
+        ConfigError: `text` is not a schema, or a property has no unique Arrow type. The message
+            names the property.
     """
     try:
         root: Any = json.loads(text)
@@ -81,7 +83,7 @@ class _Types:
         self._root = root
 
     def of(self, schema: Mapping[str, Any], path: str, depth: int) -> tuple[pa.DataType, bool]:
-        """Return the type of what `schema` describes, and whether it may be null."""
+        """Return the type of the values that `schema` describes, and whether they may be null."""
         if depth > _DEPTH_MAX:
             raise ConfigError(f"property {path!r} contains itself, which no column can hold")
         if "$ref" in schema:
@@ -169,7 +171,7 @@ _WRITTEN: tuple[tuple[IsKind, dict[str, Any]], ...] = (
 
 
 def json_schema_text(columns: pa.Schema, name: str) -> str:
-    """Return the schema of objects with `columns`, titled `name`.
+    """Return the schema of objects with `columns`, with the title `name`.
 
     Raises:
         ConfigError: A column has a type that JSON does not have.
@@ -178,7 +180,7 @@ def json_schema_text(columns: pa.Schema, name: str) -> str:
 
 
 def json_schema_text_of(field: pa.Field, name: str) -> str:
-    """Return the schema of the values of one column, titled `name`.
+    """Return the schema of the values of one column, with the title `name`.
 
     Raises:
         ConfigError: JSON does not have their type.
@@ -187,11 +189,11 @@ def json_schema_text_of(field: pa.Field, name: str) -> str:
 
 
 def _object_text(fields: Sequence[pa.Field], path: str) -> dict[str, Any]:
-    """Return the schema of objects with `fields`; `path` begins their paths, for errors."""
+    """Return the schema of objects with `fields`. Their paths in errors begin with `path`."""
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {field.name: _property_text(field, path + field.name) for field in fields},
-        # A closed object: only so may columns be added and taken away later.
+        # The object is closed, because only then may columns be added and removed later.
         "additionalProperties": False,
     }
     required = [field.name for field in fields if not field.nullable]
