@@ -1,1 +1,1 @@
-"""Avro: its schemas as Arrow's, and values both ways."""
+"""The conversion between Avro and Arrow: schemas and values."""

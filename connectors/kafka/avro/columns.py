@@ -1,4 +1,4 @@
-"""Avro records to Arrow columns, a batch at a time. docs/sources.md has what a record costs."""
+"""The conversion of Avro records to Arrow columns, in batches. docs/sources.md has the costs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from onceflow.connectors.kafka.avro.schema import (
 
 
 class AvroRecords:
-    """Reads the records of one schema where cursors stand."""
+    """A reader of one schema's records at the positions of cursors."""
 
     def __init__(self, schema: Record, names: frozenset[str]) -> None:
-        """Keep what is needed of the schema.
+        """Prepare to read some members of the schema.
 
         Args:
             schema: What the records were written with.
@@ -39,9 +39,9 @@ class AvroRecords:
         self._wanted = names
 
     def columns(self, cursors: Cursors, rows: Rows) -> dict[str, pa.Array]:
-        """Read `rows`; return each member of `names`, with a value for each of `rows`.
+        """Read `rows`, and return each member of `names` with a value for each of `rows`.
 
-        What stands in the rows that the cursors have a fault of means nothing.
+        The values of rows in the cursors' `faults` are meaningless.
         """
         columns: dict[str, pa.Array] = {}
         for member in self._schema.members:
@@ -129,7 +129,7 @@ def _read_items(node: Items, cursors: Cursors, rows: Rows) -> pa.Array:
 
 
 def _has_no_bytes(node: AvroType) -> bool:
-    """Return whether every value of `node` is written as no bytes."""
+    """Return True if every value of `node` is encoded as zero bytes."""
     match node:
         case Record(members=members):
             return all(_has_no_bytes(one.type) for one in members)
@@ -149,7 +149,7 @@ def _read_symbols(names: Sequence[str], cursors: Cursors, rows: Rows) -> pa.Arra
 
 
 def _choices(count: int, why: str, cursors: Cursors, rows: Rows) -> NDArray[np.int64]:
-    """Read numbers below `count`."""
+    """Read numbers from 0 to `count` - 1. Refuse rows with other numbers."""
     numbers = cursors.longs(rows)
     wrong = (numbers < 0) | (numbers >= count)
     if wrong.any():
@@ -177,7 +177,7 @@ def _read_union(union: Union, cursors: Cursors, rows: Rows) -> pa.Array:
 
 
 def _spread(values: pa.Array, at: NDArray[np.int64], count: int) -> pa.Array:
-    """Return `count` values: those of `values` at the positions `at`, and null elsewhere."""
+    """Return `count` values: those of `values` at the indices `at`, and null elsewhere."""
     if at.size == count:
         return values
     indices = np.zeros(count, np.int64)
@@ -209,7 +209,7 @@ def _read_entries(node: Entries, cursors: Cursors, rows: Rows) -> pa.Array:
 
 
 def _pass(node: AvroType, cursors: Cursors, rows: Rows) -> None:
-    """Move on behind a value that nobody wants."""
+    """Move the cursors past a value that is not needed."""
     match node:
         case Scalar(kind="string" | "bytes"):
             cursors.spans(rows)

@@ -1,9 +1,9 @@
-"""Avro's binary encoding, read in many records at once: one field of all of them, then the next.
+"""The reading of Avro's binary encoding from many records at once, one field after the other.
 
-Every record has a cursor. A field is read at all cursors by a few operations on whole arrays, so
-that what a record costs does not grow with Python's calls. What cannot be read is a fault of its
-own record, found before anything of another one is touched: its cursor goes to its end, what is
-read there counts for nothing, and the others go on.
+Every record has a cursor. A few operations on whole arrays read a field at all cursors, so the cost
+of a record does not grow with the number of Python calls. Data that cannot be read is a fault of
+its own record. It is found before other records are affected: the record's cursor moves to its end,
+values read from it are ignored, and the other records continue.
 
 Rows are always given in ascending order.
 """
@@ -20,21 +20,26 @@ from numpy.typing import NDArray
 from onceflow.core.arrow.exact_decimals import decimals_from_python
 
 Rows: TypeAlias = NDArray[np.int64]
-"""Indices of records."""
+"""The indices of records."""
 
 _PAD_BYTES = 16
-"""Behind the last record, so that a number is read before it is known to go over the end."""
+"""The number of bytes added after the last record, because a number is read before the check for
+its end.
+"""
 _EMPTY_ITEMS_MAX = 65_536
-"""Items of no bytes, such as nulls, in one array: the length of a record does not bound them."""
+"""The maximum number of items of zero bytes, such as nulls, in one array.
+
+The record's length does not limit them.
+"""
 _VARINT_BITS = 64
 _SHORT = "it ends in the middle of"
 
 
 class Cursors:
-    """Where reading stands in each of some records."""
+    """The reading positions in some records."""
 
     def __init__(self, values: Sequence[bytes], *, skip_bytes: int) -> None:
-        """Stand `skip_bytes` behind the beginning of each of `values`."""
+        """Set each cursor `skip_bytes` after the beginning of its value."""
         joined = b"".join([*values, bytes(_PAD_BYTES)])
         self._buffer = pa.py_buffer(joined)
         self._bytes = np.frombuffer(joined, np.uint8)
@@ -42,27 +47,27 @@ class Cursors:
         self._ends = np.cumsum(lengths)
         self._at = np.minimum(self._ends - lengths + skip_bytes, self._ends)
         self.faults: dict[int, str] = {}
-        """Why a record cannot be read, by its row."""
+        """The reasons why records cannot be read, by row."""
         self.field = ""
-        """What is being read, for faults."""
+        """The field that is being read, for faults."""
 
     def refuse(self, rows: Rows, why: str) -> None:
-        """Give up `rows`, unless they are given up already."""
+        """Give up `rows` that are not given up yet, and note `why`."""
         for row in rows.tolist():
             self.faults.setdefault(row, f"{why} {self.field}".strip())
         self._at[rows] = self._ends[rows]
 
     def require_ends(self, rows: Rows) -> None:
-        """Give up those of `rows` that go on behind what has been read."""
+        """Give up those of `rows` that have more bytes after the last field."""
         self.field = ""
         over = rows[self._at[rows] < self._ends[rows]]
         if over.size:
             self.refuse(over, "it goes on behind its last field")
 
     def longs(self, rows: Rows) -> NDArray[np.int64]:
-        """Read an int or a long."""
-        # Round n reads byte n of all numbers that have so many. Seven bits a byte, the lowest
-        # first; the eighth bit says that another byte follows.
+        """Read an int or a long of each row."""
+        # Round n reads byte n of all numbers that have as many bytes. Each byte holds seven bits,
+        # the lowest first. The eighth bit says that another byte follows.
         at = self._at[rows]
         byte = self._bytes[at]
         numbers = (byte & 0x7F).astype(np.uint64)
@@ -86,7 +91,7 @@ class Cursors:
         return zigzag
 
     def ints(self, rows: Rows) -> NDArray[np.int32]:
-        """Read an int."""
+        """Read an int of each row."""
         numbers = self.longs(rows)
         short = numbers.astype(np.int32)
         wrong = short != numbers
@@ -95,7 +100,7 @@ class Cursors:
         return short
 
     def booleans(self, rows: Rows) -> NDArray[np.bool_]:
-        """Read a boolean."""
+        """Read a boolean of each row."""
         values = self.raw_bytes(rows, 1)[:, 0]
         wrong = values > 1
         if wrong.any():
@@ -104,17 +109,17 @@ class Cursors:
         return true
 
     def raw_bytes(self, rows: Rows, size: int) -> NDArray[np.uint8]:
-        """Read `size` bytes: a line of the answer for each row."""
+        """Read `size` bytes of each row. Return one line for each row."""
         at = self._at[rows]
         positions = at[:, None] + np.arange(size, dtype=np.int64)
-        # Rows that end too early read any byte here: `_move` gives them up.
+        # For rows that end too early this reads arbitrary bytes: `_move` gives these rows up.
         np.minimum(positions, len(self._bytes) - 1, out=positions)
         self._move(rows, at + size)
         values: NDArray[np.uint8] = self._bytes[positions]
         return values
 
     def spans(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Read bytes; return where they begin and how many they are."""
+        """Read a length of each row and skip so many bytes. Return their starts and lengths."""
         lengths = self.longs(rows)
         at = self._at[rows]
         wrong = (lengths < 0) | (lengths > self._ends[rows] - at)
@@ -126,12 +131,12 @@ class Cursors:
         return at, lengths
 
     def binary(self, rows: Rows) -> pa.Array:
-        """Read bytes as one array."""
+        """Read bytes of each row as one array."""
         starts, lengths = self.spans(rows)
         if not rows.size:
             return pa.array([], pa.binary())
-        # No byte is copied to find the values: an array over the whole buffer has them at even
-        # positions and what lies between them at odd ones, and Arrow takes the even ones.
+        # This finds the values without copying bytes: an array over the whole buffer has the values
+        # at even indices and the gaps between them at odd indices. Arrow takes the even indices.
         offsets = np.empty(2 * rows.size, np.int32)
         offsets[0::2] = starts
         offsets[1::2] = starts + lengths
@@ -142,13 +147,13 @@ class Cursors:
         return both.take(pa.array(np.arange(0, count, 2, dtype=np.int64)))
 
     def strings(self, rows: Rows) -> pa.Array:
-        """Read text."""
+        """Read text of each row."""
         encoded = self.binary(rows)
         try:
             return encoded.cast(pa.string())
         except pa.ArrowInvalid:
             pass
-        # Arrow does not say which value is bad: the slow way finds it.
+        # Arrow does not say which value is bad, so decode each value.
         texts: list[str] = []
         for row, value in zip(rows, encoded.to_pylist(), strict=True):
             try:
@@ -159,7 +164,7 @@ class Cursors:
         return pa.array(texts, pa.string())
 
     def decimals(self, rows: Rows, size: int | None, kind: pa.DataType) -> pa.Array:
-        """Read decimals of `size` bytes, or of as many as stand before them."""
+        """Read decimals of `size` bytes, or of the length that precedes them."""
         if size is None:
             starts, lengths = self.spans(rows)
         else:
@@ -169,9 +174,9 @@ class Cursors:
         over = lengths > width
         if over.any():
             self.refuse(rows[over], f"a decimal of more than {width} bytes in")
-        # Avro writes two's complement with the highest byte first and as few bytes as possible.
-        # Arrow wants the lowest first and `width` bytes: each row is read backwards, and what it
-        # lacks is filled with its sign.
+        # Avro writes two's complement, big-endian, with as few bytes as possible. Arrow needs
+        # little-endian with `width` bytes. So each row is read backwards, and missing bytes are
+        # filled with the sign.
         back = np.arange(width, dtype=np.int64)
         positions = starts[:, None] + (lengths[:, None] - 1 - back)
         inside = back < lengths[:, None]
@@ -187,9 +192,9 @@ class Cursors:
     def blocks(
         self, rows: Rows, read: Callable[[Rows], pa.Array]
     ) -> tuple[NDArray[np.int32], list[pa.Array], NDArray[np.int64]]:
-        """Read an array or a map, whose items `read` reads for some rows at a time.
+        """Read an array or a map. `read` reads one item of each of some rows.
 
-        An item has a byte or more.
+        An item must have at least one byte.
 
         Returns:
             Offsets of each row's items, parts of the items, and the order in which to take them.
@@ -199,13 +204,13 @@ class Cursors:
         going = np.arange(rows.size, dtype=np.int64)
         while going.size:
             counts = self._block_counts(rows[going])
-            # No more items than bytes are left: a damaged count must not make the loop run for
-            # ever.
+            # There cannot be more items than remaining bytes. Otherwise a damaged count would make
+            # the loop run for ever.
             left = self._ends[rows[going]] - self._at[rows[going]]
             self._bound_counts(rows[going], counts, left, _SHORT)
             going, counts = going[counts > 0], counts[counts > 0]
-            # Item n of all rows that have so many is read at once. Items of a row are therefore
-            # spread over parts, and the stable sort by owner brings them together in order.
+            # Read item n of all rows that have as many items at once. So a row's items are spread
+            # over several parts, and the stable sort by owner joins them in order.
             for item in range(int(counts.max(initial=0))):
                 having = going[counts > item]
                 parts.append(read(rows[having]))
@@ -215,7 +220,7 @@ class Cursors:
         return offsets, parts, np.argsort(owner, kind="stable")
 
     def empty_items(self, rows: Rows) -> NDArray[np.int32]:
-        """Read an array whose items have no bytes; return the offsets of each row's items."""
+        """Read an array with items of zero bytes. Return the offsets of each row's items."""
         totals = np.zeros(rows.size, np.int64)
         going = np.arange(rows.size, dtype=np.int64)
         while going.size:
@@ -231,7 +236,7 @@ class Cursors:
         counts = self.longs(rows)
         sized = counts < 0
         if sized.any():
-            # The block's bytes follow: for who wants to pass over it.
+            # The block's length in bytes follows, for readers that skip the block.
             self.longs(rows[sized])
             counts[sized] = -counts[sized]
         return counts
@@ -239,7 +244,7 @@ class Cursors:
     def _bound_counts(
         self, rows: Rows, counts: NDArray[np.int64], counts_max: NDArray[np.int64], why: str
     ) -> None:
-        """Give up those of `rows` that count more than their maximum; they count nothing then."""
+        """Give up those of `rows` whose count exceeds their maximum, and set their count to 0."""
         wrong = (counts < 0) | (counts > counts_max)
         if wrong.any():
             self.refuse(rows[wrong], why)
@@ -270,7 +275,7 @@ class Cursors:
 
 
 def _to_offsets(counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return where the items of each row begin, and where the last one's end."""
+    """Return the start of each row's items, and the end of the last row's."""
     offsets = np.zeros(counts.size + 1, np.int32)
     offsets[1:] = np.cumsum(counts)
     return offsets

@@ -1,6 +1,6 @@
-"""Values in Avro with the registry's header: a batch of several schemas to columns of one.
+"""The decoder of Avro values with the registry's header. A batch may contain several schemas.
 
-Where the columns are those of a registered schema, that says how the inside of values is read, too.
+If the columns come from a registered schema, that schema also decides how nested values are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onceflow.core.errors import ConfigError
 
 
 def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, Rows]:
-    """Return the places of `values` by their schema's id; tells `faults` of those without one."""
+    """Return the indices of `values` by schema id. Add to `faults` the values without an id."""
     headers = [None if value is None else value[:HEADER_BYTES] for value in values]
     distinct = set(headers)
     rows_by_id: dict[int, Rows] = {}
@@ -53,7 +53,7 @@ def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, 
 
 
 class AvroDecoder(RegistryDecoder):
-    """Decodes values in the registry's wire format."""
+    """A decoder of Avro values in the registry's wire format."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class AvroDecoder(RegistryDecoder):
     ) -> None:
         """Decode to `columns`, with the defaults and aliases of `reader`.
 
-        `record` says as what a schema is read; none: as the record that it is.
+        `record` returns the record as which a schema is read. None: the schema itself must be a
+        record.
         """
         super().__init__(schemas)
         self._columns = columns
@@ -76,7 +77,7 @@ class AvroDecoder(RegistryDecoder):
         self._defaults = defaults_of(members, columns)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` are."""
+        """Return the columns of `values`, and the faults of those that cannot be read."""
         faults: Faults = {}
         values = self.leave_out_ids_in_headers(values, messages, faults)
         by_id = rows_by_header(values, faults)
@@ -107,7 +108,8 @@ class AvroDecoder(RegistryDecoder):
             except ConfigError as error:
                 return f"its schema id {schema_id}: {error}"
             except (LookupError, TypeError, ValueError) as error:
-                # What a registry keeps need not be a schema; another attempt would find the same.
+                # The registry's content may not be a schema; another attempt would give the same
+                # result.
                 return f"its schema id {schema_id} has no Avro schema: {error!r}"
             fitting = Fitting(
                 resolved.schema, self._columns, aliases=self._aliases, defaults=self._defaults
@@ -117,18 +119,18 @@ class AvroDecoder(RegistryDecoder):
 
 
 class _Resolution:
-    """What the members of one schema become where the schema that is read says more of them."""
+    """The changes from the members of a written schema to the schema that is read."""
 
     def __init__(self, written: Record, read: Mapping[str, Member]) -> None:
         self.written = written
         old = {member.name: member for member in written.members}
         self._read: dict[str, tuple[Member, Member]] = {}
-        """By the name in the written schema, a member as it is written and as it is read."""
+        """The written and the read member, by the name in the written schema."""
         for member in read.values():
             source = find_source(member, old)
             if source is not None and source.type != member.type:
                 self._read[source.name] = source, member
-        # What an array of no values becomes has the type of all.
+        # Resolve empty arrays: their types are the types of all resolved values.
         empty = {one.name: pa.nulls(0, one.type) for one in columns_of(written)}
         kinds = self.apply(empty, 0, {})
         self.schema = pa.schema(
@@ -138,7 +140,10 @@ class _Resolution:
     def apply(
         self, members: dict[str, pa.Array], count: int, faults: Faults
     ) -> dict[str, pa.Array]:
-        """Return `members`, `count` rows, as they are read; tells `faults` of rows that cannot."""
+        """Return `members` of `count` rows as they are read.
+
+        Add the rows that cannot be read to `faults`.
+        """
         owners = np.arange(count, dtype=np.int64)
         for name, (source, member) in self._read.items():
             if name in members:
@@ -150,7 +155,7 @@ class _Resolution:
 
 
 class _Reader:
-    """Reads the records of one schema as columns."""
+    """A reader of one schema's records to columns."""
 
     def __init__(self, schema_id: int, resolution: _Resolution, fitting: Fitting) -> None:
         self._fitting = fitting
@@ -163,7 +168,7 @@ class _Reader:
         )
 
     def columns(self, cursors: Cursors, rows: Rows) -> list[pa.Array]:
-        """Return the columns of `rows`; tells the cursors of rows that do not fit."""
+        """Return the columns of `rows`. Add rows that do not fit to the cursors' faults."""
         late: Faults = {}
         members = self._records.columns(cursors, rows)
         members = self._resolution.apply(members, rows.size, late)
@@ -192,16 +197,16 @@ def avro_record(schema: KeptSchema) -> Record:
     """Return the record that `schema` describes.
 
     Raises:
-        ConfigError: It is of another kind, no record, or contains itself.
+        ConfigError: The schema is not Avro, is not a record, or contains itself.
     """
     return record_of(_node(schema), what=f"schema id {schema.id}")
 
 
 def as_member(schema: KeptSchema, name: str) -> Record:
-    """Return a record whose only field is what `schema` describes: both are the same bytes.
+    """Return a record with one field of the type of `schema`. Both have the same encoding.
 
     Raises:
-        ConfigError: It is of another kind, or contains itself.
+        ConfigError: The schema is not Avro, or contains itself.
     """
     return Record(name, (Member(name, _node(schema)),))
 
@@ -216,7 +221,7 @@ def defaults_of(members: Sequence[Member], columns: pa.Schema) -> Mapping[str, p
     """Return the default of each column that has one.
 
     Raises:
-        ConfigError: One is no value of its field's type.
+        ConfigError: A default does not fit its field's type.
     """
     return {
         member.name: default_of(member)

@@ -1,4 +1,4 @@
-"""Rows as Avro records, by the schema that the registry has for them."""
+"""The encoding of rows as Avro records, by the schema that the registry has for them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _VALUE = "value"
 
 
 class AvroValues:
-    """Writes rows of some columns by one schema."""
+    """An encoder of rows of some columns by one schema."""
 
     def __init__(self, columns: pa.Schema, text: str) -> None:
         """Prepare to write `columns` by the schema `text`.
 
         Raises:
-            ConfigError: A column is not in the schema, or of a type that its field has no place
-                for; or a field has neither column nor default.
+            ConfigError: A column is not in the schema, or its field cannot hold its type; or a
+                field has neither a column nor a default.
             MissingExtra: fastavro is not installed.
         """
         with naming_extras():
@@ -73,11 +73,11 @@ class AvroValues:
         self._mark = find_marks(types, record, self._schema, named)
 
     def encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
-        """Return one record a row, behind `header`.
+        """Return one record for each row, each after `header`.
 
         Raises:
-            ValueError: A value does not fit the schema, and the like; see `ENCODING_ERRORS`. For
-                one row it names the part that does not.
+            ValueError: A value does not fit the schema. Also raises the others of
+                `ENCODING_ERRORS`. If there is one row, the error names the part at fault.
         """
         try:
             return self._encode(columns, header)
@@ -86,8 +86,8 @@ class AvroValues:
             raise find_faulty_part(columns, fields, _convert_part, error) from error
 
     def _encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
-        # To the schema's own types first: fastavro makes 99 of 99.99 for an int, infinity of 1e39
-        # for a float, and takes an instant's number for one of the schema's unit.
+        # Cast to the schema's own types first. Otherwise fastavro changes 99.99 to 99 for an int
+        # and 1e39 to infinity for a float, and writes an instant's number in the wrong unit.
         fitted = map(cast_exactly, columns, self._fitted)
         batch = pa.RecordBatch.from_arrays(
             [_as_numbers(one, kind) for one, kind in zip(fitted, self._types, strict=True)],
@@ -115,12 +115,12 @@ def _convert_part(column: pa.Array, kind: pa.DataType) -> list[Any]:
 
 
 def avro_value(columns: pa.Schema, text: str) -> AvroValues:
-    """Return what writes the only column by `text`: as the value itself, or as a record's field.
+    """Return an encoder of the only column by `text`, which describes the value or a record of it.
 
-    A record of one field is the same bytes as that field.
+    A record of one field has the same encoding as that field.
 
     Raises:
-        ConfigError: As `AvroValues`.
+        ConfigError: See `AvroValues`.
     """
     if isinstance(parse_avro(text), Record):
         return AvroValues(columns, text)
@@ -133,7 +133,8 @@ def resolve_written_type(kind: pa.DataType, node: AvroType, where: str) -> pa.Da
     """Return the type to which values of `kind` are cast to be written as `node`.
 
     Raises:
-        ConfigError: No value of `kind` can be written so; `where` says which column it is.
+        ConfigError: No value of `kind` can be written as `node`. The message names the column,
+            `where`.
     """
     kind = to_plain_type(kind)
     fitted = _find_written_type(kind, node, where)
@@ -181,10 +182,10 @@ def _branch_type(kind: pa.DataType, union: Union, where: str) -> pa.DataType:
 
 
 def _choose_branch(kind: pa.DataType, union: Union, where: str) -> tuple[AvroType, pa.DataType]:
-    """Return the branch that is written and its type: the column's own, or else the first to fit.
+    """Return the branch to write, and its type: the column's own type, or else the first that fits.
 
     Raises:
-        ConfigError: None fits.
+        ConfigError: No branch fits.
     """
     choices: list[tuple[AvroType, pa.DataType]] = []
     refusal = ConfigError(f"{where} is {kind}, and the subject's schema has no such branch there")
@@ -195,22 +196,24 @@ def _choose_branch(kind: pa.DataType, union: Union, where: str) -> tuple[AvroTyp
             refusal = error
     if not choices:
         raise refusal
-    # Any text is a string, and few are symbols.
+    # Any text fits a string, but only few texts are symbols.
     return min(choices, key=lambda one: (one[1] != kind, isinstance(one[0], Symbols)))
 
 
 _Mark: TypeAlias = Callable[[Any], Any]
-"""Says of a value, and of those inside, which branch of a union each is, in fastavro's way."""
+"""A function that marks a value, and those inside it, with the branches of their unions, for
+fastavro.
+"""
 _NAMED = ("record", "error", "enum", "fixed")
 
 
 def find_marks(
     kind: pa.DataType, node: AvroType, schema: Any, named: Mapping[str, Any]
 ) -> _Mark | None:
-    """Return what marks values of `kind` for `node`; None: no union leaves a choice.
+    """Return a function that marks values of `kind` for `node`; None if no union leaves a choice.
 
-    Without a mark fastavro chooses by the value itself: a long becomes a float, and a number the
-    day of another branch.
+    Without a mark, fastavro chooses the branch by the value: a long becomes a float, and a number
+    becomes the day of another branch.
 
     Args:
         kind: The plain type of a column.
@@ -271,7 +274,7 @@ def _unless_null(mark: _Mark) -> _Mark:
 
 
 def _numbers(kind: pa.DataType) -> pa.DataType:
-    """Return the type to which a column is cast before it is written: times become numbers."""
+    """Return the type to which a column is cast before it is written as numbers."""
     if arrow.is_dictionary(kind):
         return _numbers(kind.value_type)
     if arrow.is_timestamp(kind):
@@ -296,7 +299,7 @@ def _as_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _integers(kind: pa.DataType) -> pa.DataType:
-    """Return `kind` with integers for the dates and times inside: fastavro has no nanoseconds."""
+    """Return `kind` with integers instead of inner dates and times: fastavro has no nanoseconds."""
     if is_list(kind):
         return pa.list_(kind.value_field.with_type(_integers(kind.value_type)))
     if arrow.is_map(kind):

@@ -1,8 +1,8 @@
-"""From the schema that Avro records were written with to the one that they are read as.
+"""The conversion from the schema that wrote Avro records to the schema that reads them.
 
-Inside of values, too: members of records go by name or alias, and one that is missing has its
-default; a branch of a union goes to the branch of the same type and name, wherever that stands.
-Numbers that became wider, and members without a value or a default, are left to `Fitting`.
+It also applies inside values. Members of records match by name or alias, and a missing member has
+its default. A branch of a union matches the branch of the same type and name, in any position.
+`Fitting` handles numbers that became wider, and members without a value or a default.
 
 Source: Apache Avro 1.12 specification, Schema Resolution.
 """
@@ -46,10 +46,10 @@ from onceflow.core.arrow.instants import map_entries
 from onceflow.core.errors import ConfigError
 
 Owners: TypeAlias = NDArray[np.int64]
-"""The row that each value is of, or is inside of; -1: it stands in no value that counts."""
+"""The row to which each value belongs, directly or nested; -1 if the value does not count."""
 
 _Named: TypeAlias = Record | Symbols | Fixed
-"""Types with a name of their own, by which branches of unions are told apart."""
+"""The types with names, by which branches of unions are distinguished."""
 
 _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
@@ -65,7 +65,7 @@ def resolve(
 ) -> pa.Array:
     """Return `values` of `written` with the members and branches of `read`.
 
-    Tells `faults` of rows that hold what `read` has no place for.
+    Add to `faults` the rows with values that `read` cannot hold.
     """
     if written == read:
         return values
@@ -130,7 +130,7 @@ def _resolve_record(
 
 
 def find_source(member: Member, written: Mapping[str, Member]) -> Member | None:
-    """Return which of `written`, by name, has the values of `member`; None: there is none."""
+    """Return the written member with the values of `member`, or None if there is none."""
     return next((written[name] for name in (member.name, *member.aliases) if name in written), None)
 
 
@@ -152,7 +152,7 @@ def _resolve_union(
     owners: Owners,
     faults: Faults,
 ) -> pa.Array:
-    """Bring each branch of a union to that which has its values; a type alone is one branch."""
+    """Move each branch of a union to the branch that has its values. A plain type is one branch."""
     if not read:
         _tell(faults, _where(owners, values.is_valid()), "the schema that is read has only null")
         return pa.nulls(len(values))
@@ -170,7 +170,7 @@ def _resolve_union(
         inside = _where(owners, old.is_valid())
         resolved = resolve(old, node, read[target], inside, faults)
         if len(read) == 1 and len(written) == 1:
-            # Only one type stands on each side: `Fitting` knows best what fits it.
+            # There is only one type on each side, so `Fitting` decides whether it fits.
             return resolved
         late: Faults = {}
         fitted = fit_values(resolved, arrow_type(read[target]), late)
@@ -187,7 +187,7 @@ def _resolve_union(
 
 
 def _find_branch(node: AvroType, branches: Sequence[AvroType], *, alone: bool) -> int | None:
-    """Return which of `branches` has the values of `node`, or None."""
+    """Return the index of the branch that has the values of `node`, or None."""
     for matches in (_is_equal, _has_full_name, _has_alias, _has_short_name, _is_wider):
         for at, branch in enumerate(branches):
             if matches(node, branch):
@@ -214,7 +214,7 @@ def _has_alias(written: AvroType, read: AvroType) -> bool:
 
 
 def _has_short_name(written: AvroType, read: AvroType) -> bool:
-    """Return whether both have one name without its namespace: the type may have moved."""
+    """Return True if both names are equal without namespaces: the type may have moved."""
     if not (isinstance(written, _Named) and isinstance(read, _Named)):
         return False
     is_moved = written.name.rpartition(".")[2] == read.name.rpartition(".")[2]
@@ -241,10 +241,10 @@ def _describe(node: AvroType) -> str:
 
 
 def default_of(member: Member) -> pa.Array:
-    """Return the default of `member`, which has one, as an array of one value.
+    """Return the default of `member`, which must have one, as an array of one value.
 
     Raises:
-        ConfigError: It is no value of its type.
+        ConfigError: The default does not fit the member's type.
     """
     kind = arrow_type(member.type)
     try:
@@ -257,7 +257,7 @@ def default_of(member: Member) -> pa.Array:
 
 
 def _default(node: AvroType, given: Any) -> Any:
-    """Return a default as Arrow takes it, of the JSON that stands in the schema."""
+    """Return the JSON default of a schema as a value for Arrow."""
     value = given
     match node:
         case Union():
@@ -269,14 +269,14 @@ def _default(node: AvroType, given: Any) -> Any:
         case Entries(value=inner):
             value = [(key, _default(inner, one)) for key, one in given.items()]
         case Scalar(kind="bytes", arrow=kind) | Fixed(arrow=kind):
-            # Bytes stand in schemas as text of their values.
+            # Schemas contain bytes as text with a character for each byte.
             raw = given.encode("latin-1")
             value = raw
             if pa.types.is_decimal(kind):
                 number = int.from_bytes(raw, "big", signed=True)
                 value = Decimal(number).scaleb(-kind.scale)
         case Scalar(kind="float" | "double"):
-            # JSON has no word for NaN and infinity: they stand as text.
+            # JSON has no NaN and no infinity, so schemas contain them as text.
             value = float(given)
         case Scalar() | Symbols():
             pass

@@ -1,9 +1,9 @@
-"""Avro schemas as a tree of few kinds of nodes, the Arrow type of each, and the way back.
+"""The conversion between Avro schemas, parsed to a tree of nodes, and Arrow types.
 
-Logical types become Arrow's own: dates, times, timestamps (those without "local-" in UTC), decimals
-of bytes and of fixed. An enum becomes text. A union of null and one other type is that type,
-nullable; a union of several others becomes a struct with a member for each, of which one is set, as
-in Spark. A type that contains itself has no Arrow type and is refused.
+Logical types become Arrow's own: dates, times, timestamps (in UTC unless "local-"), and decimals of
+bytes and of fixed. An enum becomes text. A union of null and one other type becomes that type,
+nullable. A union of several others becomes a struct with a member for each, of which only one is
+set, as in Spark. A type that contains itself has no Arrow type and is refused.
 
 Source of the format: Apache Avro 1.12 specification.
 """
@@ -39,7 +39,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """So many bytes."""
+    """A type with a fixed number of bytes."""
 
     size_bytes: int
     arrow: pa.DataType
@@ -72,13 +72,13 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """One of several types."""
+    """A union of several types."""
 
     branches: tuple[AvroType, ...]
 
     @property
     def nullable(self) -> bool:
-        """Whether null is one of them."""
+        """True if null is one of the types."""
         return any(is_null(branch) for branch in self.branches)
 
 
@@ -107,7 +107,7 @@ class Record:
     name: str
     members: tuple[Member, ...]
     aliases: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    """Full names that the type had before, like those of `Fixed` and `Symbols`."""
+    """The full names that the type had before, like those of `Fixed` and `Symbols`."""
 
 
 AvroType: TypeAlias = Scalar | Fixed | Symbols | Items | Entries | Union | Record
@@ -133,7 +133,7 @@ _LOGICAL: Mapping[tuple[str, str], pa.DataType] = {
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
     ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
 }
-"""An unknown logical type is ignored, as the specification says."""
+"""The known logical types. Unknown ones are ignored, as the specification says."""
 _DEBEZIUM: Mapping[tuple[str, str], pa.DataType] = {
     ("int", "io.debezium.time.Date"): pa.date32(),
     ("int", "io.debezium.time.Time"): pa.time32("ms"),
@@ -142,14 +142,14 @@ _DEBEZIUM: Mapping[tuple[str, str], pa.DataType] = {
     ("long", "io.debezium.time.MicroTimestamp"): pa.timestamp("us"),
     ("long", "io.debezium.time.NanoTimestamp"): pa.timestamp("ns"),
 }
-"""Debezium names its times beside Avro; those are of no zone."""
+"""Debezium's own types of times, which it names in addition to Avro's. They have no zone."""
 _DECIMAL128_DIGITS = 38
 _DECIMAL256_DIGITS = 76
 _DECIMAL128_BYTES = 16
 
 
 def is_null(node: AvroType) -> bool:
-    """Return whether `node` holds nothing but null."""
+    """Return True if `node` can only be null."""
     return isinstance(node, Scalar) and node.kind == "null"
 
 
@@ -162,7 +162,7 @@ def parse_avro(text: str, references: Sequence[str] = ()) -> AvroType:
             comes after those that it refers to itself.
 
     Raises:
-        ConfigError: It is no Avro schema, or it is recursive.
+        ConfigError: It is not an Avro schema, or it is recursive.
     """
     parser = _Parser()
     for one in references:
@@ -174,7 +174,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        # A bare name of a primitive type is a schema, too.
+        # The bare name of a primitive type is also a schema.
         if text.strip() in _PRIMITIVES:
             return text.strip()
         raise ConfigError(
@@ -205,7 +205,7 @@ class _Parser:
     def _by_name(self, name: str, space: str) -> AvroType:
         if name in _PRIMITIVES:
             return Scalar(name, _PRIMITIVES[name])
-        # A short name is first looked for in the namespace around it, then without one.
+        # Look for a short name in the surrounding namespace first, then without a namespace.
         for full in [name] if "." in name else [f"{space}.{name}" if space else name, name]:
             if full in self._open:
                 raise ConfigError(f"the Avro type {full} contains itself, which no column can hold")
@@ -239,7 +239,8 @@ class _Parser:
 
     def _record(self, node: dict[str, Any], space: str) -> Record:
         name, inner = _full_name(node, space)
-        # Open while its own members are read: whoever names it then makes it contain itself.
+        # The record is open while its members are parsed: a member that names it would make it
+        # contain itself.
         self._open.append(name)
         members = tuple(
             Member(
@@ -256,17 +257,17 @@ class _Parser:
 
 
 def _full_name(node: Mapping[str, Any], space: str) -> tuple[str, str]:
-    """Return the full name of what `node` defines, and the namespace inside it."""
+    """Return the full name of the type that `node` defines, and the namespace inside it."""
     name = str(node.get("name", ""))
     if "." in name:
         return name, name.rpartition(".")[0]
-    # An empty namespace is a given one, and means none: it does not inherit from around.
+    # An empty namespace means no namespace, rather than the surrounding one.
     inner = str(node.get("namespace", space) or "")
     return (f"{inner}.{name}" if inner else name), inner
 
 
 def _aliases(node: Mapping[str, Any], space: str) -> tuple[str, ...]:
-    """Return the full names that the type had before; a short one is of its own namespace."""
+    """Return the full names that the type had before; short names are in its own namespace."""
     return tuple(
         f"{space}.{alias}" if space and "." not in alias else str(alias)
         for alias in node.get("aliases", ())
@@ -290,9 +291,9 @@ def _logical(kind: str, node: Mapping[str, Any]) -> pa.DataType:
 
 
 def _decimal(node: Mapping[str, Any], size: int, plain: pa.DataType) -> pa.DataType:
-    """Return the decimal type, or `plain` for digits that no decimal of Arrow has.
+    """Return the decimal type, or `plain` if Arrow has no decimal of that precision.
 
-    Then the logical type is ignored, as the specification says of those that are not valid.
+    In this case the logical type is ignored, as the specification demands for invalid ones.
     """
     precision, scale = int(node.get("precision", 0)), int(node.get("scale", 0))
     if not 0 < precision <= _DECIMAL256_DIGITS:
@@ -302,7 +303,7 @@ def _decimal(node: Mapping[str, Any], size: int, plain: pa.DataType) -> pa.DataT
 
 
 def arrow_type(node: AvroType) -> pa.DataType:
-    """Return the Arrow type that values of `node` become."""
+    """Return the Arrow type of values of `node`."""
     result: pa.DataType
     match node:
         case Scalar(arrow=kind) | Fixed(arrow=kind):
@@ -326,8 +327,8 @@ def _union_type(values: tuple[AvroType, ...]) -> pa.DataType:
         return pa.null()
     if len(values) == 1:
         return arrow_type(values[0])
-    # Arrow's unions are hardly supported elsewhere: a struct with one field a branch, of which one
-    # is set.
+    # Few other programs support Arrow's unions. So use a struct with one field for each branch, of
+    # which only one is set.
     return pa.struct([pa.field(f"member{at}", arrow_type(one)) for at, one in enumerate(values)])
 
 
@@ -337,7 +338,7 @@ def values_of(union: Union) -> tuple[AvroType, ...]:
 
 
 def is_nullable(node: AvroType) -> bool:
-    """Return whether a value may be null."""
+    """Return True if a value may be null."""
     return is_null(node) or (isinstance(node, Union) and node.nullable)
 
 
@@ -347,10 +348,10 @@ def arrow_field(member: Member) -> pa.Field:
 
 
 def record_of(node: AvroType, *, what: str) -> Record:
-    """Return `node`, whose members are to be columns.
+    """Return `node`, whose members become columns.
 
     Raises:
-        ConfigError: It is no record.
+        ConfigError: `node` is not a record.
     """
     if not isinstance(node, Record):
         raise ConfigError(
@@ -380,10 +381,10 @@ _WRITTEN: tuple[tuple[IsKind, str], ...] = (
 
 
 def avro_text(columns: pa.Schema, name: str) -> str:
-    """Return the schema of records with `columns`, called `name`.
+    """Return the schema of records with `columns`, with the name `name`.
 
-    Columns that may be null become unions with null whose default is null, so that they can be
-    added and taken away.
+    Nullable columns become unions with null and the default null, so that they can be added and
+    removed later.
 
     Raises:
         ConfigError: A column has a name or a type that Avro does not have.
@@ -392,7 +393,7 @@ def avro_text(columns: pa.Schema, name: str) -> str:
 
 
 def avro_text_of(field: pa.Field, name: str) -> str:
-    """Return the schema of the values of one column, which are no records.
+    """Return the schema of the values of one column, which are not records.
 
     Raises:
         ConfigError: Avro does not have their type.
@@ -401,12 +402,12 @@ def avro_text_of(field: pa.Field, name: str) -> str:
 
 
 def _record_text(fields: Sequence[pa.Field], name: str, path: str) -> dict[str, Any]:
-    """Return the schema of records with `fields`; `path` begins their paths, for errors."""
+    """Return the schema of records with `fields`. Their paths in errors begin with `path`."""
     members: list[dict[str, Any]] = []
     for field in fields:
         check_field_name(field.name, "Avro", path)
         kind = _nullable_text(field, f"{name}_{field.name}", path + field.name)
-        # Avro asks that a default be of the union's first branch: so null stands first.
+        # Avro requires that a default is of the union's first branch, so null comes first.
         default = {"default": None} if isinstance(kind, list) else {}
         members.append({"name": field.name, "type": kind, **default})
     return {"type": "record", "name": name, "fields": members}
@@ -437,9 +438,9 @@ def _type_text(kind: pa.DataType, name: str, path: str) -> Any:
 
 
 def _require_scale(kind: pa.DataType, column: str) -> None:
-    """Raise ConfigError unless Avro's decimals have the scale of `kind`.
+    """Raise ConfigError if Avro's decimals cannot have the scale of `kind`.
 
-    Readers take a field of another scale for bytes, or refuse the schema.
+    Readers would read such a field as bytes, or refuse the schema.
     """
     if 0 <= kind.scale <= kind.precision:
         return

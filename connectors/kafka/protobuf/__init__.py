@@ -1,1 +1,1 @@
-"""Protobuf: its schemas as Arrow's, and values both ways."""
+"""The conversion between Protobuf and Arrow: schemas and values."""

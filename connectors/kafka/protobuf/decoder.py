@@ -1,8 +1,8 @@
-"""Values in Protobuf with the registry's header, as columns.
+"""The decoder of Protobuf values with the registry's header to columns.
 
-All are read as one message of the latest version: by their numbers its fields are found in older
-and newer versions. The schema of a value's id only says which of its messages the value is; one of
-another name would be read as nonsense, and is a bad record.
+All values are read as one message of the latest version. Its fields are found by number in older
+and newer versions. The schema of a value's id only says which message the value is. A message of
+another name would be misread, so it is a bad record.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 _FIRST_MESSAGE_BYTES = HEADER_BYTES + 1
-"""Where a value that is the first message of its schema begins."""
+"""The offset of the message in a value that is the first message of its schema."""
 _SECONDS = range(-62_135_596_800, 253_402_300_800)
 _NANOS = range(1_000_000_000)
-"""What a Timestamp may hold: the years 1 to 9999."""
+"""The range of a Timestamp, the years 1 to 9999: these seconds and nanoseconds."""
 _COLUMN_NANOS = range(1 - 2**63, 2**63)
-"""What a column of nanoseconds may hold: pandas takes the number before for a missing value."""
+"""The range of a column of nanoseconds. pandas reads the number below it as a missing value."""
 
 _Value: TypeAlias = Callable[[Any], Any]
 
 
 class ProtobufDecoder(RegistryDecoder):
-    """Decodes values to columns by one message."""
+    """A decoder of values to columns by one message."""
 
     def __init__(
         self, columns: pa.Schema, schema: CompiledSchema, message: str | None, schemas: SchemaCache
     ) -> None:
-        """Decode to `columns` of the message called `message`, or the first, of `schema`.
+        """Decode to `columns` of the message called `message`, or the first one, of `schema`.
 
         Raises:
-            ConfigError: Protobuf is not installed, the schema has no such message, the message no
-                such field, or a column is of a type that its field cannot have.
+            ConfigError: Protobuf is not installed, the schema has no such message, the message has
+                no such field, or a column's type does not suit its field.
         """
         super().__init__(schemas)
         described = message_of(schema.descriptors, message)
@@ -80,15 +80,15 @@ class ProtobufDecoder(RegistryDecoder):
         self._messages: dict[int, dict[MessagePath, str] | str] = {
             schema.kept.id: messages_of(schema.descriptors)
         }
-        """The messages of a schema by its id, or why there are none."""
-        # One for all values: a message of its own for each takes twice as long to decode.
+        """The messages of each schema by id, or the reason why there are none."""
+        # Use one message object for all values: a new object for each value doubles the time.
         self._message = class_of(message_with_numbers(schema.descriptors, described))()
         self._errors = (ValueError, decode_error())
         self._fitting, self._written = fitting_of(described, columns)
         self._row = _row_of(described, self._written)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` are."""
+        """Return the columns of `values`, and the faults of those that cannot be read."""
         faults: Faults = {}
         values = self.leave_out_ids_in_headers(values, messages, faults)
         kept, rows = self._rows(values, faults)
@@ -104,11 +104,11 @@ class ProtobufDecoder(RegistryDecoder):
     def _rows(
         self, values: Sequence[bytes | None], faults: Faults
     ) -> tuple[Sequence[int], list[tuple[Any, ...]]]:
-        """Return the places and the fields of `values`; tells `faults` of the others."""
+        """Return the indices and fields of the readable `values`. Add the others to `faults`."""
         message, parse, row = self._message, self._message.ParseFromString, self._row
         rows: list[tuple[Any, ...]] = []
-        # The usual batch: all values begin with the same bytes, so the header is looked at once,
-        # and each message is what stands behind it.
+        # Usually all values begin with the same bytes. Then the header is checked once, and each
+        # message follows the header.
         if self._all_first(values):
             try:
                 for value in values:
@@ -130,10 +130,10 @@ class ProtobufDecoder(RegistryDecoder):
         return kept, rows
 
     def _all_first(self, values: Sequence[bytes | None]) -> bool:
-        """Return whether all are the message that is read, and the first one of one schema."""
+        """Return True if all values are the message to read, and it is the first of one schema."""
         starts = {None if one is None else one[:_FIRST_MESSAGE_BYTES] for one in values}
         start = next(iter(starts), None)
-        # A single zero behind the id stands for the path [0], the first message of the schema.
+        # A single zero after the id means the path [0], the first message of the schema.
         if len(starts) != 1 or start is None or start[HEADER_BYTES:] != b"\0":
             return False
         try:
@@ -143,10 +143,10 @@ class ProtobufDecoder(RegistryDecoder):
         return True
 
     def _body(self, value: bytes | None) -> bytes:
-        """Return the message behind the header.
+        """Return the message after the header.
 
         Raises:
-            ValueError: There is no header, or it names another message than the one that is read.
+            ValueError: There is no header, or it names another message than the one to read.
         """
         if value is None:
             raise ValueError(TOMBSTONE)
@@ -165,11 +165,11 @@ class ProtobufDecoder(RegistryDecoder):
         """Return the messages of a schema.
 
         Raises:
-            ValueError: The registry does not know it, or it is no Protobuf schema.
+            ValueError: The registry does not know the schema, or it is not Protobuf.
         """
         if schema_id not in self._messages:
-            # A fault is kept, too: every value with this id has it, and the registry need not be
-            # asked for each.
+            # Keep a fault, too: it applies to every value with this id, so the registry is not
+            # asked again.
             self._messages[schema_id] = self._messages_or_fault(schema_id)
         messages = self._messages[schema_id]
         if isinstance(messages, str):
@@ -194,10 +194,10 @@ class ProtobufDecoder(RegistryDecoder):
 
 
 class MessageDecoder(ProtobufDecoder):
-    """Decodes values to one column of structs."""
+    """A decoder of values to one column of structs."""
 
     def __init__(self, schema: CompiledSchema, schemas: SchemaCache) -> None:
-        """Decode the first message of `schema`. Raises as `ProtobufDecoder`."""
+        """Decode the first message of `schema`. Raises the errors of `ProtobufDecoder`."""
         self._fields = columns_of_message(message_of(schema.descriptors))
         super().__init__(self._fields, schema, None, schemas)
 
@@ -208,16 +208,16 @@ class MessageDecoder(ProtobufDecoder):
         if self._fields.names:
             structs = pa.StructArray.from_arrays(list(decoded.columns), fields=list(self._fields))
         else:
-            # Arrow takes the count of structs from their members.
+            # Arrow takes the number of structs from their members, and there are none.
             structs = pa.array([{}] * len(decoded.kept), pa.struct([]))
         return replace(decoded, columns=[structs])
 
 
 def fitting_of(message: Descriptor, columns: pa.Schema) -> tuple[Fitting, pa.Schema]:
-    """Return how the fields of `message` become `columns`, and what they hold.
+    """Return the mapping of the fields of `message` to `columns`, and the fields' own schema.
 
     Raises:
-        ConfigError: There is no such field, or its values have no place in the column.
+        ConfigError: There is no such field, or the column cannot hold its values.
     """
     columns_of_fields = columns_of_message(message, columns.names)
     written = pa.schema(
@@ -233,7 +233,7 @@ def fitting_of(message: Descriptor, columns: pa.Schema) -> tuple[Fitting, pa.Sch
 
 
 def _with_nanos(have: pa.DataType, want: pa.DataType) -> pa.DataType:
-    """Return `have` with instants in nanoseconds wherever `want` has such."""
+    """Return `have` with instants in nanoseconds wherever `want` has nanoseconds."""
     if arrow.is_timestamp(have) and arrow.is_timestamp(want) and want.unit == "ns":
         return pa.timestamp("ns", have.tz)
     if arrow.is_map(have) and arrow.is_map(want):
@@ -251,7 +251,7 @@ def _with_nanos(have: pa.DataType, want: pa.DataType) -> pa.DataType:
 
 
 def _row_of(message: Descriptor, columns: pa.Schema) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what reads `columns` from a message, which may be used anew after it."""
+    """Return a function that reads `columns` from a message, which can be reused afterwards."""
     fields = [message.fields_by_name[name] for name in columns.names]
     if all(map(_is_plain, fields)) and len(fields) > 1:
         getter: Callable[[Any], tuple[Any, ...]] = attrgetter(*columns.names)
@@ -267,7 +267,7 @@ def _is_plain(field: FieldDescriptor) -> bool:
 
 
 def _value_of(field: FieldDescriptor, kind: pa.DataType) -> _Value:
-    """Return what reads the value of `field` from a message, as `kind` takes it."""
+    """Return a function that reads the value of `field` from a message, for `kind`."""
     get = attrgetter(field.name)
     described: Any = field
     if is_map(field):
@@ -280,7 +280,7 @@ def _value_of(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     if not is_nullable(field):
         return get if one is _same else lambda message: one(get(message))
     name = field.name
-    # Without HasField an absent field reads as its default.
+    # Without HasField an absent field would be read as its default.
     return lambda message: one(get(message)) if message.HasField(name) else None
 
 
@@ -293,8 +293,8 @@ def _single(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     if described.enum_type is not None:
         numbers = described.enum_type.values_by_number
         names = {number: one.name for number, one in numbers.items()}
-        # A value that a newer version has added has no name here. Its number is read all the same;
-        # see `message_with_numbers`.
+        # A value that a newer version has added has no name here. Its number is read instead; see
+        # `message_with_numbers`.
         return lambda number: names.get(number, str(number))
     message: Descriptor | None = described.message_type
     if message is None:
@@ -335,10 +335,10 @@ def _microseconds(value: Any) -> int:
 
 
 def _since_1970(value: Any) -> int:
-    """Return the nanoseconds of a Timestamp.
+    """Return the nanoseconds of a Timestamp since 1970.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The Timestamp is not valid.
     """
     if value.seconds not in _SECONDS or value.nanos not in _NANOS:
         raise ValueError(

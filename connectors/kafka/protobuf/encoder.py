@@ -1,4 +1,4 @@
-"""Rows as Protobuf messages, by the schema that the registry has for them."""
+"""The encoding of rows as Protobuf messages, by the schema that the registry has for them."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ _NULL_OF_MANY = (
 
 
 class ProtobufValues:
-    """Writes rows of some columns as one message."""
+    """An encoder of rows of some columns as one message."""
 
     def __init__(self, columns: pa.Schema, descriptors: bytes, message: str | None) -> None:
-        """Prepare to write `columns` as the message called `message`, or the first.
+        """Prepare to write `columns` as the message called `message`, or as the first message.
 
         Raises:
-            ConfigError: The schema has no such message, or the message no field for a column, or
-                a required one without a column.
+            ConfigError: The schema has no such message, the message has no field for a column, or a
+                required field has no column.
         """
         message_type = message_of(descriptors, message)
         _check_columns(list(columns), message_type)
@@ -74,11 +74,11 @@ class ProtobufValues:
         self._members = _Members(message_type, columns.names, dot="")
 
     def encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
-        """Return one message a row, behind `header`.
+        """Return one message for each row, each after `header`.
 
         Raises:
-            ValueError: A value does not fit its field, and the like; see `ENCODING_ERRORS`. For
-                one row it names the part that does not.
+            ValueError: A value does not fit its field. Also raises the others of `ENCODING_ERRORS`.
+                If there is one row, the error names the part at fault.
         """
         try:
             values = [
@@ -110,7 +110,7 @@ class ProtobufValues:
 
 
 def _read_part(column: pa.Array, kind: pa.DataType) -> list[Any]:
-    # A time of Python ends at microseconds, and pyarrow cuts off what is behind them.
+    # A Python time ends at microseconds, and pyarrow cuts off further digits.
     exact = cast_exactly(column, kind) if holds(column.type, _is_cast) else column
     values: list[Any] = exact.to_pylist()
     return values
@@ -137,7 +137,7 @@ def _is_cast(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return True
     if arrow.is_timestamp(kind):
-        # The local time of an instant may be one that Python, or pandas, does not have.
+        # Python or pandas may not be able to represent the local time of an instant.
         return kind.tz not in (None, "UTC")
     return bool(arrow.is_time64(kind) and kind.unit == "ns")
 
@@ -160,24 +160,24 @@ def _item_type(kind: pa.DataType) -> pa.DataType:
 
 
 class _Members:
-    """The fields of a message that values are written to."""
+    """The fields of a message to which values are written."""
 
     def __init__(self, message: Descriptor, names: Sequence[str], dot: str = ".") -> None:
-        """Prepare to write the fields `names`; `dot` stands before them in paths."""
+        """Prepare to write the fields `names`. Their paths begin with `dot`."""
         self.make = class_of(message)
         self._dot = dot
         self._members = {name: _member_converter(message.fields_by_name[name]) for name in names}
 
     @property
     def converters(self) -> Sequence[_ConvertAll]:
-        """Converters of all values of one field each."""
+        """The converters, each for all values of one field."""
         return list(self._members.values())
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """Return the message that has `values`.
 
         Raises:
-            FaultyPart: A field does not hold its value.
+            FaultyPart: A field cannot hold its value.
         """
         members = self._members
         try:
@@ -186,7 +186,7 @@ class _Members:
             raise self.find_fault(values, error) from error
 
     def find_fault(self, values: Mapping[str, Any], error: Exception) -> Exception:
-        """Return why one of `values` cannot be written, with its path, or else `error`."""
+        """Return the reason why a value cannot be written, with its path, or else `error`."""
         for name, value in values.items():
             try:
                 self.make(**{name: self._members[name]([value])[0]})
@@ -196,7 +196,7 @@ class _Members:
 
 
 def _member_converter(field: FieldDescriptor) -> _ConvertAll:
-    """Return what makes of values of Arrow's, or null, what a message takes for `field`."""
+    """Return a function that converts Arrow values or nulls to values of `field` in a message."""
     convert = _converter(field)
     if is_repeated(field):
         return lambda values: list(map(convert, values))
@@ -204,7 +204,7 @@ def _member_converter(field: FieldDescriptor) -> _ConvertAll:
 
 
 def _converter(field: FieldDescriptor) -> _Convert:
-    """Return what makes of a value of Arrow's what a message takes for `field`."""
+    """Return a function that converts an Arrow value to a value of `field` in a message."""
     if is_map(field):
         return _map_converter(field)
     if not is_repeated(field):
@@ -243,7 +243,7 @@ def _map_converter(field: FieldDescriptor) -> _Convert:
 
 
 def _item_converter(field: FieldDescriptor) -> _Convert:
-    """Return what converts an item of a list or a map, and raises ValueError for null."""
+    """Return a function that converts an item of a list or map, and raises ValueError for null."""
     convert = _single_converter(field)
 
     def convert_item(item: Any) -> Any:
@@ -271,7 +271,8 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
     if message.full_name in WRAPPERS:
         wrap = _single_converter(message.fields_by_name["value"])
         return lambda value: make(value=wrap(value))
-    # Made by the first value, for a message may contain itself. Values end where the columns do.
+    # Create it at the first value, because a message may contain itself. The nesting of values is
+    # finite.
     make_members = cache(partial(_Members, message, [one.name for one in message.fields]))
     return lambda value: make_members().build(value)
 
@@ -281,17 +282,17 @@ def _plain(value: Any) -> Any:
         return f"{value:f}"
     if not isinstance(value, dt.date | dt.time):
         return value
-    # Only NaT, which pandas makes of the lowest number of nanoseconds, differs from itself.
+    # Only NaT differs from itself. pandas creates it from the lowest number of nanoseconds.
     if ne(value, value):
         raise ValueError(BEYOND_PYTHON)
     return value.isoformat()
 
 
 def _float_of(value: Any, *, code: str) -> Any:
-    """Return `value` for a float or a double: a float is rounded, an integer must be held exactly.
+    """Return `value` for a float or a double. A float is rounded; an integer must be exact.
 
     Raises:
-        ValueError: It is beyond what the field holds, which Protobuf makes infinity of.
+        ValueError: The field cannot hold the value; Protobuf would write infinity.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _plain(value)
@@ -317,7 +318,7 @@ _EXACT: dict[int, _Convert] = {
     2: partial(_float_of, code="<f"),
     8: _bool_of,
 }
-"""What makes a value that the field holds, by the numbers of descriptor.proto."""
+"""The functions that refuse values which a field cannot hold, by descriptor.proto's numbers."""
 
 
 def _timestamp(value: Any) -> dict[str, int]:

@@ -1,17 +1,17 @@
-"""Protobuf schemas, compiled, the Arrow type of each field of a message, and the way back.
+"""The compilation of Protobuf schemas, and the conversion between messages and Arrow types.
 
-A field that can be absent (`optional`, of a oneof, a message, a wrapper) is nullable; another one
-has Protobuf's default in its stead. google.protobuf.Timestamp is a timestamp in UTC, an enum the
-name of its value, or the number of one without a name, a wrapper its value. A message that contains
+A field that can be absent (`optional`, in a oneof, a message, a wrapper) is nullable. Any other
+absent field has Protobuf's default. google.protobuf.Timestamp is a timestamp in UTC. An enum is the
+name of its value, or its number if it has no name. A wrapper is its value. A message that contains
 itself has no Arrow type.
 
-Back from columns: one that may be null is an optional field; a list or a map that is null is empty.
-Fields are known by their numbers: a column keeps the one that the subject's latest version has for
-it, a new one gets the next that no version has had, and one that is taken away leaves its own
+In the other direction, a nullable column is an optional field, and a null list or map is empty.
+Fields are identified by number. A column keeps its number in the subject's latest version. A new
+column gets the next number that no version has used. The number of a removed column becomes
 reserved.
 
-A registry keeps a schema as text, or as whoever registered it has sent it: Python's and .NET's
-serializers send compiled descriptors in base64, which some registries give back as they are.
+A registry stores a schema as text, or as the registering client sent it. Python's and .NET's
+serializers send compiled descriptors in base64, which some registries return unchanged.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 MessagePath: TypeAlias = tuple[int, ...]
-"""A message by its index in its schema: that of the outermost message first, then those inside."""
+"""The path of a message in its schema: the index of the outermost message, then those inside."""
 
 _COMPILE_S = 120.0
-"""The longest run of the compiler, which takes milliseconds unless the machine is busy."""
+"""The maximum time in seconds of a compiler run. It takes milliseconds unless the machine is busy.
+"""
 _EXTRA = "protobuf"
 _MAIN = "onceflow_registered.proto"
 _MISSING_MODULE = re.compile(r"No module named '?([\w.]+)")
 _LOGGED = re.compile(r"WARNING: All log messages|[IWEF]\d{4} ")
-"""What the compiler says of itself."""
+"""The pattern of the compiler's messages about itself."""
 _SHOWN_CHARS = 500
-"""How much of the compiler's output an error shows."""
+"""The maximum number of characters of the compiler's output in an error."""
 
 _CONFLUENT = "confluent_kafka.schema_registry.confluent"
 _BUILT_IN: Mapping[str, Sequence[str]] = {
@@ -73,9 +74,9 @@ _BUILT_IN: Mapping[str, Sequence[str]] = {
         for name in ("date", "datetime", "dayofweek", "latlng", "money", "timeofday")
     },
 }
-"""Files that Confluent's registry does not list as references, since it has them itself.
+"""The files that Confluent's registry contains itself, and so does not list as references.
 
-Each with the modules that may have it.
+Each has the modules that may contain it.
 """
 
 TIMESTAMP = "google.protobuf.Timestamp"
@@ -104,18 +105,19 @@ _SCALARS: Mapping[int, pa.DataType] = {
     17: pa.int32(),  # sint32
     18: pa.int64(),  # sint64
 }
-"""Arrow types by the numbers of descriptor.proto. uint32 gets wider: few targets have it."""
+"""The Arrow types by descriptor.proto's numbers. uint32 becomes wider, because few targets have it.
+"""
 
 
 @lru_cache(maxsize=64)
 def compile_schema(schema: KeptSchema) -> bytes:
-    """Return a schema and all that it imports as a FileDescriptorSet, itself as the last file.
+    """Return a schema and all its imports as a FileDescriptorSet, with the schema as the last file.
 
-    Runs Protobuf's own compiler as a process, which takes some tenths of a second; what this
-    process has compiled is kept.
+    Runs Protobuf's compiler as a process, which takes some tenths of a second. This process caches
+    the results.
 
     Raises:
-        ConfigError: It is no Protobuf schema, or the compiler is not installed or refuses it.
+        ConfigError: The schema is not Protobuf, or the compiler is not installed or refuses it.
     """
     if schema.kind is not SchemaKind.PROTOBUF:
         raise ConfigError(f"its schema must be Protobuf, and is {schema.kind.value}")
@@ -131,7 +133,7 @@ def compile_schema(schema: KeptSchema) -> bytes:
 
 
 def _laid_out(sources: Iterable[NamedSchema], directory: Path) -> Iterator[bytes]:
-    """Write the texts of `sources` as files; yield those that are compiled already."""
+    """Write the texts of `sources` as files. Yield those that are compiled already."""
     for one in sources:
         descriptor = _descriptor_in(one)
         if descriptor is not None:
@@ -148,15 +150,14 @@ def _laid_out(sources: Iterable[NamedSchema], directory: Path) -> Iterator[bytes
 
 
 def _descriptor_in(source: NamedSchema) -> bytes | None:
-    """Return the FileDescriptorProto in base64 that `source` is; None: it is text."""
+    """Return the FileDescriptorProto that `source` contains in base64, or None if it is text."""
     descriptor_pb2 = _protobuf("descriptor_pb2")
     try:
         raw = base64.b64decode("".join(source.text.split()), validate=True)
         descriptor = descriptor_pb2.FileDescriptorProto.FromString(raw)
     except (binascii.Error, ValueError, _protobuf("message").DecodeError):
         return None
-    # Imports go by the name under which the reference is registered, whatever its author has called
-    # the file.
+    # Imports use the name under which the reference is registered, whatever name its author used.
     descriptor.name = source.name
     return bytes(descriptor.SerializeToString())
 
@@ -177,7 +178,7 @@ def _import_first(modules: Sequence[str]) -> Any:
     """Return the first of `modules` that is installed.
 
     Raises:
-        MissingExtra: None is.
+        MissingExtra: No module is installed.
     """
     *firsts, last = modules
     for module in firsts:
@@ -220,14 +221,14 @@ def _protobuf(module: str) -> Any:
     """Return a module of `google.protobuf`.
 
     Raises:
-        MissingExtra: Protobuf is not installed here.
+        MissingExtra: Protobuf is not installed.
     """
     with naming_one_extra(_EXTRA):
         return importlib.import_module(f"google.protobuf.{module}")
 
 
 def messages_of(descriptors: bytes) -> dict[MessagePath, str]:
-    """Return the full name of each message of the schema that was compiled to `descriptors`."""
+    """Return the full names of the messages in the schema compiled to `descriptors`, by path."""
     main: FileDescriptorProto = _files(descriptors)[-1]
     return dict(_name_messages(main.message_type, main.package, ()))
 
@@ -235,7 +236,7 @@ def messages_of(descriptors: bytes) -> dict[MessagePath, str]:
 def _name_messages(
     messages: Iterable[DescriptorProto], space: str, outer: MessagePath
 ) -> Iterator[tuple[MessagePath, str]]:
-    # Maps are messages in descriptors only; Java, which set the rule, does not count them.
+    # Maps are messages only in descriptors. Java, which set this rule, does not count them.
     written = [one for one in messages if not one.options.map_entry]
     for at, one in enumerate(written):
         name = f"{space}.{one.name}".lstrip(".")
@@ -244,17 +245,17 @@ def _name_messages(
 
 
 def path_of(descriptors: bytes, message: str | None) -> MessagePath:
-    """Return where the message called `message`, or the first, stands in its schema.
+    """Return the path in its schema of the message called `message`, or of the first message.
 
     Raises:
-        ConfigError: There is none, or there are several that the name may mean.
+        ConfigError: There is no such message, or the name is ambiguous.
     """
     messages = messages_of(descriptors)
     if not messages:
         raise ConfigError("its Protobuf schema has no message")
     if message is None:
         return next(iter(messages))
-    # A whole name first, or a message could not be named that another one's ends with.
+    # Look for the whole name first: the names of other messages may end with it.
     exact = [path for path, name in messages.items() if name == message]
     matching = exact or [path for path, name in messages.items() if name.endswith(f".{message}")]
     if len(matching) != 1:
@@ -264,20 +265,20 @@ def path_of(descriptors: bytes, message: str | None) -> MessagePath:
 
 
 def message_of(descriptors: bytes, message: str | None = None) -> Descriptor:
-    """Return the message called `message`, or the first, of a compiled schema.
+    """Return the message called `message`, or the first message, of a compiled schema.
 
     Raises:
-        ConfigError: There is none, or Protobuf is not installed.
+        ConfigError: There is no such message, or Protobuf is not installed.
     """
     name = messages_of(descriptors)[path_of(descriptors, message)]
     return _find_message(_files(descriptors), name)
 
 
 def message_with_numbers(descriptors: bytes, message: Descriptor) -> Descriptor:
-    """Return `message` of a compiled schema with its enums as int32, which are the same bytes.
+    """Return `message` of a compiled schema with int32 instead of enums. The encoding is the same.
 
-    So a number that its enum does not have is read. Protobuf itself puts it aside if the enum is
-    closed, as those of proto2 are: the field is absent then, and a list or a map lacks a value.
+    So a number without a name in its enum can be read. If an enum is closed, as in proto2, Protobuf
+    itself drops such a number: the field is absent, and a list or a map lacks a value.
     """
     files = _files(descriptors)
     for file in files:
@@ -297,7 +298,7 @@ def _make_numbers(message: DescriptorProto) -> None:
 
 
 def _find_message(files: Iterable[FileDescriptorProto], name: str) -> Descriptor:
-    # A pool of its own: in the process's default pool two versions of one file would collide.
+    # Use a separate pool: in the default pool of the process two versions of a file would collide.
     pool = _protobuf("descriptor_pool").DescriptorPool()
     for one in files:
         pool.AddSerializedFile(one.SerializeToString())
@@ -311,13 +312,13 @@ def class_of(message: Descriptor) -> Any:
 
 
 def decode_error() -> type[Exception]:
-    """Return what a class of `class_of` raises for bytes that are none of it."""
+    """Return the exception type that classes of `class_of` raise for undecodable bytes."""
     error_type: type[Exception] = _protobuf("message").DecodeError
     return error_type
 
 
 def encode_error() -> type[Exception]:
-    """Return what a message of `class_of` raises that lacks a field that is required."""
+    """Return the exception type that messages of `class_of` raise if they lack a required field."""
     error_type: type[Exception] = _protobuf("message").EncodeError
     return error_type
 
@@ -327,10 +328,11 @@ def _files(descriptors: bytes) -> Any:
 
 
 def columns_of_message(message: Descriptor, names: Iterable[str] | None = None) -> pa.Schema:
-    """Return the columns that the fields of `message` become, or those of them called `names`.
+    """Return the columns of the fields of `message`, or of the fields called `names`.
 
     Raises:
-        ConfigError: It has no field of such a name, or one of a message that contains itself.
+        ConfigError: The message has no field of such a name, or a field is a message that contains
+            itself.
     """
     fields = {one.name: one for one in message.fields}
     selected = list(fields if names is None else names)
@@ -347,21 +349,21 @@ def _field(field: FieldDescriptor, path: tuple[str, ...]) -> pa.Field:
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """Return whether `field` is a list or a map."""
+    """Return True if `field` is a list or a map."""
     described: Any = field
-    # Protobuf 7 has no labels, and Protobuf 5 nothing else.
+    # Protobuf 7 has no labels, and Protobuf 5 has only labels.
     repeated = getattr(described, "is_repeated", None)
     return bool(described.label == 3 if repeated is None else repeated)
 
 
 def is_map(field: FieldDescriptor) -> bool:
-    """Return whether `field` is a map."""
+    """Return True if `field` is a map."""
     message: Any = field.message_type
     return message is not None and bool(message.GetOptions().map_entry)
 
 
 def is_nullable(field: FieldDescriptor) -> bool:
-    """Return whether `field` can be absent."""
+    """Return True if `field` can be absent."""
     return not is_repeated(field) and bool(field.has_presence)
 
 
@@ -403,24 +405,24 @@ _WIDER: Mapping[str, frozenset[str]] = {
     "string": frozenset({"bytes"}),
     "bytes": frozenset({"string"}),
 }
-"""Types of fields that are written, and as which others every value is read as itself, or refused.
+"""The pairs of written and read types for which each value is read as itself, or refused.
 
-Others read without an error, too: an int64 as an int32 without its upper half, and an int32 as a
-string as an empty one, because its bytes are of another kind.
+Other pairs are misread without an error. For example, an int64 that is read as an int32 loses its
+upper half. An int32 that is read as a string is empty, because its encoding differs.
 """
 _TYPE_NAMES = (
     *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string"),
     *("group", "message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
 )
-"""Types by the numbers of descriptor.proto."""
+"""The names of types, by descriptor.proto's numbers."""
 
 
 def find_reread(
     written: Descriptor, read: Descriptor, names: Iterable[str], path: frozenset[str] = frozenset()
 ) -> str | None:
-    """Return which field of `written` reads as another value as one of `names` of `read`, or None.
+    """Return which field of `written` would be misread as one of `names` of `read`, or None.
 
-    Fields are the same by their numbers. `path` has the messages around these.
+    Fields match by number. `path` has the messages around these.
     """
     by_number: Mapping[int, FieldDescriptor] = written.fields_by_number
     for name in names:
@@ -453,7 +455,7 @@ def _reread_fault(
 
 
 _FIRST_OF_PROTOBUF, _NEXT_OF_PROTOBUF = 19_000, 20_000
-"""Numbers that Protobuf keeps for itself."""
+"""The range of numbers that Protobuf reserves."""
 
 _WRITTEN: tuple[tuple[IsKind, str], ...] = (
     (arrow.is_boolean, "bool"),
@@ -474,7 +476,7 @@ _KEYS = frozenset({"bool", "int64", "uint64", "uint32", "int32", "string"})
 
 
 def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = None) -> str:
-    """Return the schema of messages with `columns`, called `name`.
+    """Return the schema of messages with `columns`, with the name `name`.
 
     Args:
         columns: Of the rows.
@@ -500,7 +502,7 @@ def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = Non
 def _message_text(
     fields: Sequence[pa.Field], name: str, latest: Descriptor | None, path: str
 ) -> Iterator[str]:
-    """Yield the lines of a message with `fields`; `path` begins their paths, for errors."""
+    """Yield the lines of a message with `fields`. Their paths in errors begin with `path`."""
     numbers = _Numbers(latest)
     yield f"message {name} {{"
     for field in fields:
@@ -529,13 +531,13 @@ class _Numbers:
             self._known = {one.name: one.number for one in proto.field}
             self._reserved = [(one.start, one.end) for one in proto.reserved_range]
             self._names = set(proto.reserved_name)
-        # Numbers of removed fields are never given again: old readers would take the new values for
+        # The number of a removed field is never reused: old readers would read the new values as
         # the old field.
         taken = [*self._known.values(), *(end - 1 for _, end in self._reserved)]
         self._last = max(taken, default=0)
 
     def of(self, name: str) -> int:
-        """Return the number of a field: its own, or the next."""
+        """Return the number of a field: its current number, or the next free one."""
         if name not in self._known:
             self._last += 1
             if _FIRST_OF_PROTOBUF <= self._last < _NEXT_OF_PROTOBUF:
@@ -544,7 +546,7 @@ class _Numbers:
         return self._known[name]
 
     def list_removed(self, names: Iterable[str]) -> list[list[str]]:
-        """Return the numbers, and the names, of fields that were, as far as there are any."""
+        """Return the numbers and the names of removed fields, each list only if it is not empty."""
         present = set(names)
         lost = self._known.keys() - present
         ranges = [*self._reserved, *((self._known[one], self._known[one] + 1) for one in lost)]
@@ -557,7 +559,7 @@ class _Numbers:
 
 
 def to_proto(message: Descriptor) -> Any:
-    """Return `message` as the DescriptorProto that it was made of."""
+    """Return the DescriptorProto from which `message` was created."""
     from google.protobuf.descriptor_pb2 import DescriptorProto
 
     proto = DescriptorProto()
@@ -566,7 +568,7 @@ def to_proto(message: Descriptor) -> Any:
 
 
 def inner_message(name: str, message: Descriptor | None) -> Descriptor | None:
-    """Return the message that values of the field `name` are; None: they are no message of ours."""
+    """Return the message type of the field's values, or None if it has none of its own."""
     field: Any = None if message is None else message.fields_by_name.get(name)
     if field is not None and is_map(field):
         field = field.message_type.fields_by_name["value"]
@@ -577,7 +579,7 @@ def inner_message(name: str, message: Descriptor | None) -> Descriptor | None:
 
 
 def _type_text(field: pa.Field, path: str, latest: Descriptor | None, inside: list[str]) -> str:
-    """Return the type of a field; adds to `inside` the message that it is of."""
+    """Return the type of a field. Add to `inside` the definition of its message."""
     kind, path = field.type, path + field.name
     single = partial(_single_text, name=field.name, latest=latest, inside=inside)
     if arrow.is_map(kind):
@@ -593,7 +595,7 @@ def _type_text(field: pa.Field, path: str, latest: Descriptor | None, inside: li
 def _single_text(
     kind: pa.DataType, path: str, *, name: str, latest: Descriptor | None, inside: list[str]
 ) -> str:
-    """Return the type of one value at `path` of the field `name`."""
+    """Return the type of a single value at `path`, for the field `name`."""
     kind = to_plain_type(kind)
     if arrow.is_struct(kind):
         called = f"{name}_message" if latest is None else latest.name
