@@ -2,8 +2,8 @@
 
 The states of a batch's keys are read and written once per batch, as for a function of batches. The
 kernel changes copies of the states. If it meets a value that it cannot compute, such as an integer
-beyond 64 bits, the same function computes the whole batch again in Python, from the same states. An
-error is then Python's own, with its record.
+beyond 64 bits, Python runs the function again on the whole batch, from the same states. An error is
+then Python's own, with its record.
 """
 
 from __future__ import annotations

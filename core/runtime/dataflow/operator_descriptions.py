@@ -60,7 +60,7 @@ def describe_operator(operator: Operator) -> dict[str, str]:
 
 
 def find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the changes, with both values, that make state of `before` unreadable `now`."""
+    """Return the changes, with both values, with which `now` would misread state of `before`."""
     return [
         f"{name} was {before[name]} and is now {now[name]}"
         for name in now

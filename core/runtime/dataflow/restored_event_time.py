@@ -3,8 +3,8 @@
 Each snapshot contains it as list state, with the key groups that it applies to. So a window fires
 only once, and late records stay late, also after a restore with another parallelism.
 
-At the end of the input, open windows and timers fire, and event time advances only to the time at
-which the last of them was due. It does not jump to the end of time, because a restored job may have
+At the end of the input, open windows and timers fire. Event time advances only to the time at which
+the last of them was due. It does not jump to the end of time, because a restored job may have
 more input.
 
 Invariants, for a key group g and the watermark w of its subtask since the restore:

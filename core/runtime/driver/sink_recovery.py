@@ -235,8 +235,8 @@ class SinkRecovery:
         """Commit all transactions that the log decided, abort others of older attempts. Idempotent.
 
         If a committed transaction is in doubt again, the target has gone back to an older copy, and
-        the transaction is committed again. The same holds if the target cannot prove the last
-        commit of a sink.
+        the transaction is committed again. A target that cannot prove the last commit of a sink
+        has gone back to an older copy, too.
 
         Raises:
             PreparedTransactionLost: A decided transaction is gone without having been committed.

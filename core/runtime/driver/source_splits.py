@@ -43,8 +43,8 @@ def genesis_of(
 ) -> CompletedCheckpoint:
     """Return checkpoint 0: the start position of every source, resolved only once.
 
-    Once it is in the decision log, an attempt after an early crash starts from the same records,
-    also for a source that starts at the latest position.
+    Once it is in the decision log, an attempt after an early crash starts from the same records.
+    This also holds for a source that starts at the latest position.
     """
     snapshots = tuple(
         SubtaskSnapshot(
