@@ -38,6 +38,8 @@ def main() -> None:
     parser.add_argument("--driver-host")
     parser.add_argument("--restart-delay-max-s", type=float)
     parser.add_argument("--start-timeout-s", type=float, default=SETTINGS.start_timeout_s)
+    timeout_s = SETTINGS.heartbeat_timeout_s
+    parser.add_argument("--heartbeat-timeout-s", type=float, default=timeout_s)
     arguments = parser.parse_args()
     source = CountingSource(
         arguments.records, pause_s=arguments.pause_s, ends_with=arguments.ends_with
@@ -47,6 +49,7 @@ def main() -> None:
         tls=arguments.tls,
         driver_host=arguments.driver_host,
         start_timeout_s=arguments.start_timeout_s,
+        heartbeat_timeout_s=arguments.heartbeat_timeout_s,
     )
     cluster = _cluster(arguments.master)
     interval = arguments.interval or None
