@@ -78,8 +78,6 @@ class DeltaSink(LakeSink):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.partition_by, str):
-            raise ConfigError(f"partition_by={self.partition_by!r}: give a tuple of column names")
         for setting in ("partition_by", "properties"):
             if getattr(self, setting) and not self.create:
                 raise ConfigError(f"{setting} is for a table that is created; say create=True")

@@ -242,8 +242,6 @@ class FileSink(Sink):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.partition_by, str):
-            raise ConfigError(f"partition_by={self.partition_by!r}: give a tuple of column names")
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
         for name in ("max_rows_per_file", "roll_bytes", "max_open_files"):
             value = getattr(self, name)

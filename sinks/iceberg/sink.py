@@ -98,8 +98,6 @@ class IcebergSink(LakeSink):
                 f"table={self.table!r} must be a namespace and a name, such as 'shop.orders'; a"
                 " name that has a dot in it goes into a tuple: ('shop', 'a.b')"
             )
-        if isinstance(self.partition_by, str):
-            raise ConfigError(f"partition_by={self.partition_by!r}: give a tuple of terms")
         for setting in ("partition_by", "properties"):
             if getattr(self, setting) and not self.create:
                 raise ConfigError(f"{setting} is for a table that is created; say create=True")

@@ -87,8 +87,6 @@ class LakeSink(Sink):
     def __post_init__(self) -> None:
         if self.write_mode not in ("append", "upsert"):
             raise ConfigError(f"write_mode={self.write_mode!r}: give 'append' or 'upsert'")
-        if isinstance(self.primary_key, str):
-            raise ConfigError(f"primary_key={self.primary_key!r}: give a tuple of column names")
         if self.primary_key and not self.upserts:
             raise ConfigError(
                 f"primary_key={self.primary_key} finds rows to replace, which write_mode='append'"

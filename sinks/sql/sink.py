@@ -172,8 +172,6 @@ class SqlSink(DatabaseAccess, Sink):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.primary_key, str):
-            raise ConfigError(f"primary_key={self.primary_key!r}: give a tuple of column names")
         object.__setattr__(self, "primary_key", tuple(self.primary_key))
         for name in ("connect_timeout_s", "statement_timeout_s", "lock_timeout_s", "flush_rows"):
             if not getattr(self, name) > 0:

@@ -226,7 +226,7 @@ def test_a_table_with_rules_that_files_do_not_show_is_refused(tmp_path: Path) ->
     ("settings", "message"),
     [
         ({"partition_by": ("id",)}, "partition_by is for a table that is created"),
-        ({"partition_by": "id", "create": True}, "give a tuple of column names"),
+        ({"partition_by": "id", "create": True}, "takes a list"),
         (
             {"storage_options": {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}},
             "could make the same version",

@@ -242,7 +242,7 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
         ({"format": "orc"}, "format='orc': choose one of parquet, json"),
         ({"compression": "brotli"}, "parquet takes one of zstd"),
         ({"format": "json", "compression": "zstd"}, "json takes one of none, gzip"),
-        ({"partition_by": "account"}, "give a tuple"),
+        ({"partition_by": "account"}, "takes a list"),
         ({"roll_bytes": 0}, "roll_bytes=0 must be 1 or more"),
         ({"publish": "move"}, "choose one of auto, rename, copy"),
         ({"publish": "copy"}, "files are renamed"),

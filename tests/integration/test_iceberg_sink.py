@@ -230,7 +230,7 @@ def test_a_branch_gets_the_rows_and_main_does_not(tmp_path: Path) -> None:
         ({"table": "orders"}, "must be a namespace and a name"),
         ({"table": "shop..orders"}, "must be a namespace and a name"),
         ({"partition_by": ("id",)}, "partition_by is for a table that is created"),
-        ({"partition_by": "id", "create": True}, "give a tuple of terms"),
+        ({"partition_by": "id", "create": True}, "takes a list"),
     ],
 )
 def test_settings_that_are_wrong_by_themselves_are_refused(

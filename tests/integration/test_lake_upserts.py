@@ -291,7 +291,7 @@ def test_rows_that_wait_from_another_write_mode_are_refused_by_name(make_job: Ma
         ({"write_mode": "merge"}, "give 'append' or 'upsert'"),
         ({"primary_key": ("id",)}, "write_mode='append' never does"),
         ({"operation_column": "op"}, "write_mode='append' never looks at"),
-        ({"write_mode": "upsert", "primary_key": "id"}, "give a tuple of column names"),
+        ({"write_mode": "upsert", "primary_key": "id"}, "takes a list"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

@@ -106,6 +106,8 @@ class HeldTarget(SQLiteTarget):
         moving.commit(job, ids_min=20)
         while len(self.last_commits()) < 2:
             moving.commit(job, ids_min=len(self.ids()) + 20)
+        # A commit of the second subtask that is still on its way would end the difference below.
+        assert eventually(lambda: len(set(self.last_commits())) == 1, 60)
         held = self.directory / "held"
         held.touch()
         job.checkpoint()
