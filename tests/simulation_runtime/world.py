@@ -48,7 +48,7 @@ from onceflow.core.errors import (
 )
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 
-STEPS_MAX = 60_000
+STEPS_MAX = 100_000
 ANSWER_MAX_S = 900.0
 """How long the user waits for an answer to a request."""
 ASK_AGAIN_S = 5.0
@@ -98,6 +98,8 @@ class World:
         self._found: Violation | None = None
         self._state: JobState | None = None
         self._error: Exception | None = None
+        self._late_request: RequestKind | None = None
+        """What the user asks for once the last checkpoint is triggered."""
         self._asking = 0
         """How many requests of the user are not answered."""
         self._savepoint: str | None = None
@@ -130,8 +132,9 @@ class World:
 
     def _run_drivers(self) -> bool:
         """Return whether the job has read all; if not, it has noticed a loss."""
-        for number, run in enumerate(self.plan.runs):
-            is_last = number == len(self.plan.runs) - 1
+        runs = list(self.plan.runs)
+        for number, run in enumerate(runs):
+            is_last = number >= len(self.plan.runs) - 1
             driver = self._driver = Process(self.run, f"driver {number}")
             self._state = self._job = None
             self._asking = 0
@@ -148,7 +151,13 @@ class World:
             # The program of the user ends with the job.
             self._kill(driver)
             self._put_back(run)
+            if is_last and self._was_stopped():
+                # The user has stopped it before its end, and starts it again.
+                runs.append(replace(run, kills=(), requests=(), final_request=None))
         return True
+
+    def _was_stopped(self) -> bool:
+        return self._state is JobState.STOPPED
 
     def _plan_faults(self, driver: Process, run: Run, *, is_last: bool) -> None:
         now = self.run.steps
@@ -161,6 +170,7 @@ class World:
             else:
                 step = now + run.end_step
                 self.run.at_step(step, partial(self._spawn_user, driver, stop))
+        self._late_request = run.final_request
         for step in run.kills:
             self.run.at_step(now + step, self._kill_slot)
         for step, kind in run.requests:
@@ -298,10 +308,8 @@ class World:
             self.run.note(event)
 
     def _ask_late(self) -> None:
-        runs = [run for run in self.plan.runs if run.final_request is not None]
-        if runs and self._driver is not None:
-            kind = runs[-1].final_request
-            assert kind is not None
+        kind = self._late_request
+        if kind is not None and self._driver is not None:
             self._spawn_user(self._driver, partial(self._request, kind))
 
     def _check_decision(self) -> None:
