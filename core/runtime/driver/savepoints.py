@@ -199,7 +199,10 @@ class Savepoints:
         on the proofs of the target, which a target may forget: Kafka does after a week without
         commits.
         """
-        for asked in self._asked.values():
+        with self._lock:
+            # A copy: a user may ask for another one meanwhile.
+            every_asked = list(self._asked.values())
+        for asked in every_asked:
             if asked.written is None or not asked.request.kind.stops_sources:
                 continue
             try:
