@@ -1,1 +1,1 @@
-"""Sinks and sources as formats of Spark's `readStream`, `writeStream`, `read` and `write`."""
+"""The formats for Spark's `readStream`, `writeStream`, `read` and `write`."""

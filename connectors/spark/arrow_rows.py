@@ -1,4 +1,4 @@
-"""Arrow batches as Spark takes them from a Python data source: its own types, to the letter."""
+"""The conversion of Arrow batches to the exact types that Spark demands from a data source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onceflow.core.arrow.kinds import cast_rows, holds
 from onceflow.core.errors import ConfigError
 
 _NO_VALUES_OF_ARROW = frozenset({"variant", "geometry", "geography"})
-"""Types that Arrow batches hold as a struct of octets, which only Spark can read."""
+"""The types that Arrow batches hold as a struct of bytes, which only Spark can read."""
 _PRECISION_MAX = 38
 
 
@@ -22,7 +22,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
     """Return Spark's types of `columns`.
 
     Raises:
-        ConfigError: Spark has no type for a column; names the column.
+        ConfigError: Spark has no type for a column. The message names the column.
     """
     struct = StructType()
     for column in columns:
@@ -37,7 +37,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
             raise ConfigError(
                 f"column {column.name!r} is {column.type}, for which Spark has no type: {error}"
             ) from error
-        # Spark trusts what is said of nulls, and nothing is gained by it.
+        # Declare all columns nullable: Spark trusts a NOT NULL, and it would gain nothing from it.
         struct.add(column.name, kind, True)
     return struct
 
@@ -46,9 +46,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark demands of batches of `schema`.
 
     Raises:
-        ConfigError: Arrow batches do not hold the values of a column's type; names the column.
+        ConfigError: Arrow batches cannot hold a column's type. The message names the column.
     """
-    # The argument came with a later Spark, which demands it where times have a zone.
+    # A later Spark added the argument, and demands it if times have a zone.
     known = inspect.signature(spark_types.to_arrow_schema).parameters
     given: dict[str, Any] = {"timezone": "UTC"} if "timezone" in known else {}
     fields: list[pa.Field] = []
@@ -71,7 +71,7 @@ def fit(batches: Iterable[pa.RecordBatch], schema: StructType) -> Iterator[pa.Re
     """Yield `batches` with the columns of `schema`, by name, in Spark's own types.
 
     Raises:
-        ConfigError: A column is not there, or a value does not fit the type that `schema` says.
+        ConfigError: A column is missing, or a value does not fit the type in `schema`.
     """
     target = arrow_schema(schema)
     for batch in batches:
@@ -117,7 +117,7 @@ def _holds_octets_of_spark(kind: DataType) -> bool:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that Spark has for the same values."""
+    """Return the type that Spark uses for the same values."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     if pa.types.is_unsigned_integer(kind):

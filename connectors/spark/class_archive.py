@@ -30,20 +30,24 @@ from onceflow.core.local_files.cache import cache_directory, exclusive, is_priva
 
 _FILE = "classes.jsa"
 _TIMEOUT_S = 900.0
-"""Ends a session of Spark that hangs; a usual one is done far sooner."""
+"""The maximum time in seconds of a recording session. It ends a session that hangs."""
 _SAID_LINES = 40
-"""The last lines of Spark's output: the JVM's words stand above a traceback of Python."""
+"""The number of last lines of Spark's output in an error.
+
+The JVM's lines precede a Python traceback.
+"""
 _NOT_FOR_THE_RECORDING = ("SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
 
 
 class NoArchive(Exception):
-    """Raised when there can be no archive of classes; says why."""
+    """Raised if no archive of classes is possible. The message has the reason."""
 
 
 def archive_options() -> str:
-    """Return the option by which a JVM takes its classes from the archive; empty without one.
+    """Return the JVM option that uses the archive, or an empty string without an archive.
 
-    Cheap: makes nothing. For `spark.driver.extraJavaOptions`, or SPARK_SUBMIT_OPTS.
+    This is fast, because it never creates an archive. For `spark.driver.extraJavaOptions`, or
+    SPARK_SUBMIT_OPTS.
     """
     try:
         return _option(_archive_path() / _FILE)
@@ -52,7 +56,10 @@ def archive_options() -> str:
 
 
 def archive_is_missing() -> bool:
-    """Return whether an archive can be made that is not there. False where one has failed."""
+    """Return True if an archive is missing and could be created.
+
+    False if the creation has failed before.
+    """
     try:
         return not _archive_path().is_dir()
     except NoArchive:
@@ -60,19 +67,19 @@ def archive_is_missing() -> bool:
 
 
 def archive_classes() -> str:
-    """Return `archive_options()`, once the archive is made if there was none.
+    """Return `archive_options()`. Create the archive first if there is none.
 
-    Processes that ask at the same time wait for the first. What failed once is not tried again on
-    this machine, for that takes as long; killed in between, it leaves nothing.
+    Other processes that call this meanwhile wait for the first. A failed creation is not repeated
+    on this machine, because it takes as long. A killed one leaves nothing.
 
     Raises:
-        NoArchive: It cannot be made.
+        NoArchive: The archive cannot be created.
     """
     archive = _archive_path()
     if not archive.is_dir():
         try:
             with exclusive(archive.with_name(f"{archive.name}.lock"), 2 * _TIMEOUT_S):
-                # Looked at again under the lock: the process that had it before may have made the
+                # Check again under the lock: the process that held it before may have created the
                 # archive.
                 if not archive.is_dir():
                     _make(archive)
@@ -84,25 +91,26 @@ def archive_classes() -> str:
 
 
 def _option(archive: Path) -> str:
-    # A JVM runs what is in the archive, so nobody else may have written it.
+    # A JVM runs the code in the archive, so no other user may have written it.
     is_usable = archive.is_file() and is_private(archive.parent)
     return shlex.quote(f"-XX:SharedArchiveFile={archive}") if is_usable else ""
 
 
 def _archive_path() -> Path:
-    """Return the directory of the archive for this Java and these jars, whether it is there or not.
+    """Return the path of the archive's directory for this Java and these jars. It may not exist.
 
     Raises:
         NoArchive: There is no Java, or no Spark.
     """
-    # As Spark's own script looks for it.
+    # Spark's own script searches in the same way.
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(f"{home}/bin/java" if home else "java")
     if java is None:
         raise NoArchive("no java: set JAVA_HOME")
     program, jars = Path(java).resolve(), spark_home() / "jars"
     try:
-        # Path and time of change: an upgrade of Java or Spark has an archive of its own.
+        # The key has paths and modification times, so an upgrade of Java or Spark gets a new
+        # archive.
         stamps = [f"{path} {path.stat().st_mtime_ns}" for path in (program, jars)]
     except OSError as error:
         raise NoArchive(f"{jars} cannot be read: {error}") from error
@@ -114,15 +122,15 @@ def spark_home() -> Path:
     """Return the directory of the Spark that a session of this process starts."""
     from pyspark import find_spark_home
 
-    # There is no public way, and this is the one that starts the JVM.
+    # There is no public function. This private one also starts the JVM.
     return Path(cast("Any", find_spark_home)._find_spark_home()).resolve()
 
 
 def _make(archive: Path) -> None:
-    """Leave the directory `archive` with a whole archive in it, or empty.
+    """Create the directory `archive` with a complete archive, or empty if that fails.
 
-    A JVM that maps half an archive dies: it appears under its name only once it is proven. The
-    directory is of this user alone: whoever writes there decides what later JVMs run.
+    A JVM that maps an incomplete archive crashes, so the archive gets its name only after a check.
+    Only this user may write to the directory: its content decides what later JVMs run.
     """
     with publish(archive) as fresh:
         written = fresh / "written.jsa"
@@ -139,7 +147,7 @@ def _make(archive: Path) -> None:
 
 
 def _record_and_check(written: Path) -> None:
-    # The recording starts a JVM of its own, with its own options.
+    # The recording starts its own JVM with its own options.
     env = {name: v for name, v in os.environ.items() if name not in _NOT_FOR_THE_RECORDING}
     env["PYSPARK_PYTHON"] = sys.executable
     program = [sys.executable, "-m", "onceflow.connectors.spark.class_archive_session"]
@@ -163,7 +171,10 @@ def _record_and_check(written: Path) -> None:
 
 
 def main() -> int:
-    """Print the options, having made the archive if need be; without one say why and print none."""
+    """Print the options, creating the archive if needed.
+
+    Without an archive print the reason to stderr.
+    """
     try:
         sys.stdout.write(f"{archive_classes()}\n")
     except NoArchive as error:

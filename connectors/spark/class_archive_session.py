@@ -1,7 +1,7 @@
-"""The session whose JVM writes what it has loaded into an archive; see `class_archive`.
+"""The Spark session whose JVM writes its loaded classes to an archive; see `class_archive`.
 
-`python -m onceflow.connectors.spark.class_archive_session FILE` ends with status 0 when another JVM
-has found FILE whole.
+`python -m onceflow.connectors.spark.class_archive_session FILE` ends with status 0 if another JVM
+has verified FILE.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 _JVM_TIMEOUT_S = 120.0
-"""The JVM writes the archive at its exit, which may take a while."""
+"""The maximum time in seconds for a JVM to end. It writes the archive at its exit."""
 
 
 def main(file: str) -> int:
-    """Run a session and one job of each kind, end the JVM, and have another one look at `file`."""
+    """Run a session and one job of each kind, end its JVM, and verify `file` with another JVM."""
     spark = (
         SparkSession.Builder()
         .master("local[2]")
@@ -32,7 +32,7 @@ def main(file: str) -> int:
         .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config(
             "spark.driver.extraJavaOptions",
-            # It compiles for a short life: what is in the archive is the same.
+            # This JVM compiles for a short life. The archive's content is the same.
             f"-XX:ArchiveClassesAtExit={file} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         )
         .getOrCreate()
@@ -52,7 +52,7 @@ def main(file: str) -> int:
 
 
 def _run_jobs(spark: SparkSession) -> None:
-    """What a job of ours has Spark do: slots that end, slots that fail, and rows of DataFrames."""
+    """Run what our jobs ask of Spark: slots that end, slots that fail, and rows of DataFrames."""
     numbers = spark.sparkContext.parallelize(range(2), 2)
     numbers.barrier().mapPartitions(_as_it_is).collect()
     try:

@@ -30,14 +30,17 @@ from onceflow.connectors.spark.class_archive import spark_home
 from onceflow.core.errors import ConfigError
 
 _TESTS = "/tests/"
-"""In the names of modules that no worker imports. They are a third of the code."""
+"""The part of a path in the names of test modules.
+
+Workers do not import them; they are a third of the code.
+"""
 
 
 def compile_zips(home: Path) -> Sequence[Path]:
-    """Put compiled modules into Spark's zips below `home`; return the zips that lacked them.
+    """Add compiled modules to Spark's zips below `home`. Return the zips that lacked them.
 
-    Runs where Spark is installed. Processes that read a zip meanwhile keep the old one, and a crash
-    leaves either. A second call changes nothing.
+    Runs where Spark is installed. Processes that are reading a zip keep the old one. After a crash
+    a zip is either old or new. A second call changes nothing.
 
     Raises:
         ConfigError: `home` has no zips of Python code, or this user may not write there.
@@ -55,7 +58,7 @@ def compile_zips(home: Path) -> Sequence[Path]:
 
 
 def _compile_zip(path: Path) -> bool:
-    """Replace the zip by one with compiled modules; return False if it has them already."""
+    """Replace the zip with one that has compiled modules. Return False if it has them already."""
     with zipfile.ZipFile(path) as sources:
         entries = [entry for entry in sources.infolist() if not entry.filename.endswith(".pyc")]
         if all(_is_compiled(sources, entry.filename) for entry in entries):
@@ -65,7 +68,7 @@ def _compile_zip(path: Path) -> bool:
             with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as target:
                 for entry in entries:
                     content = sources.read(entry)
-                    # A copy: the target writes its own place of the file into the entry.
+                    # Copy the entry: the target stores its own file offset in it.
                     target.writestr(copy(entry), content)
                     if _is_module(entry.filename):
                         compiled = _compile_module(content, entry.filename, scratch)
@@ -80,7 +83,7 @@ def _is_module(name: str) -> bool:
 
 
 def _is_compiled(archive: zipfile.ZipFile, name: str) -> bool:
-    """Return whether the zip holds the file compiled for this Python, if it is a module at all."""
+    """Return True if the zip has the file compiled for this Python, or the file is not a module."""
     if not _is_module(name):
         return True
     try:
@@ -90,7 +93,7 @@ def _is_compiled(archive: zipfile.ZipFile, name: str) -> bool:
 
 
 def _compile_module(source: bytes, name: str, scratch: str) -> bytes:
-    """Return the module as Python compiles it, valid whatever the time of its source."""
+    """Return the compiled module. It is valid whatever the modification time of its source is."""
     module, compiled = Path(scratch) / "module.py", Path(scratch) / "module.pyc"
     module.write_bytes(source)
     with warnings.catch_warnings():
@@ -106,7 +109,7 @@ def _compile_module(source: bytes, name: str, scratch: str) -> bytes:
 
 
 def main() -> int:
-    """Compile the zips of the Spark that this Python would start; print which."""
+    """Compile the zips of the Spark that this Python would start, and print them."""
     try:
         changed = compile_zips(spark_home())
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Which Spark application writes: what others are told when it takes a sink id from them."""
+"""The name of the Spark application that writes, for errors of drivers that lose a sink id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 
 def name_application(context: SparkContext) -> None:
-    """Let Python workers know the id of their application, which Spark does not tell them.
+    """Pass the application's id to Python workers, which Spark does not do.
 
     Runs on the driver, before formats are registered.
     """
@@ -24,10 +24,12 @@ def name_application(context: SparkContext) -> None:
 
 
 def describe_driver() -> str:
-    """Return application, process and host of this driver: equal in all of its Python processes.
+    """Return application, process and host of this driver.
 
-    Runs on the driver's machine: in the user's program, or in a Python worker of Spark's. Where the
-    system does not list processes (it has no /proc), each worker names its own parent.
+    All of its Python processes return the same.
+
+    Runs on the driver's machine: in the user's program, or in a Python worker of Spark. If the
+    system has no /proc to list processes, each worker names its own parent.
     """
     application = os.environ.get(_APPLICATION) or os.environ.get(_SET_BY_KUBERNETES)
     process = f"process {_driver_process()} on {socket.gethostname()}"
@@ -35,7 +37,7 @@ def describe_driver() -> str:
 
 
 def _driver_process() -> int:
-    """Return the JVM that this process is of, or else its parent."""
+    """Return the JVM to which this process belongs, or else its parent."""
     process = os.getpid()
     try:
         while process > 1:

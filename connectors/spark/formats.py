@@ -1,8 +1,8 @@
-"""What a Spark format is: a name, and what makes its sink or its source of options.
+"""The Spark formats. Each has a name, and creates its sink or source from options.
 
-A format is a class, of which Spark makes instances where it plans: on the driver, in a Python
-worker of its own. The modules behind a format are imported when it is used, and not before: Spark
-asks for the names of all that are installed.
+A format is a class. Spark creates instances where it plans: on the driver, in a separate Python
+worker. The modules of a format are imported when the format is used, because Spark asks for the
+names of all installed formats.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class SinkFormat(DataSource):
-    """A format that writes, by `writeStream` and `write`, into what `make_sink` makes.
+    """A format that writes to the sink of `make_sink`, with `writeStream` and `write`.
 
-    One class a format: Spark pickles the class to where it plans, and its instances to where they
-    commit.
+    Each format has its own class: Spark pickles the class to where it plans, and its instances to
+    where they commit.
     """
 
     format_name: ClassVar[str]
@@ -48,7 +48,8 @@ class SinkFormat(DataSource):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self._plans = True
-        """False where it was unpickled: there Spark commits what was planned elsewhere."""
+        """False in an unpickled instance, where Spark commits a batch that was planned elsewhere.
+        """
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_plans": False}
@@ -61,12 +62,12 @@ class SinkFormat(DataSource):
     @classmethod
     @abstractmethod
     def make_sink(cls, options: Mapping[str, str]) -> Sink:
-        """Return the sink that `options` describe, which hold the protocol's, too."""
+        """Return the sink that `options` describe. They include the protocol's own options."""
 
     @classmethod
     @abstractmethod
     def write_words(cls) -> OptionWords:
-        """Return what the sink's errors call the options."""
+        """Return the names of the options in the sink's errors."""
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -94,12 +95,12 @@ class SinkFormat(DataSource):
 
 
 class _OwnFormat(SinkFormat):
-    """A format of ours, whose options are a table."""
+    """A format of onceflow, whose options are a table."""
 
     @staticmethod
     @abstractmethod
     def write_options() -> OptionTable[Sink]:
-        """Return the options that it is written with."""
+        """Return the options for writing."""
 
     @classmethod
     @override
@@ -119,12 +120,12 @@ def _lower(options: Mapping[str, str]) -> dict[str, str]:
 
 
 class _SqlFormat(_OwnFormat):
-    """A database that is read, too."""
+    """A format of a database that can also be read."""
 
     @staticmethod
     @abstractmethod
     def read_options() -> OptionTable[SqlRead]:
-        """Return the options that it is read with."""
+        """Return the options for reading."""
 
     @override
     def schema(self) -> StructType:
@@ -147,7 +148,7 @@ class _SqlFormat(_OwnFormat):
 
 
 class PostgresFormat(_SqlFormat):
-    """`onceflow-postgres`."""
+    """The format `onceflow-postgres`."""
 
     format_name = "onceflow-postgres"
 
@@ -167,7 +168,7 @@ class PostgresFormat(_SqlFormat):
 
 
 class MySQLFormat(_SqlFormat):
-    """`onceflow-mysql`, for MariaDB, too."""
+    """The format `onceflow-mysql`, also for MariaDB."""
 
     format_name = "onceflow-mysql"
 
@@ -187,7 +188,7 @@ class MySQLFormat(_SqlFormat):
 
 
 class SQLiteFormat(_OwnFormat):
-    """`onceflow-sqlite`, for a session whose executors all see one disk."""
+    """The format `onceflow-sqlite`, for a session whose executors all use one disk."""
 
     format_name = "onceflow-sqlite"
 
@@ -200,7 +201,7 @@ class SQLiteFormat(_OwnFormat):
 
 
 class KafkaFormat(_OwnFormat):
-    """`onceflow-kafka`."""
+    """The format `onceflow-kafka`."""
 
     format_name = "onceflow-kafka"
 
@@ -242,7 +243,7 @@ class KafkaFormat(_OwnFormat):
 
 
 class FilesFormat(_OwnFormat):
-    """`onceflow-files`."""
+    """The format `onceflow-files`."""
 
     format_name = "onceflow-files"
 
@@ -282,7 +283,7 @@ FORMATS: tuple[type[DataSource], ...] = (
     SQLiteFormat,
     *STATE_FORMATS,
 )
-"""Those of this package; each has a module `pyspark_onceflow_…` by which Spark discovers it."""
+"""The formats of this package. Spark discovers each by a module `pyspark_onceflow_…`."""
 
 
 def register(spark: SparkSession) -> None:
@@ -320,18 +321,18 @@ def register(spark: SparkSession) -> None:
         try:
             spark.dataSource.register(cast("type[DataSource]", ShippedFormat(one)))
         except PySparkException as error:
-            # Discovered by its installation, and it is the same one.
+            # The installation has made Spark discover this same format already.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
 
 
 def _session_in_jvm(spark: SparkSession) -> Any:
-    """Return the session that `spark` stands for; None in a client of Spark Connect."""
+    """Return the JVM session of `spark`, or None in a client of Spark Connect."""
     return getattr(spark, "_jsparkSession", None)
 
 
 def _is_registered(session: Any, name: str) -> bool:
-    """Return whether the session knows a format of that name, of which Spark warns otherwise."""
+    """Return True if the session has a format of that name. A second registration would warn."""
     return bool(session.sessionState().dataSourceManager().dataSourceExists(name))
 
 

@@ -1,7 +1,7 @@
-"""What Spark's Python workers unpickle, with a check: is onceflow there, in the driver's version?
+"""The pickling of objects for Spark's Python workers, with a check of onceflow's version there.
 
-What Spark says otherwise is that some module cannot be unpickled, or, with another version there,
-anything at all.
+Without the check, the error would say that some module cannot be unpickled. With another version,
+it could say anything.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 class Shipped:
     """An object that is pickled on the driver and used by tasks.
 
-    Unpickling it raises where onceflow is missing, or is of another version than the driver's.
+    Unpickling raises if onceflow is missing, or has another version than on the driver.
     """
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _pack(partial(_unpack, type(self), self.attributes_to_ship()))
 
     def attributes_to_ship(self) -> dict[str, object]:
-        """Return the attributes that travel: all, unless overridden."""
+        """Return the attributes to pickle: all, unless overridden."""
         return self.__dict__
 
 
 class ShippedFormat:
-    """A format as `spark.dataSource.register` takes it: it unpickles as the class, with the check.
+    """A format for `spark.dataSource.register`. It unpickles as the class, after the version check.
 
-    Spark's Python workers beside the driver unpickle it, before they plan.
+    Spark's Python workers next to the driver unpickle it before they plan.
     """
 
     def __init__(self, kind: type[DataSource]) -> None:
@@ -51,7 +51,7 @@ class ShippedFormat:
 def _pack(make: Callable[[], object]) -> tuple[Callable[..., object], tuple[object, ...]]:
     import cloudpickle
 
-    # Bytes inside the pickle: they are unpickled only after the versions were compared.
+    # These bytes inside the pickle are unpickled only after the versions were compared.
     return _unpacker(), (VERSION, sys.executable, cloudpickle.dumps(make))
 
 
@@ -66,7 +66,7 @@ def _itself(kind: type[DataSource]) -> type[DataSource]:
 
 
 def _unpacker() -> Callable[[str, str, bytes], object]:
-    """Return a function that travels by value, so that it runs where onceflow is not installed."""
+    """Return a function that is pickled by value, so that it runs even without onceflow."""
 
     def unpack(driver_version: str, driver_python: str, pickled: bytes) -> object:
         import platform

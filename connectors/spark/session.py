@@ -34,7 +34,7 @@ _NO_CONF: Mapping[str, str] = MappingProxyType({})
 _SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 OPTIONS_OF_USERS = (_OPTIONS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-"""Where the environment may have options of a JVM."""
+"""The environment variables that may contain options of a JVM."""
 _OPTIONS_IN_CONF = "spark.driver.extraJavaOptions"
 _DAEMON = "spark.python.daemon.module"
 
@@ -90,14 +90,14 @@ def session(
 
 
 def _starts_own_jvm() -> bool:
-    """Return whether a session of this process would start a JVM: spark-submit has started one."""
+    """Return True if a session here would start a JVM. Under spark-submit a JVM is running."""
     from pyspark import SparkContext
 
     return cast("Any", SparkContext)._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ
 
 
 def _has_jvm_options(conf: Mapping[str, str]) -> bool:
-    """Return whether somebody has chosen options of the driver's JVM: two collectors end it."""
+    """Return True if the user has chosen JVM options: two collectors would end the JVM."""
     if _OPTIONS_IN_CONF in conf or any(os.environ.get(name) for name in OPTIONS_OF_USERS):
         return True
     directory = os.environ.get("SPARK_CONF_DIR")
@@ -110,16 +110,19 @@ def _has_jvm_options(conf: Mapping[str, str]) -> bool:
 
 @contextmanager
 def _set_for_the_jvm(environment: Mapping[str, str]) -> Generator[None]:
-    """Have a JVM that is started meanwhile find `environment`, of which nothing is set before.
+    """Set `environment` for a JVM that is started inside the context.
 
-    Options stand here, and not in Spark's settings, so that those of the user come after them.
+    No name in it may be set before.
+
+    The options are here rather than in Spark's settings, so that the user's options come after
+    them.
     """
     os.environ.update(environment)
     try:
         yield
     finally:
         for name in environment:
-            # The JVM has read them at its start; processes that come later must not inherit them.
+            # The JVM reads them at its start. Later processes must not inherit them.
             del os.environ[name]
 
 
@@ -127,6 +130,6 @@ def _make_archive_in_background() -> None:
     command = [sys.executable, "-m", "onceflow.connectors.spark.class_archive"]
     if nice := shutil.which("nice"):
         command = [nice, "-n", "19", *command]
-    # The shell ends at once: nobody has to wait for what it leaves behind.
+    # The shell ends at once, and no process has to wait for the command in its background.
     shell = ["sh", "-c", '"$@" >/dev/null 2>&1 </dev/null &', "sh", *command]
     subprocess.run(shell, check=False)

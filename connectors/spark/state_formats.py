@@ -1,4 +1,4 @@
-"""Formats of what jobs remember: their checkpoints, and the state in them. See `formats`."""
+"""The formats of jobs' checkpoints, and of the state in them. See `formats`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointsFormat(DataSource):
-    """`onceflow-checkpoints`: a row for each checkpoint and savepoint; `readers.checkpoints`."""
+    """The format `onceflow-checkpoints`: the checkpoints and savepoints; `readers.checkpoints`."""
 
     @classmethod
     @override
@@ -34,7 +34,7 @@ class CheckpointsFormat(DataSource):
 
 
 class StateFormat(DataSource):
-    """`onceflow-state`: the state of one operator as of a checkpoint; see `readers.state`."""
+    """The format `onceflow-state`: one operator's state in a checkpoint; see `readers.state`."""
 
     @classmethod
     @override
@@ -55,7 +55,7 @@ class StateFormat(DataSource):
 
 
 class SavepointFormat(DataSource):
-    """`onceflow-savepoint`: makes a savepoint; see `batch.unkeyed_savepoint_writer`."""
+    """The format `onceflow-savepoint`: a new savepoint; see `batch.unkeyed_savepoint_writer`."""
 
     @classmethod
     @override
@@ -70,4 +70,4 @@ class SavepointFormat(DataSource):
 
 
 STATE_FORMATS: tuple[type[DataSource], ...] = (CheckpointsFormat, SavepointFormat, StateFormat)
-"""Those of this module; each has a module `pyspark_onceflow_…` by which Spark discovers it."""
+"""The formats of this module. Spark discovers each by a module `pyspark_onceflow_…`."""

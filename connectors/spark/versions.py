@@ -1,4 +1,4 @@
-"""Which of Spark's interfaces came when, and what is said where one is missing."""
+"""The Spark versions that introduced its interfaces, and the errors where one is missing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onceflow.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Something of Spark's that formats use."""
+    """An interface of Spark that formats use."""
 
     since: tuple[int, int]
     what: str
     without: str
-    """What a format does on a Spark that lacks it."""
+    """The behavior of a format on a Spark that lacks the interface."""
 
 
 class SparkInterface(Enum):
-    """What not every Spark has; the documents' table is made of it."""
+    """The interfaces that not every Spark has. The documentation's table is generated from it."""
 
     FORMATS = Interface(
         (4, 0), "Python data sources that read and write streams", "refused; use `Pipeline`"
@@ -48,15 +48,15 @@ def spark_version() -> tuple[int, int]:
 
 
 def has(interface: SparkInterface) -> bool:
-    """Return whether this process's pyspark has it."""
+    """Return True if this process's pyspark has the interface."""
     return spark_version() >= interface.value.since
 
 
 def require(interface: SparkInterface, needed_by: str) -> None:
-    """Raise ConfigError unless this process's pyspark has what `needed_by` needs.
+    """Raise ConfigError if this process's pyspark lacks the interface that `needed_by` needs.
 
     Raises:
-        ConfigError: It has not; names both versions.
+        ConfigError: pyspark lacks it. The message names both versions.
     """
     if not has(interface):
         major, minor = interface.value.since

@@ -1,1 +1,1 @@
-"""How a batch of Spark's becomes visible as a whole, once; queries and writes share it."""
+"""The protocol by which a Spark batch becomes visible as a whole, once, for queries and writes."""

@@ -1,8 +1,8 @@
-"""Runs a commit in a process of its own: one that is killed is repeated, and Spark never hears.
+"""The execution of a commit in a separate process, repeated if that process is killed.
 
-Spark repeats no commit. When the Python worker that commits is killed, the write fails, though all
-of its rows may be there. So the worker forks, waits, and holds nothing that anybody would kill it
-for.
+Spark repeats no commit. If the Python worker that commits is killed, the write fails, although all
+of its rows may be written. So the worker forks and waits. It holds no resources for which it could
+be killed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from onceflow.core.errors import OnceflowError, SinkError
 
 _log = logging.getLogger("onceflow.spark")
 COMMIT_TRIES_MAX = 3
-"""How many processes may be killed in a row before the write gives up."""
+"""The number of processes that may be killed in a row before the write fails."""
 
 
 def commit_in_process(commit: Callable[[], object]) -> None:
-    """Call `commit` in a fork of this process, and once more where that one is killed.
+    """Call `commit` in a fork of this process, and again if the fork is killed.
 
-    `commit` is idempotent, and opens what it needs. Where this process has several threads, locks
-    of theirs might be held in a fork for ever: then it is called here.
+    `commit` must be idempotent, and must open its own connections. If this process has several
+    threads, a fork could contain their locks in a locked state for ever. In this case `commit` runs
+    in this process.
 
     Raises:
-        SinkError: The processes were killed, all of them; whether it is committed is not known.
-        Exception: What `commit` raises.
+        SinkError: All processes were killed. It is not known whether the batch is committed.
+        Exception: The error that `commit` raises.
     """
     if threading.active_count() > 1:
         commit()
@@ -41,11 +42,12 @@ def commit_in_process(commit: Callable[[], object]) -> None:
         process = os.fork()
         if process == 0:
             _end_with(commit, writing)
-        # Closed here, or `recv` would not see that the child, the other writer, was killed.
+        # Close it here. Otherwise `recv` would not notice that the child, the other writer, was
+        # killed.
         writing.close()
         with closing(reading):
             try:
-                # Read before it has ended: a long error would fill the pipe.
+                # Read before the child has ended: a long error would fill the pipe.
                 failure: BaseException | None = reading.recv()
             except (EOFError, OSError):  # killed before it sent, or in the middle
                 _, status = os.waitpid(process, 0)
@@ -59,9 +61,9 @@ def commit_in_process(commit: Callable[[], object]) -> None:
 
 
 def _end_with(commit: Callable[[], object], writing: Connection) -> None:
-    """Call `commit`, send how it ended, and end this process; Spark's cleaning up is its parent's.
+    """Call `commit`, send its result, and end this process without Spark's cleanup.
 
-    What cannot be pickled is sent as its text.
+    The parent runs Spark's cleanup. An error that cannot be pickled is sent as its text.
     """
     try:
         failure: BaseException | None = None
@@ -75,5 +77,5 @@ def _end_with(commit: Callable[[], object], writing: Connection) -> None:
             data = pickle.dumps(OnceflowError(f"{type(failure).__name__}: {failure}"))
         writing.send_bytes(data)
     finally:
-        # Not `sys.exit`: handlers that this process has from its parent must run there alone.
+        # `sys.exit` would run handlers inherited from the parent, which only the parent may run.
         os._exit(0)

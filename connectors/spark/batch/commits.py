@@ -1,7 +1,8 @@
-"""Carries out the protocol of a batch: what planning, commit and abort do, and what tasks are told.
+"""The protocol of a batch: planning, commit and abort, and the data that tasks get.
 
-No Spark here: formats call it from Spark's planning and commit workers, `foreach_batch` from the
-driver itself. `core.protocol.batches` decides; this asks, commits and rolls back.
+This module does not use Spark. Formats call it from Spark's planning and commit workers, and
+`foreach_batch` calls it on the driver. `core.protocol.batches` decides; this module queries,
+commits and rolls back.
 """
 
 from __future__ import annotations
@@ -76,42 +77,45 @@ from onceflow.sinks.sql.sink import SqlSink
 
 _log = logging.getLogger("onceflow.spark")
 SETTLE_TIMEOUT_S = 120.0
-"""How long a target that is down is asked before the batch fails, and with it the query."""
+"""The time in seconds for which a target that is down is retried.
+
+Then the batch and its query fail.
+"""
 _PROOFS_PRUNED_EVERY = 16
-"""Attempts; a prune reads and deletes a bounded number of rows."""
+"""The number of attempts between two prunes. A prune reads and deletes a limited number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTarget:
-    """Where batches go, and who writes there. Pickles with the sink."""
+    """A target of batches, with its sink id and owner. Pickles with the sink."""
 
     sink: Sink
     sink_id: str
     owner: str
-    """Who has the sink id to itself: a query, or the batch writes of a table."""
+    """The exclusive owner of the sink id: a query, or the batch writes of a table."""
     source: str
-    """What numbers the batches; empty when they have no number of their own."""
+    """The name of the source that numbers the batches; empty if they have no own numbers."""
     staging: StagingArea | None = None
     on_bad_row: OnBadRow = OnBadRow.FAIL
     replaces: bool = False
-    """Whether each batch takes the place of all rows that are there."""
+    """True if each batch replaces all existing rows."""
     driver: str = ""
-    """Who claims: application, process and host."""
+    """The application, process and host of the driver that claims."""
 
     @property
     def claimant(self) -> str:
-        """Who claims, and for what: what others are told."""
+        """The name of the claimant, with its driver, for messages to other drivers."""
         return f"{self.owner}, {self.driver}" if self.driver else self.owner
 
     @property
     def sink_ids(self) -> tuple[str, ...]:
-        """Return the sink ids that a decision is about."""
+        """The sink ids that a decision covers."""
         if isinstance(self.sink, SinkGroup):
             return self.sink.part_ids(self.sink_id)
         return (self.sink_id,)
 
     def committer_context(self, attempt: AttemptId) -> CommitterContext:
-        """Return for whom `attempt` commits."""
+        """Return the context in which `attempt` commits."""
         return CommitterContext(
             job=self.claimant,
             uid=self.sink_id,
@@ -124,26 +128,27 @@ class BatchTarget:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What the tasks of one try at a batch are told. Pickles."""
+    """The plan of one try at a batch, for its tasks. Pickles."""
 
     target: BatchTarget
     attempt: AttemptId
     batch: BatchId
     fingerprint: str = ""
     decided: bool = False
-    """Whether the batch is there already: tasks read their rows and drop them."""
+    """True if the batch is written already. Tasks then read their rows and drop them."""
     decided_by: str = ""
-    """The run of the query that decided it."""
+    """The run of the query that decided the batch."""
     dead_letters: BatchTarget | None = None
-    """Where tasks write the rows that the sink rejects."""
+    """The target for rows that the sink rejects."""
     write: int = 0
     writes: int = 1
-    """Which DataFrame of the batch the tasks write, and how many the batch has."""
+    """The index of the DataFrame that the tasks write, and the number of DataFrames of the batch.
+    """
 
     def transaction_number(self, partition: int) -> int:
-        """Return the number of the transaction of `partition`, which no other of the batch has.
+        """Return the number of the transaction of `partition`, which is unique within the batch.
 
-        The dead letters of the partition have the next one. So a server that has room for the
+        The dead letters of the partition have the next number. So a server that has room for the
         highest number has room for all of them.
         """
         number = partition * self.writes + self.write
@@ -152,7 +157,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What one task has done: Spark carries it from the task to the commit."""
+    """The result of one task. Spark carries it from the task to the commit."""
 
     batch: BatchId
     attempt: AttemptId
@@ -162,19 +167,22 @@ class TaskReport:
     rows: int = 0
     committables: tuple[Committable, ...] = ()
     dropped: bool = False
-    """Whether the batch was decided before, and the rows were dropped."""
+    """True if the batch was decided before, and the rows were dropped."""
     beside: str = ""
     """The transaction of another try, because of which the rows are staged; empty without one."""
 
 
 class BatchCommits:
-    """Plans, commits and aborts the batches of one target, one after the other. One thread's.
+    """The planning, commit and abort of one target's batches, one after the other.
 
-    Keeps its connections between batches. A crash at any place leaves what the next `plan` settles.
+    One thread may use it.
+
+    It keeps its connections between batches. After a crash at any point, the next `plan` commits or
+    rolls back the transactions that were left.
     """
 
     def __init__(self, target: BatchTarget, decisions: BatchDecisions) -> None:
-        """Ask nothing yet."""
+        """Prepare without sending a request."""
         self.target = target
         self.decisions = decisions
         self._committer: Committer | None = None
@@ -182,17 +190,17 @@ class BatchCommits:
         self._claimed: AttemptId | None = None
 
     def plan(self, schema: pa.Schema, number: int | None, fingerprint: str = "") -> BatchPlan:
-        """Return what tasks are to do, with the sink id claimed and all that is decided committed.
+        """Claim the sink id, commit all decided transactions, and return the plan for the tasks.
 
-        Runs on the driver before the tasks. `number` is the batch's, None for one without; rows
-        come in `schema`.
+        Runs on the driver before the tasks. `number` is the batch's number, or None if it has none.
+        The rows have the `schema`.
 
         Raises:
-            ConfigError: Rows of `schema` cannot be written, or the batch must not be.
-            Fenced: Another run has claimed the sink id since this one did, or keeps claiming it.
-            CommitFailed: What is decided cannot be committed now.
-            PreparedTransactionLost: What is decided is gone.
-            SinkError: The target cannot be asked now.
+            ConfigError: Rows of `schema` cannot be written, or the batch must not be written.
+            Fenced: Another run has claimed the sink id since this run did, or keeps claiming it.
+            CommitFailed: A decided transaction cannot be committed now.
+            PreparedTransactionLost: A decided transaction is gone.
+            SinkError: The target does not answer now.
         """
         if number is not None and self._claimed is None:
             self._check_decided_table(BatchId(self.target.source, number))
@@ -200,8 +208,9 @@ class BatchCommits:
         reach("claimed")
         target = self.target
         batch = BatchId(target.source, claim.attempt if number is None else number)
-        # After the claim, and before anything is settled: nobody else decides from here on, and an
-        # older copy of a checkpoint must not commit or roll back on its way to being refused.
+        # Judge after the claim, because from then on no other run can decide. Judge before any
+        # commit or roll-back, because an older copy of a checkpoint must not cause either before it
+        # is refused.
         verdict = judge_batch(claim, batch, fingerprint)
         if isinstance(verdict, RefuseBatch):
             raise ConfigError(
@@ -226,18 +235,19 @@ class BatchCommits:
         )
 
     def commit(self, reports: Sequence[TaskReport]) -> BatchDecision | None:
-        """Return the decision, with all rows that `reports` tell of visible.
+        """Decide the batch and commit all rows in `reports`. Return the decision.
 
-        Runs on the driver after all tasks. None when there is nothing to decide: the batch was
-        there already, or is one without rows that replaces nothing and is not remembered. When it
-        raises, the batch may be decided; then the next `plan` commits the rest of it.
+        Runs on the driver after all tasks. Returns None if there is nothing to decide: the batch
+        was written before, or it has no rows, replaces nothing and is not remembered. If it raises,
+        the batch may be decided; then the next `plan` commits the remaining transactions.
 
         Raises:
-            Fenced: Another run has claimed the sink id; nothing of this one is decided.
-            CommitOutcomeUnknown: The target cannot be asked now what became of it.
-            CommitFailed: It is decided, and not all of it committed.
-            BadRow: It is not decided: the target refuses a row.
-            SinkError: It is not decided; rows are staged where the driver does not see them, say.
+            Fenced: Another run has claimed the sink id. Nothing of this run is decided.
+            CommitOutcomeUnknown: The target does not answer now, so the outcome is unknown.
+            CommitFailed: The batch is decided, but not completely committed.
+            BadRow: The target refuses a row. The batch is not decided.
+            SinkError: The batch is not decided, for example because the driver does not see staged
+                rows.
         """
         writing = [report for report in reports if not report.dropped]
         if not writing:
@@ -245,8 +255,8 @@ class BatchCommits:
             return None
         first = writing[0]
         written = any(report.committables for report in writing)
-        # A query's batch has the same input whenever it comes again, and that the fingerprint
-        # holds. A user's number may come again with other rows, so it counts without rows, too.
+        # A repeated batch of a query has the same input, which the fingerprint ensures. A user's
+        # number may be repeated with other rows, so it is remembered even without rows.
         is_remembered = bool(first.batch.source) and not first.fingerprint
         if not (written or is_remembered or self.target.replaces):
             return None
@@ -259,14 +269,15 @@ class BatchCommits:
         )
         decision = self._decide(proposed, [report for report in writing if report.beside])
         reach("logged")
-        # Prepared rows first, then the roll-backs: both free locks that staged rows may wait for.
+        # Commit prepared rows first, then roll back: both release locks that staged rows may wait
+        # for.
         committer = self._committer_for(first.attempt)
         prepared, staged = self._around_roll_backs(decision.committables)
         self._carry_out(committer, self._to_commits(prepared))
         in_doubt = _list_in_doubt(committer)
         orphans = plan_sweep(decision, in_doubt, sink_ids=self.target.sink_ids)
         self._carry_out(committer, [*to_aborts(orphans), *self._to_commits(staged)])
-        # Last: a crash before it only has the next plan ask for the same commits again.
+        # Do this last: after a crash before it, the next plan only repeats the same commits.
         self.decisions.mark_committed(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
             committer.prune(oldest_proof(decision))
@@ -274,38 +285,41 @@ class BatchCommits:
         return decision
 
     def abort(self, schema: pa.Schema, attempt: AttemptId | None = None) -> None:
-        """Settle the sink id: commit what is decided, roll back the rest.
+        """Claim the sink id, commit its decided transactions, and roll back the others.
 
-        Runs on the driver after `attempt` has failed; tasks of it may still be at work, and are
-        fenced. Claims first: without that, something rolled back here could be decided elsewhere.
-        But not from another run, which has settled all of it and goes on. Without `attempt`, as in
-        a process that did not plan, the newest claim of this driver is meant.
+        Runs on the driver after `attempt` has failed. Its tasks may still be running; they are
+        fenced. The claim comes first: without it, another run could decide a transaction that is
+        rolled back here. Do nothing if a newer run has claimed the sink id; that run has committed
+        or rolled back everything already. Without `attempt`, as in a process that did not plan,
+        this driver's newest claim is used.
 
         Raises:
-            Fenced: Another run has claimed the sink id since; names it. Nothing is changed.
-            OnceflowError: As `plan`; the next `plan` does it again.
+            Fenced: Another run has claimed the sink id since. The message names it. Nothing is
+                changed.
+            OnceflowError: See `plan`. The next `plan` repeats these steps.
         """
         newest = self.decisions.claimant()
-        # Only our own newest claim: another driver's batch must not be rolled back by this failure.
+        # Use only this driver's newest claim: this failure must not roll back another driver's
+        # batch.
         if attempt is None and newest.name == self.target.claimant:
             attempt = newest.attempt
         self._settle(self._claim(schema, after=attempt or NO_ATTEMPT))
 
     def is_decided(self, batch: BatchId) -> bool:
-        """Return whether `batch` is decided, and so written or to be committed; changes nothing.
+        """Return True if `batch` is decided, and so is or will be committed. Changes nothing.
 
         Raises:
-            OnceflowError: As `BatchDecisions.read_claim`.
+            OnceflowError: See `BatchDecisions.read_claim`.
         """
         return self.decisions.read_claim().decision(batch) is not None
 
     def has_forgotten(self, batch: BatchId, attempt: AttemptId) -> bool:
-        """Return whether a decision for `batch`, of `attempt`, would be forgotten by now.
+        """Return True if a decision for `batch` by `attempt` would be forgotten by now.
 
-        One without a number is, once a later attempt has decided.
+        A decision without a number is forgotten once a later attempt has decided.
 
         Raises:
-            OnceflowError: As `BatchDecisions.read_claim`.
+            OnceflowError: See `BatchDecisions.read_claim`.
         """
         return not batch.source and any(
             one.attempt > attempt for one in self.decisions.read_claim().decisions
@@ -317,7 +331,7 @@ class BatchCommits:
         return self._claimed is not None
 
     def has_claimed_after(self, attempt: AttemptId) -> bool:
-        """Return whether the newest claim is this driver's own, made right after `attempt`.
+        """Return True if the newest claim is this driver's, and directly follows `attempt`.
 
         Raises:
             SinkError, StorageError: The target or the log cannot be read now.
@@ -326,7 +340,7 @@ class BatchCommits:
         return newest.attempt == attempt + 1 and newest.name == self.target.claimant
 
     def close(self) -> None:
-        """Disconnect. Safe to call twice."""
+        """Disconnect. A second call does nothing."""
         self.decisions.close()
         committer, self._committer = self._committer, None
         if committer is not None:
@@ -335,9 +349,9 @@ class BatchCommits:
     # --- steps --------------------------------------------------------------------------------
 
     def _log_dropped(self, reports: Sequence[TaskReport]) -> None:
-        """Tell of rows that are not written because a user's number is written already."""
+        """Log that rows are not written because a user's number is written already."""
         rows = sum(report.rows for report in reports)
-        # A query repeats its last batch after every crash: that is no news to anybody.
+        # A query repeats its last batch after every crash, so this is not worth a message.
         if rows and not reports[0].fingerprint:
             _log.warning(
                 "sink %s: %s is written already, so the %d rows of this write are dropped",
@@ -347,7 +361,7 @@ class BatchCommits:
             )
 
     def _check_decided_table(self, batch: BatchId) -> None:
-        """Raise ConfigError if `batch` is written to a table that would be created anew, empty."""
+        """Raise ConfigError if `batch` is written, but its table would be created again, empty."""
         sink = self.target.sink
         if not isinstance(sink, SqlSink) or not sink.create or not self.is_decided(batch):
             return
@@ -361,8 +375,7 @@ class BatchCommits:
 
     def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> BatchClaim:
         claim = None
-        # The usual batch: the target is open for these columns, and one statement raises the
-        # attempt.
+        # Usually the target is open for these columns, and one statement increments the attempt.
         if self._claimed is not None and self._opened == schema and after in (None, self._claimed):
             claim = self.decisions.claim_next(self._claimed)
         if claim is None:
@@ -373,20 +386,20 @@ class BatchCommits:
         return claim
 
     def _require_own_claim(self) -> AttemptId | None:
-        """Return the newest claim, which is this driver's own; None before the first one here.
+        """Return the newest claim if it is this driver's own, or None before its first claim.
 
-        A driver that stood still may have been overtaken. It must not take the sink id back: its
-        successor would end, and Spark's own log then ends this run, too.
+        Another driver may have taken over while this one was paused. This driver must not take the
+        sink id back: its successor would end, and then Spark's own log would end this run, too.
 
         Raises:
-            Fenced: Another driver has claimed the sink id since; names it. The next call claims,
-                for that is a run that was started after this error.
+            Fenced: Another driver has claimed the sink id since. The message names it. The next
+                call claims again, because it belongs to a run that was started after this error.
         """
         if self._claimed is None:
             return None
         newest = self.decisions.claimant()
-        # Our other process may have claimed: the one that commits does so when a batch has failed.
-        # An old record names nobody.
+        # This driver's commit process may have claimed, because it does so when a batch has failed.
+        # Old records have no name.
         if newest.attempt == self._claimed or newest.name in {"", self.target.claimant}:
             return newest.attempt
         own, self._claimed = self._claimed, None
@@ -407,12 +420,13 @@ class BatchCommits:
     def _settle(self, claim: BatchClaim) -> None:
         committer = self._committer_for(claim.attempt)
         in_doubt = committer.in_doubt()
-        # Settled batches come without their transactions: these are asked for only if there is
+        # Committed batches are loaded without their transactions. Load these only if some are in
         # doubt.
         if in_doubt:
             claim = self.decisions.with_committables(claim)
         plan = plan_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
-        # In this order: staged rows may wait for the locks of what is rolled back.
+        # The order matters: staged rows may wait for the locks of transactions that are rolled
+        # back.
         prepared, staged = self._around_roll_backs(plan.commit)
         steps = [*self._to_commits(prepared), *to_aborts(plan.abort), *self._to_commits(staged)]
         try:
@@ -427,17 +441,20 @@ class BatchCommits:
                 self.decisions.mark_committed(decision)
 
     def _decide(self, proposed: BatchDecision, beside: Sequence[TaskReport]) -> BatchDecision:
-        """Return what is decided. Rows staged `beside` a prepared twin wait until that is gone."""
+        """Decide, and return the decision.
+
+        If rows were staged `beside` a twin, they are applied later.
+        """
         if not beside:
             return self.decisions.decide_with_rows(proposed)
         self._require_seen(beside)
         return self.decisions.decide(proposed)
 
     def _require_seen(self, reports: Sequence[TaskReport]) -> None:
-        """Check that the rows that tasks have staged beside a twin can be applied from here.
+        """Check that the driver sees the rows that tasks have staged because of a prepared twin.
 
         Raises:
-            SinkError: They cannot be seen; nothing is decided.
+            SinkError: The driver does not see them. Nothing is decided.
         """
         seen = {one.transaction for one in self._committer_for(reports[0].attempt).in_doubt()}
         for report in reports:
@@ -453,16 +470,19 @@ class BatchCommits:
     def _around_roll_backs(
         self, decided: Sequence[Committable]
     ) -> tuple[Sequence[Committable], Sequence[Committable]]:
-        """Return what is committed before roll-backs, and what after; never parts of a whole."""
+        """Return the transactions to commit before the roll-backs, and those to commit after.
+
+        If the driver commits all transactions as a whole, it commits all of them before.
+        """
         if self.target.sink.committed_by is CommittedBy.DRIVER:
             return decided, ()
         return around_roll_backs(decided, staged=is_staged)
 
     def _to_commits(self, committables: Sequence[Committable]) -> Sequence[Step]:
-        """Return steps that commit each by itself, or all of an attempt at once."""
+        """Return steps that commit each transaction, or all transactions of an attempt together."""
         if self.target.sink.committed_by is CommittedBy.SLOTS:
             return to_commits(committables)
-        # A whole is one version of the table: those of two attempts are never one.
+        # Such a commit is one version of the table. Two attempts never share a version.
         by_attempt = groupby(committables, key=lambda one: one.transaction.attempt)
         return [
             CommitWhole(GlobalCommit(batch_checkpoint(AttemptId(attempt)), tuple(listed)))
@@ -500,7 +520,7 @@ class BatchCommits:
         )
 
     def _committer_for(self, attempt: AttemptId) -> Committer:
-        """Return the committer, with its connection; it commits for any attempt under the id."""
+        """Return the committer with its connection. It commits for any attempt of the sink id."""
         if self._committer is None:
             sink, context = self.target.sink, self.target.committer_context(attempt)
             self._committer = sink.committer(context)
@@ -527,19 +547,19 @@ def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) ->
 
 
 def _list_in_doubt(committer: Committer) -> Sequence[Committable]:
-    """Return what is in doubt after a decision, once the target answers.
+    """Return the transactions in doubt after a decision. Wait for the target to answer.
 
-    The batch is decided: its write is not to fail for a target that restarts now.
+    The batch is decided, so its write should not fail because the target restarts now.
 
     Raises:
-        SinkError, StorageError: It could not be asked for `SETTLE_TIMEOUT_S`.
+        SinkError, StorageError: The target did not answer for `SETTLE_TIMEOUT_S`.
     """
     backoff: Backoff | None = None
     while True:
         try:
             return committer.in_doubt()
         except (SinkError, StorageError):
-            # A refusal may take its time, too: it counts from the first one.
+            # A refusal may also take long, so the time starts at the first refusal.
             backoff = backoff or Backoff(until=time.monotonic() + SETTLE_TIMEOUT_S)
             if not backoff.pause():
                 raise

@@ -1,4 +1,4 @@
-"""Chooses where the decisions of a sink's batches are kept."""
+"""The choice of the place where the decisions of a sink's batches are kept."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from onceflow.sinks.sql.sink import SqlSink
 
 
 def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
-    """Return the target and its keeper: its own database where it is one, else a log in files.
+    """Return the target and the keeper of its decisions.
 
-    The log of a `write` to files is in the directory that it writes to. Kafka notes which batches
-    of a `write` it has.
-
-    Of a group of sinks the first one's is asked.
+    For a database, the keeper is the database itself. Otherwise it is a log in files. The log of a
+    `write` to files is in the target directory. Kafka notes which batches of a `write` it has. For
+    a group of sinks, the first sink decides.
 
     Raises:
-        ConfigError: There is neither, or the sink is told to write at least once.
+        ConfigError: There is neither a database nor a directory, or the sink's delivery is not
+            exactly_once.
     """
     target, sink = named.target, named.target.sink
     if isinstance(sink, SinkGroup):
@@ -74,9 +74,10 @@ def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
 
 
 def _newest_in_target(target: BatchTarget) -> Callable[[], AttemptId] | None:
-    """Return what asks the target for its newest attempt; None: it does not tell."""
+    """Return a function that reads the target's newest attempt; None if the sink has none."""
     sink, context = target.sink, target.committer_context(NO_ATTEMPT)
-    # Not overridden: the sink cannot tell, and would answer None as one without any claim.
+    # If the method is not overridden, the sink cannot answer, and would return None as without any
+    # claim.
     if isinstance(sink, SinkGroup) or type(sink).target_record is Sink.target_record:
         return None
 
@@ -96,7 +97,7 @@ def _notes(target: BatchTarget) -> BatchNotes:
 
 
 def _files_of_target(named: NamedTarget) -> CreatesAtomically | None:
-    """Return the hidden directory of a target of files, in which decisions of writes can stand."""
+    """Return the hidden directory of a target of files for decisions of writes, or None."""
     if not named.is_write or not is_files(named.target.sink):
         return None
     from onceflow.sinks.files.layout import HIDDEN
@@ -109,10 +110,11 @@ def _files_of_target(named: NamedTarget) -> CreatesAtomically | None:
 
 
 def _decisions_beside(files: CreatesAtomically, named: NamedTarget) -> BatchDecisions:
-    """Return the log beside the data; or in stagingLocation, where it began in an earlier version.
+    """Return the log in the target's directory, or in stagingLocation if an earlier version began
+    it there.
 
     Raises:
-        ConfigError: As `LoggedBatchDecisions.read_claim`.
+        ConfigError: See `LoggedBatchDecisions.read_claim`.
     """
     target = named.target
     newest = _newest_in_target(target)
@@ -122,12 +124,12 @@ def _decisions_beside(files: CreatesAtomically, named: NamedTarget) -> BatchDeci
     earlier = LoggedBatchDecisions(
         files_of(named.directory), target.sink_id, target.claimant, newest
     )
-    # Both logs are read before either is written: a log that has begun is never left.
+    # Read both logs before either is written: a log that has begun must always be continued.
     return earlier if earlier.read_claim().attempt else beside
 
 
 def _parts_beside(keeper: SqlSink, target: BatchTarget) -> Mapping[str, DecidedPart]:
-    """Return the sinks of `target`, by sink id, whose rows are in the keeper's database."""
+    """Return the sinks of `target` by sink id whose rows are in the keeper's database."""
     group = target.sink
     if not isinstance(group, SinkGroup):
         return {target.sink_id: DecidedPart(keeper.settings, target.staging, target.replaces)}
@@ -144,19 +146,19 @@ def _database(sink: SqlSink) -> tuple[SqlEndpoint, str]:
 
 
 def open_decision_log(directory: str, sink_id: str) -> BatchDecisions:
-    """Return the log of decisions in `directory`, which need not be there yet.
+    """Return the log of decisions in `directory`, which need not exist yet.
 
     Raises:
-        ConfigError: It is no place in which one of two creates a file.
+        ConfigError: The place cannot create files atomically.
     """
     return LoggedBatchDecisions(files_of(directory), sink_id)
 
 
 def files_of(directory: str) -> CreatesAtomically:
-    """Return the files in `directory`, in which decisions can stand.
+    """Return the files in `directory`, which can hold decisions.
 
     Raises:
-        ConfigError: It is no place in which one of two creates a file.
+        ConfigError: The place cannot create files atomically.
     """
     location = FileLocation.parse(directory, publish="auto", options={})
     files = location.open(CHECKPOINT_STORAGE)

@@ -32,7 +32,7 @@ from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.sql.sink import SqlSink
 
 MakeSink: TypeAlias = Callable[[Mapping[str, str]], Sink]
-"""Makes a sink of a format's options; their names are in lower case."""
+"""A function that creates a sink from a format's options, whose names are in lower case."""
 
 _DIGEST_LENGTH = 10
 SOURCE_LENGTH_MAX = 128
@@ -44,23 +44,23 @@ _BATCH_OWNER = "batch writes"
 
 @dataclass(frozen=True, slots=True)
 class NamedTarget:
-    """A target, and where it may keep files; None where nothing says so."""
+    """A target, and the directory for its files, or None if no option names one."""
 
     target: BatchTarget
     directory: str | None
     is_write: bool = False
-    """Whether `DataFrame.write` writes, and no query."""
+    """True for `DataFrame.write`, false for a query."""
     noted: NotedTarget | None = None
-    """What its files must say of it before a batch is planned; None where a database does."""
+    """The note to check in its files before a batch is planned; None if a database has it."""
 
 
 def stream_target(
     make_sink: MakeSink, options: Mapping[str, str], location: CheckpointLocation
 ) -> NamedTarget:
-    """Return where the query whose checkpoint is at `location` writes.
+    """Return the target of the query whose checkpoint is at `location`.
 
     Raises:
-        ConfigError: The options do not name a target, or a sink id that is none.
+        ConfigError: The options do not name a target, or name an invalid sink id.
         StorageError: The checkpoint cannot be read.
     """
     if token := next((one for one in ("txnAppId", "txnVersion") if one.lower() in options), None):
@@ -77,10 +77,11 @@ def stream_target(
 
 
 def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[NamedTarget, int | None]:
-    """Return where `DataFrame.write` writes, and the number that its user gave the batch.
+    """Return the target of `DataFrame.write`, and the batch number that the user gave, or None.
 
     Raises:
-        ConfigError: The options do not name a target, or half a batch.
+        ConfigError: The options do not name a target, or only one of txnAppId and txnVersion is
+            given.
     """
     sink = make_sink(options)
     app, version = options.get("txnappid"), options.get("txnversion")
@@ -106,7 +107,7 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
         owner = f"{_BATCH_OWNER} under {sink_id} to {where.name}"
     else:
         owner = f"{_BATCH_OWNER} to {where.name}"
-    # With the table in it: one txnAppId may number the writes to several.
+    # The source includes the table, because one txnAppId may number the writes to several tables.
     source = f"{app}@{_digest(where.name)}" if app else ""
     named = replace(_build_target(sink, options, sink_id, owner, source, directory), is_write=True)
     if directory is not None and not isinstance(sink, SqlSink):
@@ -117,7 +118,7 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
 
 
 def has_staging(options: Mapping[str, str]) -> bool:
-    """Return whether the options of `DataFrame.write` name a place where rows can wait."""
+    """Return True if the options of `DataFrame.write` name a place for staged rows."""
     return bool(_staging_directory(options))
 
 
@@ -132,15 +133,15 @@ def _staging_directory(options: Mapping[str, str]) -> str | None:
 
 
 def is_owner_of_app(owner: str, app: str) -> bool:
-    """Return whether `owner` is that of writes with txnAppId `app`, to whatever table."""
+    """Return True if `owner` is the owner of writes with txnAppId `app`, to any table."""
     return owner.startswith(f"{_BATCH_OWNER} of {app} to ")
 
 
 def staging_area(directory: str, sink_id: str) -> StagingArea:
-    """Return where rows of `sink_id` wait in `directory`, which tasks must see, too.
+    """Return the area for staged rows of `sink_id` in `directory`, which tasks must see, too.
 
     Raises:
-        ConfigError: It is no place that files can be in.
+        ConfigError: The place cannot hold files.
     """
     location = FileLocation.parse(directory, publish="auto", options={})
     return FileStagingArea(
@@ -189,51 +190,55 @@ def _version(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TargetLocation:
-    """What a sink writes to. Holds no secret."""
+    """The location to which a sink writes. Contains no secret."""
 
     server: str
-    """Where it is; may be spelled in several ways."""
+    """The server or its kind; one server may be spelled in several ways."""
     name: str
-    """The table, topics or directory; of a sink of one's own its type."""
+    """The table, topics or directory; for a user's own sink, its type."""
     facts: Mapping[str, str]
-    """What besides the name tells one target from another."""
+    """The facts, in addition to the name, that distinguish targets."""
     is_known: bool = True
-    """Whether the sink says where it writes."""
+    """True if the sink says where it writes."""
     kind: str = ""
-    """What the name is of, where it tells one target of a server from another."""
+    """The kind of object that has the name, if the name distinguishes targets of a server."""
     find_cluster: Callable[[], str] | None = None
-    """Asks which cluster has it, which may have another address by now, and forgets claims."""
+    """A function that asks for the id of the target's cluster.
+
+    The cluster's address may change, and it does not keep claims.
+    """
 
 
 def is_kafka(sink: Sink) -> bool:
-    """Return whether `sink` is Kafka's; imports nothing of it."""
+    """Return True if `sink` is Kafka's. Imports no module of it."""
     return type(sink).__module__ == "onceflow.sinks.kafka.sink"
 
 
 def is_files(sink: Sink) -> bool:
-    """Return whether `sink` writes files; imports nothing of it."""
+    """Return True if `sink` writes files. Imports no module of it."""
     return type(sink).__module__ == "onceflow.sinks.files.sink"
 
 
 def locate_target(sink: Sink) -> TargetLocation:
-    """Return where `sink` writes; a database is asked for the table's one spelling.
+    """Return the location to which `sink` writes. Asks a database for the table's canonical name.
 
     Raises:
-        ConfigError: The table's name is none, or the server refuses the connection for good.
-        SinkError: The server cannot be asked now.
+        ConfigError: The table's name is not valid, or the server refuses the connection
+            permanently.
+        SinkError: The server does not answer now.
     """
     if isinstance(sink, SqlSink):
-        # Without the user: the same table, written by another one, is the same target.
+        # Omit the user: the same table is the same target, whichever user writes it.
         server = str(sink.endpoint).partition(" as user")[0]
         column = f" and tables of column {sink.table_column}" if sink.table_column else ""
         return TargetLocation(server, f"{sink.resolve_table()}{column}", {}, kind="table")
-    # A sink's module imports its client: only that of the sink at hand is imported already.
+    # A sink's module imports its client, so import only the module of this sink.
     if is_kafka(sink):
         from onceflow.sinks.kafka.sink import KafkaSink
 
         assert isinstance(sink, KafkaSink)
         topics = [sink.topic] if isinstance(sink.topic, str) else sorted(sink.topic)
-        # In any order and case, these are the same brokers.
+        # The same brokers may be listed in any order and case.
         servers = sorted(one.strip().lower() for one in sink.bootstrap_servers.split(","))
         facts = {"kafka.bootstrap.servers": ",".join(servers)}
         return TargetLocation(
@@ -248,13 +253,13 @@ def locate_target(sink: Sink) -> TargetLocation:
 
 
 def _sink_id_of_write(sink: Sink, where: TargetLocation, app: str | None) -> str:
-    """Return a sink id that all writes to one table have, and each job has of its own."""
+    """Return a sink id that is common to all writes to a table, or specific to a txnAppId."""
     if app is None and not isinstance(sink, SqlSink):
         raise ConfigError(
             f"a write to {where.name} needs a name, by which the next run knows what a killed one"
             " has left: give options txnAppId and txnVersion, or sinkId"
         )
-    # A digest, for the readable part is cut, and two long names may begin alike.
+    # Add a digest, because the readable part is cut, and two long names may begin alike.
     digest = _digest(f"{where.server}/{where.name}/{app or ''}")
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", app or where.name)
     return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"

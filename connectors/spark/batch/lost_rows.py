@@ -10,15 +10,16 @@ from onceflow.core.spi import Committer
 from onceflow.core.spi.staging import is_staged
 
 _IDS_MAX = 20
-"""More would make the error too long to read; the next try names the others."""
+"""The maximum number of ids in an error. The error of the next try names the others."""
 
 
 def find_lost_rows(
     committer: Committer, decided: Iterable[Committable], in_doubt: Iterable[Committable]
 ) -> Sequence[Committable]:
-    """Return which of `decided` are staged, not committed, and have no file. Changes nothing.
+    """Return which of `decided` are staged, not committed, and have no file. Changes no rows.
 
-    `in_doubt` are those that have a file. What has none is committed already, or lost.
+    `in_doubt` are the transactions that have a file. A transaction without a file is committed
+    already, or lost.
     """
     held = {one.transaction for one in in_doubt}
     missing = [one for one in decided if is_staged(one) and one.transaction not in held]
@@ -26,7 +27,10 @@ def find_lost_rows(
 
 
 def _is_lost(outcome: CommitOutcome) -> bool:
-    """Return whether rows are gone, or wait where nobody looks; not while a server is down."""
+    """Return True if rows are gone, or are in a place that is not used.
+
+    False while a server is down.
+    """
     match outcome:
         case Lost():
             return True
@@ -44,9 +48,9 @@ def describe_lost_rows(
     owner: str,
     can_give_up: bool,
 ) -> str:
-    """Return what is lost, of which batch and table, and the ways on.
+    """Return a text about the lost rows, their batch and table, and the user's options.
 
-    `part_of` returns where a sink id writes. `owner` is who wrote: a query, or batch writes.
+    `part_of` returns the target of a sink id. `owner` is the writer: a query, or batch writes.
     """
     names = {one.transaction for one in lost}
     batches = [

@@ -1,7 +1,7 @@
-"""Batches that replace all rows of a table: `mode("overwrite")`, and output mode `complete`.
+"""The batches that replace all rows of a table: `mode("overwrite")`, and output mode `complete`.
 
-The rows are staged, and the transaction that decides the batch deletes the old ones and adds the
-new ones. So a reader sees the old rows or the new ones, and a batch that comes again deletes none.
+The rows are staged. The transaction that decides the batch deletes the old rows and adds the new
+ones. So a reader sees either the old rows or the new rows, and a repeated batch deletes no rows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _REPLACING_MODES = ("insert", "upsert")
 
 
 def check_replaces(sink: Sink, mode: str, *, is_staged: bool) -> SqlSink:
-    """Return `sink` if it can replace all rows of its table in one step; asks no server.
+    """Return `sink` if it can replace all rows of its table in one step. Asks no server.
 
     Raises:
-        ConfigError: It cannot; `mode` is what asks for it, and the text says what to use.
+        ConfigError: The sink cannot. The message names `mode`, the setting that asks for it, and an
+            alternative.
     """
     if not isinstance(sink, SqlSink):
         raise ConfigError(
@@ -53,10 +54,12 @@ def check_replaces(sink: Sink, mode: str, *, is_staged: bool) -> SqlSink:
 
 
 def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
-    """Return `named` as a target of which each batch replaces all rows; `mode` is what asks for it.
+    """Return `named` as a target where each batch replaces all rows.
+
+    Errors name the setting `mode`.
 
     Raises:
-        ConfigError: The target cannot do that in one step.
+        ConfigError: The target cannot replace all rows in one step.
     """
     sink = check_replaces(named.target.sink, mode, is_staged=named.target.staging is not None)
     staged = replace(sink, commit_mode="ledger")

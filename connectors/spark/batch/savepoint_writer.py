@@ -1,9 +1,10 @@
-"""`onceflow-savepoint`: a DataFrame becomes keyed state of one operator in a savepoint, or nothing.
+"""The writer `onceflow-savepoint` of keyed state: it adds a DataFrame to a savepoint.
 
-Tasks write state files that nothing names. The commit looks for keys that come twice, which no task
-alone can see, and then names all files at once in the savepoint's metadata: made when the savepoint
-is new, replaced when another DataFrame has made it. A run that is killed leaves files without a
-name, and maybe `_changing`, which keeps others out until it is deleted.
+The DataFrame becomes keyed state of one operator, as a whole or not at all. Tasks write state files
+that no metadata names yet. The commit looks for repeated keys, which no single task can notice.
+Then it names all files at once in the savepoint's metadata. It creates the metadata of a new
+savepoint, and replaces the metadata of an existing one. A killed run leaves files without a name,
+and perhaps `_changing`, which blocks other writers until it is deleted.
 """
 
 from __future__ import annotations
@@ -47,35 +48,35 @@ from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, Savep
 
 @dataclass(frozen=True)
 class FilesMessage(WriterCommitMessage):
-    """What one task has written."""
+    """The files that one task has written."""
 
     handles: tuple[StateHandle, ...]
 
 
 class KeyedStateWriter(Shipped, DataSourceArrowWriter):
-    """What Spark asks for. Pickles with the plan."""
+    """The writer that Spark calls. Pickles with the plan."""
 
     def __init__(self, write: SavepointWrite, table: StateOfTable, schema: pa.Schema) -> None:
-        """Plan it; runs where Spark plans.
+        """Check the write. Runs where Spark plans.
 
         Raises:
-            ConfigError: The columns make no such state.
-            SavepointRefused: The savepoint that is there takes no more, or has this state already.
-            StateIncompatible: It has another max parallelism.
+            ConfigError: The columns do not fit such state.
+            SavepointRefused: The existing savepoint cannot be extended, or already has this state.
+            StateIncompatible: The existing savepoint has another max parallelism.
         """
         self._write = write
         self._table = table
         self._schema = schema
         self._unique = uuid.uuid4().hex[:12]
-        # Asked here, so that a mistake costs no task, and again in `commit`, for another program
-        # may have written meanwhile.
+        # Check here, so that a mistake costs no task. `commit` checks again, because another
+        # program may have written meanwhile.
         _check(write, find_savepoint(write.directory()), self._encoder())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write the rows of one task into files of their key groups. Runs on an executor.
 
         Raises:
-            BadStateValue: A key or value is null, or not of its type.
+            BadStateValue: A key or value is null, or has another type.
             StorageError: A file cannot be written.
         """
         writer = self._write.directory().state_writer(
@@ -84,11 +85,11 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         return FilesMessage(tuple(_write_parts(self._encoder(), writer, self._context(), iterator)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Name all of it in the savepoint's metadata. Runs beside the driver.
+        """Name all files in the savepoint's metadata. Runs in a process next to the driver.
 
         Raises:
-            BadStateValue: A key comes twice; names it.
-            SavepointRefused: Another program has changed the savepoint, or does now.
+            BadStateValue: A key is repeated. The message names it.
+            SavepointRefused: Another program has changed the savepoint, or is changing it now.
         """
         handles = tuple(h for m in messages if isinstance(m, FilesMessage) for h in m.handles)
         directory, encoder = self._write.directory(), self._encoder()
@@ -101,7 +102,7 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
             replace_with(with_state(known, new, drawn_id=uuid.uuid4().hex[:12], now_ms=now_ms))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete what tasks have written. Runs beside the driver."""
+        """Delete the files that tasks have written. Runs in a process next to the driver."""
         del messages
         self._write.directory().delete_state(self._unique)
 
@@ -117,8 +118,8 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
     ) -> None:
         by_groups = defaultdict[int, list[StateHandle]](list)
         for handle in handles:
-            # Files are cut by the same buckets of key groups in all tasks, so a key that comes
-            # twice is in two files of one bucket.
+            # All tasks cut files by the same buckets of key groups, so a repeated key is in two
+            # files of one bucket.
             by_groups[handle.key_group_first].append(handle)
         reader = directory.reader()
         for files in by_groups.values():
@@ -133,7 +134,7 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
 
 
 def find_savepoint(directory: SavepointDirectory) -> Savepoint | None:
-    """Return the savepoint that is there, if one is."""
+    """Return the existing savepoint, or None."""
     return directory.read() if directory.is_there() else None
 
 
@@ -149,7 +150,7 @@ def _check(write: SavepointWrite, known: Savepoint | None, encoder: StateEncoder
 
 
 def already_there(write: SavepointWrite, state: str) -> SavepointRefused:
-    """Return the error of a savepoint that has the state."""
+    """Return the error for a savepoint that already has the state."""
     return SavepointRefused(
         f"{write.directory()} has state {state!r} of operator {write.uid!r} already: write to"
         " another directory"
@@ -162,7 +163,7 @@ def _write_parts(
     context: StateContext,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[StateHandle]:
-    """Write parts, each of one bucket; yield their handles."""
+    """Write parts, each of one bucket, and yield their handles."""
     buckets = buckets_of(encoder.max_parallelism)
     waiting = defaultdict[int, list[StateRows]](list)
     size_bytes = 0

@@ -1,8 +1,8 @@
-"""Several sinks whose rows become visible by one decision, as one sink.
+"""A group of sinks that acts as one sink: their rows become visible by one decision.
 
-Each part has a sink id of its own, made from the group's; the first part has the group's own, and
-where it is a database the decisions are kept there. Tasks write through the parts; claims, commits
-and roll-backs go to all of them.
+Each part has its own sink id, derived from the group's. The first part has the group's own id. If
+the first part is a database, it keeps the decisions. Tasks write through the parts. Claims, commits
+and roll-backs go to all parts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _DIGEST_LENGTH = 10
 
 @dataclass(frozen=True)
 class SinkGroup(Sink):
-    """The parts by name. It is opened with the schema that `group_schema` makes of theirs."""
+    """A group of sinks by name. It is opened with a schema from `group_schema`."""
 
     parts: Mapping[str, Sink]
     staging: Callable[[str], StagingArea]
-    """Returns the area of a sink id."""
+    """A function that returns the staging area of a sink id."""
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
@@ -40,9 +40,9 @@ class SinkGroup(Sink):
 
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Open the parts, the first one first: its fence is the group's.
+        """Open the parts in order: the fence of the first part is the group's.
 
-        A crash leaves some of them with an attempt that nobody uses.
+        After a crash some parts may have an attempt that no run uses.
         """
         for name, sink in self.parts.items():
             sink.open(self._context(context, name), part_schema(schema, name))
@@ -61,12 +61,11 @@ class SinkGroup(Sink):
         )
 
     def part_id(self, sink_id: str, name: str) -> str:
-        """Return the sink id of part `name` in the group that has `sink_id`.
+        """Return the sink id of part `name` in the group with `sink_id`.
 
-        The first part has the group's own id; the others have their name with a hash.
+        The first part has the group's id. The ids of the others consist of their name and a hash.
         """
-        # The first part has the group's own id, so the decisions of a single sink stay where they
-        # were.
+        # So the decisions stay where they are if a single sink becomes a group.
         if name == next(iter(self.parts)):
             return sink_id
         digest = hashlib.sha256(f"{sink_id}.{name}".encode()).hexdigest()[:_DIGEST_LENGTH]
@@ -127,12 +126,12 @@ class _GroupCommitter(Committer):
 
 
 def group_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Return one schema that holds those of all parts."""
+    """Return one schema that contains the schemas of all parts."""
     return pa.schema([pa.field(name, pa.struct(list(one))) for name, one in schemas.items()])
 
 
 def part_schema(schema: pa.Schema, name: str) -> pa.Schema:
-    """Return the schema of part `name` from what `group_schema` made."""
+    """Return the schema of part `name` in a schema from `group_schema`."""
     kind = schema.field(name).type
     assert isinstance(kind, pa.StructType)
     return pa.schema([kind.field(index) for index in range(kind.num_fields)])

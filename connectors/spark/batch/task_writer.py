@@ -1,4 +1,4 @@
-"""What one task does with its rows: pre-commits them under a name of its own, or drops them."""
+"""The work of one task: it pre-commits its rows in its own transaction, or drops them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class TaskIdentity:
     task_attempt: int
     """The number of this try of the partition, within one try of the stage."""
     task_id: int
-    """No other task of the application has it."""
+    """The id of the task, which is unique in the application."""
     batch: int | None = None
-    """The micro-batch that it belongs to; None outside of queries."""
+    """The micro-batch of the task; None outside of queries."""
     run: str = ""
     """The run of the query; empty outside of queries."""
 
@@ -46,16 +46,18 @@ class TaskIdentity:
 def write_task(
     plan: BatchPlan, task: TaskIdentity, batches: Iterator[pa.RecordBatch]
 ) -> TaskReport:
-    """Pre-commit the rows of `batches`: they survive any crash, unseen. Or drop them, by `plan`.
+    """Pre-commit the rows of `batches`, or drop them if `plan` says that the batch is decided.
 
-    Runs in the task. A crash leaves what the next attempt rolls back. Reads to the end in any case:
-    steps before it in the same task keep state, which is complete only then.
+    Pre-committed rows survive any crash, and are not visible yet. Runs in the task. After a crash,
+    the next attempt rolls back what was left. All rows are read in any case, because earlier steps
+    in the same task keep state that is complete only then.
 
     Raises:
         BadRow: A row does not fit the target.
-        ConfigError: The plan is for another batch, or this write came twice.
-        PreparedLimitReached: The server cannot prepare the rows, and they can be staged nowhere.
-        SinkError: Nothing is pre-committed, or it is rolled back by the next attempt.
+        ConfigError: The plan is for another batch, or this write is repeated in one run.
+        PreparedLimitReached: The server cannot prepare the rows, and there is no place to stage
+            them.
+        SinkError: Nothing is pre-committed, or the next attempt rolls it back.
     """
     _require_planned(plan, task)
     task = replace(task, partition=plan.transaction_number(task.partition))
@@ -63,7 +65,7 @@ def write_task(
         plan.batch, plan.attempt, task.partition, plan.fingerprint, task.run, dropped=plan.decided
     )
     if plan.decided:
-        # Read to the end all the same: Spark counts on a task that takes its rows.
+        # Read to the end even so: Spark expects that a task consumes its rows.
         return replace(report, rows=sum(batch.num_rows for batch in batches))
     # Empty batches are dropped, so a task without rows opens no connection.
     rows = (batch for batch in batches if batch.num_rows)
@@ -71,7 +73,7 @@ def write_task(
     if first is None:
         return report
     checkpoint = task_checkpoint(plan.attempt, task.task_attempt, task.task_id)
-    # Before the writer waits: what a lost try of this partition has prepared keeps its rows' locks.
+    # Look for it before the writer would wait: a prepared transaction of a lost try locks its rows.
     twin = _find_prepared_twin(plan.target, plan, task)
     target = plan.target if twin is None else _to_staging(plan.target)
     writer = _open_writer(target, _context(target, plan, task, checkpoint, first.schema))
@@ -87,7 +89,7 @@ def write_task(
             batch = next(rows, None)
         committables = tuple(writer.pre_commit(checkpoint))
         letters.take(writer.take_rejected())
-        # After the second `take`: the pre-commit of the rows may reject some, too.
+        # Do this after the second `take`: the pre-commit of the rows may reject some, too.
         committables += letters.pre_commits()
         reach("prepared")
     except SinkError as error:
@@ -114,12 +116,12 @@ def write_task(
 def _find_prepared_twin(
     target: BatchTarget, plan: BatchPlan, task: TaskIdentity
 ) -> Committable | None:
-    """Return what an earlier try of this partition holds prepared, and so its rows locked.
+    """Return the prepared transaction of an earlier try of this partition, or None.
 
-    Its report was lost with its process, or is under way. Nobody asks in a first try.
+    Such a transaction locks its rows. Its report was lost with its process, or is still being sent.
+    A first try does not ask.
     """
-    # A connection for each first try would cost more than it finds: only a try that failed can have
-    # left something.
+    # Only a failed try can have left a transaction, so a first try saves the connection.
     if task.task_attempt == 0 or target.sink.to_staging() is None:
         return None
     committer = target.sink.committer(target.committer_context(plan.attempt))
@@ -136,16 +138,16 @@ def _find_prepared_twin(
 
 
 def _to_staging(target: BatchTarget) -> BatchTarget:
-    """Return the target with its rows staged, not prepared; itself where they cannot be staged."""
+    """Return the target with staged instead of prepared rows; unchanged if it cannot stage."""
     sink = target.sink.to_staging()
     return target if target.staging is None or sink is None else replace(target, sink=sink)
 
 
 def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
-    """Return a writer, one that stages its rows where the server has no room to prepare them.
+    """Return a writer. If the server has no room to prepare its rows, the writer stages them.
 
     Raises:
-        PreparedLimitReached: Nothing says where rows could be staged.
+        PreparedLimitReached: No option names a place to stage rows.
     """
     try:
         return target.sink.writer(context)
@@ -165,7 +167,7 @@ def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
 def _advice(
     error: SinkError, target: BatchTarget, task: TaskIdentity, twin: Committable | None
 ) -> str:
-    """Return what mends `error`, where it may be that the task waited for another one's locks."""
+    """Return advice for `error` if the task may have waited for another task's locks, else ""."""
     if isinstance(error, BadRow):
         return ""
     if twin is not None:
@@ -187,7 +189,7 @@ def _advice(
 
 
 def _is_lock_timeout(error: SinkError) -> bool:
-    # What is no database's does not load what databases need.
+    # Import it only here: other sinks must not load what databases need.
     from onceflow.sinks.sql.session import LockTimeout
 
     return isinstance(error.__cause__, LockTimeout)
@@ -205,7 +207,7 @@ def _context(
         uid=target.sink_id,
         sink_id=target.sink_id,
         subtask=task.partition,
-        # Python tasks are not told how many partitions there are; the last one knows.
+        # Python tasks do not know the number of partitions; this is the minimum.
         parallelism=task.partition + 1,
         attempt=plan.attempt,
         first_checkpoint=checkpoint,
@@ -234,17 +236,20 @@ def _require_planned(plan: BatchPlan, task: TaskIdentity) -> None:
 
 
 class _Letters:
-    """Rows that the sink of one task rejects: dropped and counted, or written elsewhere with it."""
+    """The rows that the sink of one task rejects.
+
+    They are dropped and counted, or written as dead letters.
+    """
 
     def __init__(self, plan: BatchPlan, task: TaskIdentity, checkpoint: CheckpointId) -> None:
-        """Connect to nothing before there is a letter."""
+        """Prepare without a connection. The first letter opens it."""
         self._plan = plan
         self._task = task
         self._checkpoint = checkpoint
         self._writer: SinkWriter | None = None
 
     def take(self, rejected: Sequence[RejectedRows]) -> None:
-        """Write what was rejected, or count it."""
+        """Write the rejected rows as dead letters, or log their number."""
         target = self._plan.dead_letters
         for one in rejected:
             if target is None:
@@ -257,7 +262,8 @@ class _Letters:
                 )
                 continue
             if self._writer is None:
-                # A transaction of its own, with a number of its own: `BatchPlan.writes`.
+                # The letters have their own transaction and number; see
+                # `BatchPlan.transaction_number`.
                 task = replace(self._task, partition=self._task.partition + 1)
                 context = _context(target, self._plan, task, self._checkpoint, DEAD_LETTERS)
                 self._writer = _open_writer(target, context)
@@ -265,10 +271,10 @@ class _Letters:
             self._writer.write(batch_of_letters(self._plan.target.sink_id, letters))
 
     def pre_commits(self) -> tuple[Committable, ...]:
-        """Return what makes the letters visible together with the rows."""
+        """Return the transactions that make the letters visible together with the rows."""
         return () if self._writer is None else tuple(self._writer.pre_commit(self._checkpoint))
 
     def close(self) -> None:
-        """Release the letters' writer."""
+        """Close the letters' writer."""
         if self._writer is not None:
             self._writer.close()

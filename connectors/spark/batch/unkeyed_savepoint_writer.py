@@ -1,9 +1,10 @@
-"""`onceflow-savepoint`: a DataFrame becomes state that is not kept by key; or keyed state.
+"""The writer `onceflow-savepoint` of state without keys, and the choice between both writers.
 
-Such state is small: every subtask has it in memory. Tasks write files that nothing names. The
-commit reads them, and what the savepoint has of the kind, and names one file with all of it: a copy
-of what is broadcast must be whole. A run that is killed leaves files without a name, and maybe
-`_changing`; the file that had less before it stays without a name, for a job may start from it now.
+Such state is small, because every subtask holds it in memory. Tasks write files that no metadata
+names yet. The commit reads them and the savepoint's state of the same kind, and names one file with
+all of it: a copy of broadcast state must be complete. A killed run leaves files without a name, and
+perhaps `_changing`. The file with the earlier state is kept without a name, because a job may be
+starting from it now.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from onceflow.core.state.snapshots.bootstrap import (
 
 
 class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
-    """What Spark asks for. Pickles with the plan."""
+    """The writer that Spark calls. Pickles with the plan."""
 
     def __init__(
         self, write: SavepointWrite, table: UnkeyedStateOfTable, schema: pa.Schema
     ) -> None:
-        """Plan it; runs where Spark plans.
+        """Check the write. Runs where Spark plans.
 
         Raises:
-            ConfigError: The columns make no such state.
-            SavepointRefused: The savepoint that is there takes no more, or has this state already.
-            StateIncompatible: It has another max parallelism.
+            ConfigError: The columns do not fit such state.
+            SavepointRefused: The existing savepoint cannot be extended, or already has this state.
+            StateIncompatible: The existing savepoint has another max parallelism.
         """
         self._write = write
         self._table = table
@@ -63,7 +64,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         """Write the elements of one task into a file. Runs on an executor.
 
         Raises:
-            BadStateValue: A value is null, or not of its type.
+            BadStateValue: A value is null, or has another type.
             StorageError: The file cannot be written.
         """
         encoder = self._encoder()
@@ -74,11 +75,13 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         return FilesMessage((write_saved(writer, encoder.mode, [encoder.of(elements)]),))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Name all of it in the savepoint's metadata. Runs beside the driver.
+        """Name one file with all elements in the savepoint's metadata.
+
+        Runs in a process next to the driver.
 
         Raises:
-            BadStateValue: A key of what is broadcast comes twice; names it.
-            SavepointRefused: Another program has changed the savepoint, or does now.
+            BadStateValue: A key of broadcast state is repeated. The message names it.
+            SavepointRefused: Another program has changed the savepoint, or is changing it now.
         """
         handles = [h for m in messages if isinstance(m, FilesMessage) for h in m.handles]
         directory, encoder, write = self._write.directory(), self._encoder(), self._write
@@ -95,7 +98,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
             directory.delete_state(self._unique)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete what tasks have written. Runs beside the driver."""
+        """Delete the files that tasks have written. Runs in a process next to the driver."""
         del messages
         self._write.directory().delete_state(self._unique)
 
@@ -103,7 +106,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         return make_unkeyed_encoder(self._table, self._schema)
 
     def _read_held(self, known: Savepoint | None) -> list[Saved]:
-        """Return the states of the kind that the savepoint has already."""
+        """Return the savepoint's states of the same kind."""
         check_addition(known, self._write.job, self._write.max_parallelism)
         parts = () if known is None else known.completed.operator(self._write.uid)
         for _, part in parts:
@@ -123,7 +126,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
 def savepoint_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> KeyedStateWriter | UnkeyedStateWriter:
-    """Return the writer of a DataFrame. Raises what the two do."""
+    """Return the writer of a DataFrame. Raises the errors of the two writers."""
     if overwrite:
         raise ConfigError(
             "mode('overwrite') would delete a savepoint from which a job may start right now: write"

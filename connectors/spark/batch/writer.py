@@ -1,7 +1,7 @@
-"""A sink as the writer of a DataFrame: all of its rows are visible at once, or none.
+"""The writer of a DataFrame to a sink: all rows become visible at once, or none.
 
-Spark plans in one Python process beside the driver and commits in another, to which it hands the
-writer that was planned. What only these two need is imported there, not in tasks.
+Spark plans in one Python process next to the driver, and commits in another, which gets the planned
+writer. Modules that only these two need are imported there, not in tasks.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
-    """What Spark asks for. Pickles with the plan, and with the sink for the commit."""
+    """The writer that Spark calls. Pickles with the plan, and with the sink for the commit."""
 
     def __init__(self, named: NamedTarget, schema: pa.Schema, plan: BatchPlan) -> None:
-        """Take what planning has planned."""
+        """Store the result of planning."""
         self._named = named
         self._schema = schema
         self._plan = plan
@@ -51,10 +51,12 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
 
     @in_option_words
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Decide and commit all of it. Runs beside the driver; a commit that is killed is repeated.
+        """Decide and commit all rows. Runs in a process next to the driver.
+
+        If the process of a commit is killed, the commit is repeated.
 
         Raises:
-            OnceflowError: As `BatchCommits.commit`.
+            OnceflowError: See `BatchCommits.commit`.
         """
         from onceflow.connectors.spark.batch.commit_process import commit_in_process
 
@@ -62,23 +64,23 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
 
     @in_option_words
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Settle what is left. Runs beside the driver, when a task or `commit` has failed.
+        """Commit or roll back what is left. Runs next to the driver if a task or `commit` failed.
 
-        Spark adds what this raises to the error of `save`, which it then tells with all that it has
-        called. So nothing is raised where `commit` has said it and settled the batch itself.
+        Spark appends an error of this method to the error of `save`. So it raises nothing if
+        `commit` has already reported the outcome and finished the batch itself.
 
         Raises:
-            Fenced: Another run has claimed the sink id; names it.
-            SinkError: All tasks have ended well, so `commit` has failed or was killed: says whether
-                the rows are there, and whether to repeat the write.
+            Fenced: Another run has claimed the sink id. The message names it.
+            SinkError: All tasks succeeded, so `commit` failed or was killed. The message says
+                whether the rows are written, and whether to repeat the write.
         """
         commits = _commits(self._named)
         try:
-            # A task without a message has failed: the commit was not tried.
+            # A task without a message has failed, so no commit was tried.
             if not messages or None in messages:
                 self._abort(commits)
-            # Our own claim after that attempt is that of `_commit`, which has settled and said
-            # everything.
+            # If this driver's claim follows that attempt, `_commit` made it. It has finished the
+            # batch and reported the outcome.
             elif not commits.has_claimed_after(self._plan.attempt):
                 raise _settle_failed_commit(commits, self._schema, self._plan)
         finally:
@@ -101,7 +103,8 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
                 raise
             raise _with_advice(error) from error
         except (BadRow, CommitFailed):
-            # What became of the batch is said. Whoever aborts it sees this claim, and adds nothing.
+            # The error reports the batch's outcome. `abort` finds this claim, and adds no other
+            # error.
             with suppress(OnceflowError):
                 commits.abort(self._schema, self._plan.attempt)
             raise
@@ -120,18 +123,20 @@ _AT_ONCE = (
 
 
 def _with_advice(error: Fenced) -> Fenced:
-    """Return `error`, of a write without a token that is not decided, with how to avoid it."""
+    """Return the error of an undecided write without a token, with advice to avoid it."""
     return Fenced(f"{error}. {_AT_ONCE}")
 
 
 def _settle_failed_commit(
     commits: BatchCommits, schema: pa.Schema, plan: BatchPlan
 ) -> OnceflowError:
-    """Commit or abort a batch whose commit failed or was killed; return what became of it.
+    """Commit or roll back a batch whose commit failed or was killed.
+
+    Return an error with the outcome.
 
     Raises:
-        CommitFailed: It is decided and not all of it committed.
-        PreparedTransactionLost: It is decided, and some of it is gone.
+        CommitFailed: The batch is decided, but not completely committed.
+        PreparedTransactionLost: The batch is decided, and some transactions are gone.
     """
     batch = plan.batch
     app = batch.source.rpartition("@")[0]
@@ -139,7 +144,7 @@ def _settle_failed_commit(
     fenced: Fenced | None = None
     try:
         try:
-            # Claims first: a commit that still runs somewhere decides nothing after this.
+            # This claims first, so a commit that still runs elsewhere cannot decide afterwards.
             commits.abort(schema, plan.attempt)
         except Fenced as error:
             fenced = error
@@ -178,15 +183,15 @@ def batch_writer(
     """Return the writer of a DataFrame. Runs where Spark plans.
 
     Raises:
-        ConfigError: It cannot be written there; says what mends it.
-        OnceflowError: As `BatchCommits.plan`.
+        ConfigError: The DataFrame cannot be written to the target. The message says what to change.
+        OnceflowError: See `BatchCommits.plan`.
     """
     from onceflow.connectors.spark.batch.identity import has_staging, write_target
     from onceflow.connectors.spark.batch.replaced_tables import check_replaces, replace_rows
 
     mode = "mode('overwrite')"
     if overwrite:
-        # Before anything is asked of a server, which may be away: the options alone are wrong.
+        # Check the options before a server is asked, which may be down.
         check_replaces(make_sink(options), mode, is_staged=has_staging(options))
     named, number = write_target(make_sink, options)
     if overwrite:
