@@ -110,8 +110,9 @@ def _files_of_target(named: NamedTarget) -> CreatesAtomically | None:
 
 
 def _decisions_beside(files: CreatesAtomically, named: NamedTarget) -> BatchDecisions:
-    """Return the log in the target's directory, or in stagingLocation if an earlier version began
-    it there.
+    """Return the log in the target's directory, or in stagingLocation if it began there.
+
+    An earlier version of onceflow began logs in stagingLocation.
 
     Raises:
         ConfigError: See `LoggedBatchDecisions.read_claim`.

@@ -1,6 +1,7 @@
-"""Options of `onceflow-files`: all those of reading.
+"""The options of `onceflow-files` for reading.
 
-Those of writing are declared in sinks/files/sink.py, as fields with `option(…, spark="name")`.
+The options for writing are declared in sinks/files/sink.py, as fields with `option(…,
+spark="name")`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CHECKPOINT = ValueKind("the number of a checkpoint, or latest", parse_checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class FilesRead:
-    """What is read of a table of files, and as of when."""
+    """The files of a table to read, and the checkpoint up to which they are read."""
 
     url: str = field(
         repr=False,
@@ -64,11 +65,11 @@ class FilesRead:
         metadata=option_of(FileSink, "storage_options"),
     )
     sink_id: str | None = None
-    """Whose files: the protocol's option; None: those of every sink."""
+    """The sink id whose files are read, an option of the protocol; None: all sinks."""
 
     @property
     def table(self) -> PublishedTable:
-        """The files."""
+        """The table of files."""
         return PublishedTable(
             self.url,
             sink_id=self.sink_id,

@@ -37,7 +37,7 @@ _WITH_PREFIX: Mapping[str, str] = {
         for part in ("sasl", "ssl", "socket")
     },
 }
-"""What the sink and the source say of their client's options, which have a prefix here."""
+"""The replacements in errors about client options, which have a prefix here."""
 _OF_REGISTRY = "options of the schema registry begin with schema.registry., as schema.registry.url"
 _REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
     (
@@ -62,7 +62,7 @@ KAFKA_WRITE = OptionTable(
     format="onceflow-kafka",
     direction="write",
     description=KafkaSink,
-    # As Spark's own format: the columns are the record.
+    # As in Spark's own format, the columns are the record.
     defaults={"format": RecordFormat.RAW.value},
     helps={**_CLIENTS, "stale_rows": _STALE_ROWS},
     named=_NAMED,
@@ -82,7 +82,7 @@ KAFKA_WRITE = OptionTable(
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class KafkaRead(KafkaSource, BatchLimits):
-    """What Spark reads: a Kafka source, and what only Spark's formats have."""
+    """A Kafka source with the additional options of Spark's formats."""
 
     starting_timestamp_ms: int | None = field(
         default=None,
@@ -124,7 +124,7 @@ class KafkaRead(KafkaSource, BatchLimits):
 
     @property
     def limits(self) -> BatchLimits:
-        """How large a micro-batch is."""
+        """The limits of a micro-batch."""
         return BatchLimits(**copy_values(self, BatchLimits))
 
 
@@ -149,7 +149,7 @@ _HELPS: Mapping[str, str] = {
 _OF_STREAMS = ("group_id", "offsets_most", "offsets_least", "delay_most_s")
 _ONE_OF_THEM = ("topic", "topic_pattern")
 _OF_ENGINE = ("native",)
-"""Options of the engine's reader, which is not Spark's."""
+"""The options of the engine's reader, which Spark's formats do not use."""
 _WRITING = "it is an option of `writeStream` and `write`"
 _NOT_READ = {
     "assign": "give subscribe, and filter by the column partition",
@@ -212,10 +212,10 @@ KAFKA_READ = OptionTable(
 
 
 def schema_of_reading(given: Mapping[str, str]) -> pa.Schema:
-    """Return the columns of what `given` reads, by `read` or `readStream`: both have the same.
+    """Return the columns that `given` reads, which are the same for `read` and `readStream`.
 
     Raises:
-        ConfigError: Neither takes these options.
+        ConfigError: Neither direction accepts these options.
     """
     names = {name.lower() for name in given}
     of_stream = names & {one.lower() for one in _LIMITS}

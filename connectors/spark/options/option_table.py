@@ -1,11 +1,11 @@
-"""`OptionTable`, which reads the options of one Spark format and says what is wrong with them.
+"""`OptionTable`, which parses the options of one Spark format and reports errors in them.
 
-It is made of a description's fields: those of the dataclass of a sink or a source
-(`core.spi.options`), which the options that are given become.
+A table is built from the fields of a description, the dataclass of a sink or a source
+(`core.spi.options`). The given options become an instance of the description.
 
-Spark passes names in lower case, so case never counts. An option is read by its table only. A value
-that refers to a secret (`${env:NAME}`, `${file:/path}`) is passed on as it is: whoever connects
-follows it.
+Spark passes names in lower case, so case is ignored. Only an option's own table reads it. A value
+that refers to a secret (`${env:NAME}`, `${file:/path}`) is passed on unchanged. The connecting
+process resolves it.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ class SparkOption:
     """One option of a format."""
 
     name: str
-    """The option's name as the documents write it."""
+    """The option's name as in the documents."""
     argument: str
-    """The field that it sets."""
+    """The field that the option sets."""
     meaning: OptionMeaning
     default: object
-    """What holds where it is not given; `dataclasses.MISSING` where it is needed."""
+    """The value if the option is not given; `dataclasses.MISSING` if it is required."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionTable(Generic[T_co]):
-    """All options of one format in one direction."""
+    """The options of one format in one direction."""
 
     format: str
     direction: str
     """`write`, `read` or `readStream`, for errors."""
     description: type[T_co]
-    """The dataclass that the options make; its fields say what Spark calls them."""
+    """The dataclass that the options create. Its fields have Spark's names for them."""
     without: tuple[str, ...] = ()
-    """Fields that are no options here."""
+    """The fields that are not options here."""
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Where the format's default is another than the description's."""
+    """The defaults that differ from the description's."""
     first: tuple[str, ...] = ()
-    """Fields that are listed right after the needed ones: one of them is needed."""
+    """The fields to list directly after the required ones. One of these fields is required."""
     helps: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What a field means here, where the description says it of pipelines."""
+    """The help texts that differ from the description's, by field."""
     named: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What else the description's errors call an option, and how it is called here."""
+    """Other names in the description's errors, and their names as options."""
     instead: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What its errors say of things that a format has not, and what is said here."""
+    """Texts in errors about things that a format does not have, and their replacements."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Options that other formats have, and what to do instead."""
+    """The options of other formats that are refused, with an alternative."""
     ignored: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Options of other formats that change nothing here, and why."""
+    """The options of other formats that have no effect here, with the reason."""
 
     @cached_property
     def options(self) -> tuple[SparkOption, ...]:
-        """All options but those of clients: the needed ones, then in the order of the fields."""
+        """The options without those of clients: required ones first, then in field order."""
         options = (one for one in self._list_all() if not one.name.endswith("*"))
         return tuple(sorted(options, key=self._rank))
 
@@ -76,7 +76,7 @@ class OptionTable(Generic[T_co]):
 
     @cached_property
     def clients(self) -> Mapping[str, SparkOption]:
-        """Options that begin with a key are a client's: it becomes a mapping without the key."""
+        """The options of clients by prefix. Each becomes a mapping of names without the prefix."""
         return {
             one.name.removesuffix("*"): one for one in self._list_all() if one.name.endswith("*")
         }
@@ -89,15 +89,15 @@ class OptionTable(Generic[T_co]):
                 yield SparkOption(meaning.spark, argument, meaning, default)
 
     def help_of(self, one: SparkOption) -> str:
-        """Return what an option means, in the words of options."""
+        """Return the help of an option, with the names of options."""
         return self.helps.get(one.argument) or self.words.spoken(one.meaning.help)
 
     def make(self, given: Mapping[str, str]) -> T_co:
-        """Return the description that `given` makes.
+        """Return the description that the options `given` create.
 
         Raises:
-            ConfigError: As `arguments` says; or the description refuses them, in the options'
-                words.
+            ConfigError: See `arguments`; or the description refuses the options, with the names of
+                options in the error.
         """
         arguments = {**self.defaults, **self.arguments(given)}
         with self.words.translate_errors():
@@ -105,19 +105,19 @@ class OptionTable(Generic[T_co]):
 
     @property
     def words(self) -> OptionWords:
-        """What the description's fields are called here."""
+        """The names of the description's fields as options."""
         names = {one.argument: one.name for one in (*self.options, *self.clients.values())}
         return OptionWords({**names, **self.named}, self.instead)
 
     def arguments(self, given: Mapping[str, str]) -> dict[str, object]:
-        """Return the arguments that `given` says; what belongs to the protocol is passed over.
+        """Return the arguments for the options `given`. Options of the protocol are ignored.
 
         Raises:
-            ConfigError: An option is unknown, of another format or direction, given twice under two
-                names, missing, or its value cannot be read.
+            ConfigError: An option is unknown, belongs to another format or direction, is given
+                under two names, is missing, or has an invalid value.
         """
         known = {
-            # Spark keeps the case in which an option was given, and looks it up in any.
+            # Spark keeps the case of a given option, and finds it in any case.
             name.lower(): option
             for option in self.options
             for name in (option.name, *option.meaning.aliases)
@@ -142,8 +142,8 @@ class OptionTable(Generic[T_co]):
                     arguments.setdefault(self.clients[prefix].argument, dict[str, object]()),
                 )
                 kind = self.clients[prefix].meaning.kind
-                # A client's option keeps its case: the client's own names may differ by it. Any of
-                # them may be a secret.
+                # Keep the case of a client's option, because client names may differ only by case.
+                # Treat each as a possible secret.
                 client[name[len(prefix) :]] = self._value(name, kind, text, secret=True)
             elif not self._is_known_elsewhere(name):
                 raise ConfigError(self._unknown(name))
@@ -158,8 +158,8 @@ class OptionTable(Generic[T_co]):
             raise ConfigError(f"format {self.format}: {shown} must be {kind.words}") from None
 
     def _prefix_of(self, name: str) -> str | None:
-        """Return what says which client's option `name` is; None: none's."""
-        # A refused name may begin as a client's options do; its advice says more than the client's
+        """Return the client prefix of the option `name`, or None if it has none."""
+        # A refused name may begin like a client's options. Its advice says more than the client's
         # error.
         if name.lower() in {other.lower() for other in self.refused}:
             return None
@@ -199,7 +199,7 @@ def _suggest(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolOption:
-    """An option that every format that writes has: it is about batches, not about the target."""
+    """An option of every format that writes. It concerns batches rather than the target."""
 
     name: str
     says: str
@@ -239,25 +239,25 @@ PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
         " it](#keep-staginglocation)",
     ),
 )
-"""What the protocol reads; no table has an option of these names."""
+"""The options of the protocol. No table has options with these names."""
 
 _PROTOCOL_NAMES = tuple(option.name for option in PROTOCOL_OPTIONS)
 _RESERVED = frozenset(name.lower() for name in _PROTOCOL_NAMES)
 
 
 def sink_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return `given` without what the protocol reads: what a sink is made of."""
+    """Return `given` without the protocol's options: the options of the sink."""
     return {name: value for name, value in given.items() if name.lower() not in _RESERVED}
 
 
 class SinkOptions(Mapping[str, str]):
-    """What a user's own sink is made of, by names in any case; remembers what was asked for.
+    """The options of a user's own sink, by names in any case. It remembers which were asked for.
 
-    So a mistyped option of a sink that has no table is found, too: nobody asked for it.
+    So a mistyped option of a sink without a table is found, too: the sink does not ask for it.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        """Leave out what the protocol reads."""
+        """Store the options without those of the protocol."""
         self._values = {name.lower(): value for name, value in sink_options(given).items()}
         self._asked: dict[str, str] = {}
 
@@ -268,7 +268,7 @@ class SinkOptions(Mapping[str, str]):
         return self._values[name.lower()]
 
     def __iter__(self) -> Iterator[str]:
-        # Whoever lists all options has asked for all of them.
+        # Iterating over all options counts as asking for all of them.
         self._asked.update({name: name for name in self._values if name not in self._asked})
         return iter(self._values)
 
@@ -276,10 +276,11 @@ class SinkOptions(Mapping[str, str]):
         return len(self._values)
 
     def require_all_asked(self, format_name: str) -> None:
-        """Raise ConfigError unless every given option was asked for.
+        """Raise ConfigError if a given option was not asked for.
 
         Raises:
-            ConfigError: One was not; names the nearest that was.
+            ConfigError: An option was not asked for. The message names the most similar one that
+                was.
         """
         for name in self._values:
             if name not in self._asked:
@@ -291,16 +292,17 @@ class SinkOptions(Mapping[str, str]):
 
 
 class MissingOption(KeyError):
-    """Raised when an option is asked for that was not given."""
+    """Raised if an option that was not given is asked for."""
 
 
 def own_sink(
     format_name: str, make_sink: Callable[[Mapping[str, str]], Sink], given: Mapping[str, str]
 ) -> Sink:
-    """Return what `make_sink` makes of the options of `given` that are not the protocol's.
+    """Return the sink that `make_sink` creates from the options that are not the protocol's.
 
     Raises:
-        ConfigError: An option that it asks for is missing, or one is given that it never asks for.
+        ConfigError: An option that `make_sink` asks for is missing, or it never asks for a given
+            option.
     """
     options = SinkOptions(given)
     try:

@@ -1,8 +1,8 @@
-"""Options by which databases are written: which of Spark's JDBC options are refused or ignored.
+"""The options for writing databases: which of Spark's JDBC options are refused or ignored.
 
-All others are declared elsewhere, as fields with `option(…, spark="name")`: sinks/sql/sink.py and
-sinks/sql/access.py for every database, and the `sink.py` of each one. `sql_reads` has those of
-reading.
+The other options are declared elsewhere, as fields with `option(…, spark="name")`: in
+sinks/sql/sink.py and sinks/sql/access.py for all databases, and in the `sink.py` of each database.
+`sql_reads` has the options for reading.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HELPS = {
 
 @cache
 def describe_postgres_writes() -> OptionTable[PostgresSink]:
-    """Return the options of `onceflow-postgres` when it is written; imports its sink."""
+    """Return the options for writing `onceflow-postgres`. Imports its sink."""
     from onceflow.sinks.postgres import PostgresSink
 
     return _describe_writes("onceflow-postgres", PostgresSink)
@@ -61,7 +61,7 @@ def describe_postgres_writes() -> OptionTable[PostgresSink]:
 
 @cache
 def describe_mysql_writes() -> OptionTable[MySQLSink]:
-    """Return the options of `onceflow-mysql` when it is written; imports its sink."""
+    """Return the options for writing `onceflow-mysql`. Imports its sink."""
     from onceflow.sinks.mysql import MySQLSink
 
     return _describe_writes("onceflow-mysql", MySQLSink)
@@ -69,7 +69,7 @@ def describe_mysql_writes() -> OptionTable[MySQLSink]:
 
 @cache
 def describe_sqlite_writes() -> OptionTable[SQLiteSink]:
-    """Return the options of `onceflow-sqlite` when it is written; imports its sink."""
+    """Return the options for writing `onceflow-sqlite`. Imports its sink."""
     from onceflow.sinks.sqlite import SQLiteSink
 
     return _describe_writes("onceflow-sqlite", SQLiteSink)

@@ -1,7 +1,7 @@
-"""Options by which databases are read: those of Spark's JDBC reader.
+"""The options for reading databases, like those of Spark's JDBC reader.
 
-How a server is reached is declared in sinks/sql/access.py, as fields with `option(…, spark="name")`
-that reading and writing share.
+The options of connections are declared in sinks/sql/access.py, as fields with `option(…,
+spark="name")`. Reading and writing share them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOCK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SqlRead(DatabaseAccess):
-    """What is read of a database, and by how many tasks; connects to nothing.
+    """The relation to read from a database, and the number of tasks. Opens no connection.
 
     Raises:
         ConfigError: Options contradict each other.
@@ -80,7 +80,7 @@ class SqlRead(DatabaseAccess):
 
     @property
     def bounds(self) -> Bounds | None:
-        """How a column cuts the rows."""
+        """The column and bounds that divide the rows, or None."""
         if self.column is None and self.lower is None and self.upper is None:
             return None
         if self.column is None or self.lower is None or self.upper is None:
@@ -89,12 +89,12 @@ class SqlRead(DatabaseAccess):
 
 
 class PostgresRead(SqlRead):
-    """What is read of Postgres."""
+    """The relation to read from Postgres."""
 
     @property
     @override
     def source(self) -> RowSource:
-        # Whoever reads one database has the driver of that one.
+        # Import it here: a reader of one database needs only the driver of that database.
         from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
         from onceflow.sinks.postgres.connection import endpoint_of
 
@@ -103,7 +103,7 @@ class PostgresRead(SqlRead):
 
 
 class MySQLRead(SqlRead):
-    """What is read of MySQL or MariaDB."""
+    """The relation to read from MySQL or MariaDB."""
 
     @property
     @override
@@ -116,7 +116,7 @@ class MySQLRead(SqlRead):
 
 
 def _parse_relation(table: str | None, query: str | None) -> tuple[TableName | None, str | None]:
-    """Return the table or the query that is read: as for JDBC, `dbtable` may be `(SELECT …) t`."""
+    """Return the table or the query to read. As in JDBC, `dbtable` may be `(SELECT …) t`."""
     if (table is None) is (query is None):
         raise ConfigError("give dbtable or query, one of the two")
     if table is None:

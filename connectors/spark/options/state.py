@@ -1,6 +1,6 @@
-"""Options of the formats that read and write state: where checkpoints are, and what of them.
+"""The options of the formats that read and write state: checkpoint locations and states.
 
-All of them are declared here, for no class of pipelines has them.
+All of them are declared here, because no class of pipelines has them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KINDS_READ = choice("keyed", "operator-list", "union", "broadcast", "raw-keyed"
 
 
 def _parse_kind(text: str) -> object:
-    # The only list that a read can mean: those with a key are `keyed`.
+    # This is the only list that a read can mean: lists with a key are `keyed`.
     return _KINDS_READ.parse("operator-list" if text.strip().lower() == "list" else text)
 
 
@@ -52,17 +52,17 @@ def _parse_aggregates(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class JobLocation:
-    """A checkpoint storage, and maybe which job of it. Pickles to tasks; holds no secret."""
+    """A checkpoint storage, and perhaps one of its jobs. Pickles to tasks; contains no secret."""
 
     storage: CheckpointStorage
     job: str | None = None
 
 
 def storage_of(path: str, storage_options: Mapping[str, object] | None) -> CheckpointStorage:
-    """Return the checkpoint storage at `path`, a bucket's with its client's options.
+    """Return the checkpoint storage at `path`. For a bucket, `storage_options` are its client's.
 
     Raises:
-        ConfigError: It is none; or options are given for a directory.
+        ConfigError: `path` is not a storage, or options are given for a directory.
     """
     storage = checkpoint_storage(path)
     if not storage_options:
@@ -79,7 +79,7 @@ _PATH = "The job's checkpoint storage: a directory or a bucket's URL"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CheckpointsRead:
-    """Whose checkpoints are read."""
+    """The checkpoints to read."""
 
     path: str = field(metadata=option(_PATH, spark="path", aliases=("storage",)))
     job: str | None = field(
@@ -99,7 +99,7 @@ class CheckpointsRead:
 
     @property
     def location(self) -> JobLocation:
-        """The storage, and maybe which job of it."""
+        """The storage, and perhaps one of its jobs."""
         return JobLocation(storage_of(self.path, self.storage_options), self.job)
 
 
@@ -158,10 +158,10 @@ class StateRead(CheckpointsRead):
         return None if self.checkpoint_or_latest == LATEST else int(self.checkpoint_or_latest)
 
     def find(self) -> StoredCheckpoint:
-        """Return the checkpoint or savepoint that is meant.
+        """Return the checkpoint or savepoint that the options name.
 
         Raises:
-            ConfigError: There is none such; names those that are there.
+            ConfigError: It does not exist. The message names the existing ones.
             CheckpointCorrupt: The log or the savepoint's metadata is damaged.
         """
         storage = self.location.storage
@@ -182,7 +182,7 @@ class StateRead(CheckpointsRead):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SavepointWrite:
-    """What a DataFrame becomes, and where. Pickles to tasks; holds no secret."""
+    """The state that a DataFrame becomes, and its savepoint. Pickles to tasks; has no secret."""
 
     path: str = field(
         metadata=option(
@@ -269,7 +269,7 @@ class SavepointWrite:
 
     @property
     def table(self) -> StateOfTable | UnkeyedStateOfTable:
-        """What the rows become."""
+        """The state that the rows become."""
         if self.state_type in _WITHOUT_KEY:
             return UnkeyedStateOfTable(
                 name=self.state,
@@ -292,7 +292,7 @@ class SavepointWrite:
         )
 
     def directory(self) -> SavepointDirectory:
-        """Return the savepoint, made or not."""
+        """Return the savepoint's directory, which may not exist yet."""
         return savepoint_directory(self.storage, self.path)
 
 

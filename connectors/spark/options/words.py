@@ -1,8 +1,8 @@
-"""Errors of sinks and sources in the words of options: `primaryKey=id`, not `primary_key=('id',)`.
+"""The translation of errors to the names of options: `primaryKey=id`, not `primary_key=('id',)`.
 
-Sinks and sources name their arguments as Python does, for they are written in Python elsewhere. A
-format's table of options says what each is called here; whatever passes out of the format to Spark
-is told in these names.
+Sinks and sources name their arguments as in Python, where pipelines use them. A format's table of
+options has the option for each argument. Every error that the format passes to Spark uses these
+names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 _CALL = re.compile(r"\b[A-Z]\w+\((?:…, )?(\w+=[^()]*)\)")
-"""Finds the advice in `PostgresSink(…, create=True)`: the arguments inside."""
+"""A pattern for advice such as `PostgresSink(…, create=True)`, with the arguments as a group."""
 _VALUE = (
     r"(?:'(?P<text>[^']*)'|(?P<flag>True|False)\b|\((?P<several>…|(?:'[^']*',? ?)*)\)"
     r"|\{'(?P<part>[\w.]+)': (?P<is>[^{}]*)\})?"
@@ -33,23 +33,24 @@ _WORDS_OF_JOBS = (
     (re.compile(r"\bcheckpoint \d+ was not pre-committed"), "its rows were not pre-committed"),
     (re.compile(r"\bsubtask (?=\d)"), "partition "),
 )
-"""What a job has, and a batch has not: a task's number as a checkpoint's would mislead."""
+"""Replacements for words of jobs. A batch has no checkpoint, so a checkpoint number would mislead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionWords:
-    """What the arguments of one target are called as options. Pickles."""
+    """The names of one target's arguments as options. Pickles."""
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The option for each argument; empty: the target's own words stay."""
+    """The option for each argument; if empty, errors are not translated."""
     instead: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the target says of things that the format has not, and what is said of them."""
+    """Texts about things that the format does not have, and their replacements."""
 
     def spoken(self, text: str) -> str:
-        """Return `text` with options in the place of arguments and their values as options'.
+        """Return `text` with arguments and their values replaced by options and their values.
 
-        An argument is told by the sign after its name, or by the underscore in it; what stands in
-        quotes, or names a column in SQL, is not one.
+        An argument is recognized by the sign after its name, or by an underscore in it. A word in
+        quotes, or a column name in SQL, is not replaced.
         """
         if not self.names:
             return text
@@ -57,10 +58,10 @@ class OptionWords:
             text = pattern.sub(replacement, text)
         for named, replacement in self.instead.items():
             text = text.replace(named, replacement)
-        # The longest first: `table` would else be found in `table_column`.
+        # Put the longest first. Otherwise `table` would be found in `table_column`.
         by_length = sorted(self.names, key=len, reverse=True)
         given = rf"(?<![\w'\".])(?P<name>{'|'.join(by_length)})=(?!=){_VALUE}"
-        # Without an underscore it may be a word of the sentence.
+        # A name without an underscore may be an ordinary word of the sentence.
         bare = "|".join(name for name in by_length if "_" in name)
         text = re.sub(given, self._to_option, _CALL.sub(r"option \1", text))
         if not bare:
@@ -81,35 +82,34 @@ class OptionWords:
 
     @contextmanager
     def translate_errors(self) -> Generator[None]:
-        """Tell errors that pass out in these words, and what they come from, too."""
+        """Translate errors that leave the context, and their causes."""
         try:
             yield
         except OnceflowError as error:
             cause: BaseException | None = error
             seen: set[int] = set()
-            # Python lets an error be its own cause.
+            # Python permits an error to be its own cause.
             while cause is not None and id(cause) not in seen:
                 seen.add(id(cause))
                 if isinstance(cause, OnceflowError) and cause.args:
                     cause.args = (self.spoken(str(cause.args[0])), *cause.args[1:])
-                # Spark prints the whole chain, so a cause in Python's words would contradict its
-                # effect.
+                # Spark prints the whole chain, so an untranslated cause would contradict the error.
                 cause = cause.__cause__ or cause.__context__
             raise
 
     def over(self, made: Iterator[_T]) -> Iterator[_T]:
-        """Yield what `made` does, its errors told in these words."""
+        """Yield the items of `made`, and translate its errors."""
         with self.translate_errors():
             yield from made
 
 
 class Speaker:
-    """Something that Spark calls, whose errors are told in `words`. Pickles with them."""
+    """An object that Spark calls, with the `words` for its errors. Pickles with them."""
 
     words = OptionWords()
 
     def speaking(self, words: OptionWords) -> Self:
-        """Return itself, speaking so from now on."""
+        """Use `words` for errors from now on, and return itself."""
         self.words = words
         return self
 
@@ -120,7 +120,7 @@ _S = TypeVar("_S", bound=Speaker)
 def in_option_words(
     method: Callable[Concatenate[_S, _P], _R],
 ) -> Callable[Concatenate[_S, _P], _R]:
-    """Return `method`, which Spark calls, with its errors told in the `words` of its object."""
+    """Return `method`, which Spark calls, with its errors translated by the object's `words`."""
 
     @wraps(method)
     def call_translated(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:

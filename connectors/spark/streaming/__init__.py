@@ -1,1 +1,1 @@
-"""Sinks of streaming queries: their writer, `foreachBatch`, what their checkpoints say of them."""
+"""The sinks of streaming queries: their writer, `foreachBatch`, and facts in checkpoints."""

@@ -33,17 +33,17 @@ class PlannedBatch:
     query_id: str
     number: int
     fingerprint: str
-    """SHA-256 of the file of its offsets."""
+    """The SHA-256 of the batch's file of offsets."""
 
 
 class CheckpointLocation:
-    """The directory of one query. Any process of the driver; reads, and writes nothing."""
+    """The checkpoint directory of one query, read-only. Any process of the driver may use it."""
 
     def __init__(self, location: str) -> None:
-        """Name it, as `checkpointLocation` does; touches nothing.
+        """Parse `location`, the option `checkpointLocation`. Accesses no file.
 
         Raises:
-            ConfigError: It is no place that files can be in.
+            ConfigError: The place cannot hold files.
         """
         self._place = FileLocation.parse(location, publish="auto", options={})
         self._files = self._place.open(CHECKPOINT_STORAGE)
@@ -53,28 +53,31 @@ class CheckpointLocation:
 
     @property
     def url(self) -> str:
-        """The path of a local directory, and the url of any other place."""
+        """The path of a local directory, or the URL of any other place."""
         return self._place.url.rstrip("/")
 
     def sink_id(self) -> str:
-        """Return a sink id that only this location has, and always: its name and a digest.
+        """Return a sink id that is unique to this location and never changes.
 
-        A local directory has one, whether it is named through links and `..` or not.
+        It consists of the directory's name and a digest.
+
+        A local directory has one sink id, even if it is named through links or `..`.
         """
         url, root = self.url, self._place.root
         if self._place.protocol == "file":
-            # One directory under two names must not be two sink ids.
+            # One directory with two names must have only one sink id.
             url = root = os.path.realpath(root)
-        # For people who look at prepared transactions; the digest is what makes it unique.
+        # The readable part is for people who look at prepared transactions. The digest makes the id
+        # unique.
         readable = re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(root).name)
         digest = hashlib.sha256(url.encode()).hexdigest()[:_DIGEST_LENGTH]
         return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"
 
     def query_id(self) -> str:
-        """Return the id of the query whose checkpoint it is.
+        """Return the id of the query to which the checkpoint belongs.
 
         Raises:
-            StorageError: It cannot be read.
+            StorageError: The id cannot be read.
         """
         data = self._files.read("metadata")
         try:
@@ -84,25 +87,25 @@ class CheckpointLocation:
             raise self._unreadable("metadata") from error
 
     def read_planned_batch(self) -> PlannedBatch:
-        """Return which batch of which query is being planned.
+        """Return the batch, and its query, that is being planned.
 
         Raises:
-            StorageError: Spark's files are not there, or cannot be read.
+            StorageError: Spark's files do not exist, or cannot be read.
         """
         query_id = self.query_id()
         numbers = self._numbers("offsets")
-        # Spark writes the offsets of a batch before it plans it, so the highest file is this
-        # batch's.
+        # Spark writes the offsets of a batch before it plans the batch, so the highest file belongs
+        # to this batch.
         data = self._files.read(f"offsets/{max(numbers)}") if numbers else None
         if data is None:
             raise self._unreadable("offsets")
         return PlannedBatch(query_id, max(numbers), hashlib.sha256(data).hexdigest())
 
     def require_not_done(self, planned: PlannedBatch) -> None:
-        """Raise Fenced if Spark's log has `planned` as committed: another run has gone on.
+        """Raise Fenced if Spark's log has `planned` as committed, by another run.
 
         Raises:
-            Fenced: Spark plans no batch that is committed, so this run stood still meanwhile.
+            Fenced: Spark never plans a committed batch, so this run was paused meanwhile.
             StorageError: Spark's files cannot be listed.
         """
         if planned.number in self._numbers("commits"):
@@ -114,12 +117,12 @@ class CheckpointLocation:
             )
 
     def batches(self) -> tuple[int | None, int | None]:
-        """Return the last batch that is planned, and the last that Spark's log calls committed.
+        """Return the last planned batch, and the last batch that is committed in Spark's log.
 
         Raises:
-            StorageError: They cannot be listed.
+            StorageError: The files cannot be listed.
         """
-        # Commits first: a batch that ends meanwhile was planned before.
+        # List commits first: a batch that ends meanwhile was planned before.
         committed = self._numbers("commits")
         planned = self._numbers("offsets")
         return max(planned, default=None), max(committed, default=None)

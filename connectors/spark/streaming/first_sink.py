@@ -1,9 +1,10 @@
-"""Which of a query's sinks comes first, for that one's database keeps the decisions of all.
+"""The record of a query's first sink, whose database keeps the decisions of all sinks.
 
-    <checkpoint>/onceflow/first_sink    its name, written before the first decision
+With another sink first, the decisions would not be found. A repeated batch would be written again,
+and decided transactions would be rolled back.
 
-With another one first the decisions would not be found: a batch that comes again would be written
-again, and what is decided rolled back.
+The file is <checkpoint>/onceflow/first_sink. It has the sink's name, and is written before the
+first decision.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _FILE = "first_sink"
 
 @dataclass(frozen=True, slots=True)
 class FirstSink:
-    """What the checkpoint says of it, and the program. Any process of the driver."""
+    """The first sink in the checkpoint and in the program. Any process of the driver may use it."""
 
     directory: str
     name: str
@@ -31,7 +32,7 @@ class FirstSink:
         `decisions` are those that would be used. Changes nothing.
 
         Raises:
-            ConfigError: Another sink is first, or its database knows of no decision.
+            ConfigError: Another sink is first, or its database has no decision.
             SinkError, StorageError: The target or the checkpoint cannot be read now.
         """
         noted = self._record_location.open(CHECKPOINT_STORAGE).read(_FILE)
@@ -58,13 +59,13 @@ class FirstSink:
         )
 
     def note(self) -> None:
-        """Remember the first sink, before anything is decided. Idempotent.
+        """Record the first sink before anything is decided. Idempotent.
 
         Raises:
             StorageError: The checkpoint cannot be written.
         """
         files = self._record_location.open(CHECKPOINT_STORAGE)
-        # Never written anew: the name that stands there is the one under which was decided.
+        # Never overwrite the name: the existing one was in use for the decisions.
         if files.read(_FILE) is None:
             files.make_directory("")
             files.write(_FILE, [self.name.encode()])

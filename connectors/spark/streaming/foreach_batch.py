@@ -1,7 +1,7 @@
-"""`foreachBatch`, exactly once: what a function of the user's makes of a batch, under one decision.
+"""`foreachBatch`, exactly once: the DataFrames that a user's function makes, under one decision.
 
-Here a format does not reach: update mode, upserts (a key's rows must meet in one task, so they are
-repartitioned), several tables, and bad rows that go to a table of their own.
+It covers what a format cannot do: update mode, upserts (the rows of a key must be in one task, so
+they are repartitioned), several tables, and a separate table for bad rows.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def foreach_batch(
 
 
 def _query_id(batch: DataFrame) -> str | None:
-    """Return the id of the query that runs `batch`; None where Spark does not tell, as Connect."""
+    """Return the id of the query that runs `batch`; None if unknown, as with Spark Connect."""
     session: Any = batch.sparkSession
     if not hasattr(session, "_jsparkSession"):
         return None
@@ -116,10 +116,11 @@ def _query_id(batch: DataFrame) -> str | None:
 
 
 def _frame(made: object, batch_id: int, where: str) -> DataFrame:
-    """Return what `rows` has made, which is a DataFrame.
+    """Return `made`, the result of `rows`, if it is a DataFrame.
 
     Raises:
-        ConfigError: It is something else; None where a function of `foreachBatch` writes by itself.
+        ConfigError: It is not; for example None, if the function writes by itself as in Spark's own
+            `foreachBatch`.
     """
     from pyspark.sql import DataFrame
 
@@ -133,7 +134,7 @@ def _frame(made: object, batch_id: int, where: str) -> DataFrame:
 
 
 def _describe(made: object) -> str:
-    """Return what a function made that did not make a DataFrame, in words."""
+    """Describe the result of a function that did not return a DataFrame."""
     if isinstance(made, Mapping):
         names = cast("Mapping[object, object]", made)
         return f"DataFrames for {', '.join(map(str, names)) or 'nothing'}"
@@ -155,9 +156,11 @@ def _under_one_name(rows: Rows | None) -> Rows:
 
 @dataclass
 class _ForeachBatch:
-    """The function, with its connections, which stay from batch to batch. One thread's.
+    """The function for Spark, with connections that are kept from batch to batch.
 
-    Pickles without them: with Spark Connect it runs in a process of the server.
+    One thread uses it.
+
+    It pickles without connections: with Spark Connect it runs in a process of the server.
     """
 
     sinks: Mapping[str, Sink]
@@ -168,14 +171,14 @@ class _ForeachBatch:
     _commits: BatchCommits | None = field(default=None, repr=False)
     _noted_sinks: NotedSinks | None = field(default=None, repr=False)
     _noted: bool = field(default=False, repr=False)
-    """Whether the checkpoint says which sink is the first."""
+    """True if the checkpoint has the name of the first sink."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_commits": None, "_noted_sinks": None}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         planned = self.location.read_planned_batch()
-        # The checkpoint must be that of the query that calls: its offsets make the fingerprint.
+        # The checkpoint must belong to the calling query, because its offsets are the fingerprint.
         if planned.number != batch_id:
             raise ConfigError(
                 f"batch {batch_id} is written, and {self.location} is planning batch"
@@ -192,7 +195,8 @@ class _ForeachBatch:
             )
         several = len(self.sinks) > 1
         if several:
-            # Without it Spark would read the sources once for each sink, and might get other rows.
+            # Otherwise Spark would read the sources once for each sink, and might get different
+            # rows.
             batch.persist()
         try:
             frames = self._frames(batch, batch_id)
@@ -229,22 +233,22 @@ class _ForeachBatch:
             ]
             self._commit(commits, reports)
         except Exception:
-            # At once, and not with the next batch: what tasks have prepared holds locks until then.
+            # Abort now rather than with the next batch: prepared transactions of tasks hold locks
+            # until then.
             commits.abort(schema, plan.attempt)
             raise
 
     def _plan(
         self, schema: pa.Schema, batch_id: int, fingerprint: str
     ) -> tuple[BatchCommits, BatchPlan]:
-        """Return what commits or aborts the batch, and what its tasks are told."""
+        """Return the object that commits or aborts the batch, and the plan for its tasks."""
         if self._commits is None:
             self._commits = self._connect()
-            # Nobody tells a function that its query has ended.
+            # A function is not notified when its query ends.
             weakref.finalize(self, self._commits.close)
         plan = self._commits.plan(schema, batch_id, fingerprint)
         if not self._noted:
-            # After the claim, which shows that this sink is the one, and before anything is
-            # decided.
+            # Do this after the claim, which confirms this sink, and before anything is decided.
             self._first.note()
             self._noted = True
         return self._commits, plan
@@ -264,8 +268,8 @@ class _ForeachBatch:
         target, decisions = resolve_keeper(named)
         noted_sinks = NotedSinks(self.location.url, target)
         try:
-            # Before the first claim: another first sink would keep its decisions elsewhere, and
-            # know nothing of those that were made.
+            # Check this before the first claim: another first sink would keep its decisions
+            # elsewhere, and would not know the earlier ones.
             self._first.require(decisions)
             noted_sinks.require()
         except BaseException:
@@ -279,7 +283,7 @@ class _ForeachBatch:
         return FirstSink(f"{self.location.url}/onceflow", next(iter(self.sinks)))
 
     def _part(self, plan: BatchPlan, name: str, index: int) -> BatchPlan:
-        """Return what the tasks of one sink are told, which is number `index`."""
+        """Return the plan for the tasks of the sink `name`, whose index is `index`."""
         group = plan.target.sink
         assert isinstance(group, SinkGroup)
         return replace(
@@ -302,7 +306,7 @@ class _ForeachBatch:
 
 
 class _Task(Shipped):
-    """What runs in each task of one of the writes of a batch."""
+    """The function that runs in each task of one write of a batch."""
 
     def __init__(self, plan: BatchPlan) -> None:
         self.plan = plan

@@ -36,7 +36,7 @@ class _Note(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class NotedSinks:
-    """What the checkpoint says of the targets of a query. Any process of the driver."""
+    """The record of a query's targets in its checkpoint. Any process of the driver may use it."""
 
     checkpoint: str
     target: BatchTarget
@@ -44,12 +44,12 @@ class NotedSinks:
     _is_noted: bool = field(default=False, init=False)
 
     def require(self) -> None:
-        """Raise ConfigError unless each sink of the query writes where it has written before.
+        """Raise ConfigError unless each sink of the query writes to the same target as before.
 
-        A sink that has decided nothing yet may write anywhere. Changes nothing.
+        A sink that has not decided anything yet may write anywhere. Changes nothing.
 
         Raises:
-            ConfigError: It writes elsewhere; says how to go on.
+            ConfigError: A sink writes to another target. The message says how to continue.
             SinkError, StorageError: The target or the checkpoint cannot be read now.
         """
         if self._is_checked:
@@ -83,12 +83,13 @@ class NotedSinks:
         self._is_checked = True
 
     def note(self, reports: Sequence[TaskReport]) -> None:
-        """Remember the targets before a batch of `reports` is decided. Idempotent.
+        """Record the targets before a batch with `reports` is decided. Idempotent.
 
-        A batch without rows, which is not decided, leaves the choice of a target open.
+        A batch without rows is not decided, so the choice of a target remains open.
 
         Raises:
-            SinkError, StorageError: The target cannot be asked, or the checkpoint written.
+            SinkError, StorageError: The target does not answer, or the checkpoint cannot be
+                written.
         """
         decides = self.target.replaces or any(report.committables for report in reports)
         if self._is_noted or not decides:
@@ -113,7 +114,7 @@ class NotedSinks:
         )
 
     def _sinks(self) -> Mapping[str, tuple[str, Sink]]:
-        """Return name and sink by sink id; a format has one sink, without a name."""
+        """Return the name and the sink by sink id. A format has one sink, without a name."""
         sink, sink_id = self.target.sink, self.target.sink_id
         if not isinstance(sink, SinkGroup):
             return {sink_id: ("", sink)}
@@ -121,7 +122,7 @@ class NotedSinks:
         return {part_id: (name, sink.parts[name]) for part_id, name in names.items()}
 
     def _is_known(self, sink: Sink, sink_id: str) -> bool:
-        """Return whether the target remembers a claim of `sink_id`, or does not tell."""
+        """Return True if the target has a claim of `sink_id`, or cannot tell."""
         context = replace(self.target.committer_context(NO_ATTEMPT), uid=sink_id, sink_id=sink_id)
         record = sink.target_record(context)
         return record is None or record.attempt > NO_ATTEMPT
@@ -132,9 +133,9 @@ class NotedSinks:
 
 
 def _describe_target(sink: Sink) -> str:
-    """Return what tells the sink's target from others, of its server at least; or its type.
+    """Return a text that identifies the sink's target within its server, or the sink's type.
 
-    Kafka forgets the claims of a query that rests for long: its cluster has an id.
+    Kafka forgets the claims of a query that is stopped for long, so the text has the cluster's id.
     """
     location = locate_target(sink)
     cluster = f" of cluster {location.find_cluster()}" if location.find_cluster else ""

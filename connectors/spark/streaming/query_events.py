@@ -60,24 +60,24 @@ _WHOLE = SubtaskRef("query", 0)
 
 
 class QueryEvents(StreamingQueryListener):
-    """Calls `listeners` with the events of every query, and keeps each query's status.
+    """A Spark listener that sends the events of every query to `listeners`, and keeps their status.
 
-    Give it to `spark.streams.addListener`. Runs on the driver, on a thread of Spark's; listeners
-    have threads of their own, as those of a `Pipeline` have, and what they raise is logged.
-    `JobStatus.job` is the query's name, or its id when it has none.
+    Pass it to `spark.streams.addListener`. It runs on the driver, on a thread of Spark. Listeners
+    run on their own threads, like those of a `Pipeline`, and their errors are logged.
+    `JobStatus.job` is the query's name, or its id if it has no name.
 
-    With `metrics=Metrics(prometheus_bind=…)` the queries that run are shown to Prometheus there,
-    under the names that jobs have, with the label `query`. A counter goes on when a query is
-    started again in the same process.
+    With `metrics=Metrics(prometheus_bind=…)`, Prometheus can read the running queries there. The
+    metrics have the same names as those of jobs, and the label `query`. A counter continues if a
+    query is started again in the same process.
     """
 
     def __init__(
         self, listeners: Sequence[JobListener] = (), *, metrics: Metrics | None = None
     ) -> None:
-        """Hear of nothing yet.
+        """Prepare without events.
 
         Raises:
-            ConfigError: Metrics are to be shown, and what writes them is not installed.
+            ConfigError: Metrics are requested, and the package that writes them is not installed.
         """
         self._listeners = tuple(listeners)
         self._metrics = metrics or Metrics()
@@ -88,31 +88,31 @@ class QueryEvents(StreamingQueryListener):
         self._counters: dict[str, JobMetrics] = {}
 
     def statuses(self) -> dict[str, JobStatus]:
-        """Return the status of each query of which anything was heard, by its id. Any thread."""
+        """Return the status of each query with events, by the query's id. Any thread may call."""
         with self._lock:
             return {query_id: query.tracker.status for query_id, query in self._queries.items()}
 
     @override
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Begin a new account of the query."""
+        """Start a new status of the query."""
         self._begin(str(event.id), event.name)
 
     @override
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Tell of a batch that is over."""
+        """Publish the events of a completed batch."""
         progress = event.progress
         with self._lock:
             query = self._queries.get(str(progress.id))
-        # A listener that was added to a query that runs has not seen it start.
+        # A listener that was added to a running query has not seen its start.
         (query or self._begin(str(progress.id), progress.name)).on_progress(progress)
 
     @override
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Tell nothing: nothing has happened."""
+        """Do nothing, because nothing has happened."""
 
     @override
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Tell of the end: stopped, or failed with Spark's reason."""
+        """Publish the end of the query: stopped, or failed with Spark's reason."""
         with self._lock:
             query = self._queries.get(str(event.id))
         if query is not None:
@@ -121,8 +121,8 @@ class QueryEvents(StreamingQueryListener):
     def _begin(self, query_id: str, name: str | None) -> _Query:
         limits = SeriesLimits(self._metrics.subtasks_max, self._metrics.splits_max)
         with self._lock:
-            # By the query's id, so that a counter goes on when the query is started again; all else
-            # is of one run.
+            # Counters are kept by the query's id, so they continue when the query is started again.
+            # All other data belong to one run.
             counters = self._counters.setdefault(query_id, JobMetrics(limits=limits))
             before = self._queries.get(query_id)
             query = _Query(name or query_id, self._listeners, counters, self._metrics)
@@ -149,12 +149,12 @@ class _Query:
         self.tracker.publish(JobStarted())
 
     def on_progress(self, progress: StreamingQueryProgress) -> None:
-        """Publish what a job would have told of the batch."""
+        """Publish the events that a job would publish for the batch."""
         rows = _rows_by_source(progress)
         # Batches are counted from 0, and checkpoint 0 is the empty start.
         number = CheckpointId(progress.batchId + 1)
         now, milliseconds = Moment.now(), progress.durationMs
-        # Only now the sources are known: Spark names them with the first progress.
+        # The sources are known only now: Spark names them with the first progress.
         if not self._running:
             self._run(progress.batchId, sources=frozenset(rows))
         for source, count in rows.items():
@@ -171,7 +171,7 @@ class _Query:
         publish(SubtaskCommitted(_WHOLE, number, at=now))
 
     def on_end(self, error: str | None) -> None:
-        """Publish the end."""
+        """Publish the end of the query."""
         text = error or ""
         if self._running:
             self.tracker.publish(AttemptEnded(AttemptId(1), text))
@@ -215,7 +215,7 @@ def _rows_by_source(progress: StreamingQueryProgress) -> dict[str, int]:
 
 
 def _commit_ms(milliseconds: Mapping[str, Any]) -> float:
-    """Return what Spark took for its own logs, which decide whether a batch comes again."""
+    """Return the time for Spark's own logs, which decide whether a batch is repeated."""
     return float(milliseconds.get("walCommit", 0) + milliseconds.get("commitOffsets", 0))
 
 

@@ -17,26 +17,26 @@ from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 
 _DIRECTORY = "onceflow/runs"
 _RETAINED = 50
-"""Notes. A driver whose note is gone counts as a new run."""
+"""The maximum number of records. A driver whose record was deleted counts as a new run."""
 
 
 class QueryRuns:
-    """The notes of one query, for the driver `name`. Any process of the driver."""
+    """The records of one query, for the driver `name`. Any process of the driver may use it."""
 
     def __init__(self, checkpoint: str, name: str) -> None:
-        """Name the location; touches nothing."""
+        """Parse the location. Accesses no file."""
         location = FileLocation.parse(checkpoint, publish="auto", options={})
         self._files = location.open(CHECKPOINT_STORAGE)
         self._name = name
         self._digest = hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def require_newest(self) -> None:
-        """Note this driver if it has no note yet.
+        """Record this driver if it has no record yet.
 
         Raises:
-            Fenced: Another driver has begun after this one; names it. This driver's note is gone
-                then, so the next start of the query in this driver is a new run.
-            StorageError: The notes cannot be read or written.
+            Fenced: Another driver has started after this one. The message names it. This driver's
+                record is deleted, so the next start of the query in this driver is a new run.
+            StorageError: The records cannot be read or written.
         """
         notes = self._notes()
         own = max((number for number, digest in notes if digest == self._digest), default=None)
@@ -56,7 +56,7 @@ class QueryRuns:
             )
 
     def forget(self) -> None:
-        """Delete the notes of this driver: its next start of the query is a new run."""
+        """Delete the records of this driver, so that its next start of the query is a new run."""
         for number, digest in self._notes():
             if digest == self._digest:
                 self._files.delete_quietly(self._path(number, digest))

@@ -1,8 +1,8 @@
-"""What Spark's batches have in doubt, and what their own decisions say of it.
+"""The transactions in doubt of Spark's batches, and their own decisions about them.
 
-A job's decisions are in its checkpoint storage; those of a query or of batch writes are in the
-database that they write to, or in files below the checkpoint or the staging location. The next
-batch settles all of it; this is for what cannot wait for that.
+The decisions of a job are in its checkpoint storage. Those of a query or of batch writes are in the
+target database, or in files below the checkpoint or the staging location. The next batch commits or
+rolls back all of these transactions. This module is for users who cannot wait for the next batch.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from onceflow.sinks.sql.sink import SqlSink
 def query_transactions(
     location: CheckpointLocation, manager: ResourceManager, *, sink_id: str = "", staging: str = ""
 ) -> BatchTransactions:
-    """Return what the query whose checkpoint is at `location` has in doubt at `manager`.
+    """Return the transactions in doubt at `manager` of the query with its checkpoint at `location`.
 
-    Reads who the query is, and connects to nothing yet. `staging` is the query's option
-    stagingLocation, where it has one.
+    Reads the query's id; opens no connection yet. `staging` is the query's option stagingLocation,
+    if it has one.
 
     Raises:
         StorageError: The checkpoint cannot be read.
-        ConfigError: `staging` is no place that files can be in.
+        ConfigError: `staging` cannot hold files.
     """
     return BatchTransactions(
         manager,
@@ -64,13 +64,14 @@ def query_transactions(
 def write_transactions(
     app: str, manager: SqlResourceManager | SinkResourceManager, *, staging: str = ""
 ) -> TransactionSettler:
-    """Return what the writes with option txnAppId `app` have in doubt at `manager`.
+    """Return the transactions in doubt at `manager` of the writes with option txnAppId `app`.
 
-    In a database that is in all its tables. `staging` is their option stagingLocation.
+    For a database, these are the transactions of all its tables. `staging` is the writes' option
+    stagingLocation.
 
     Raises:
-        ConfigError: Nothing was written with that txnAppId there.
-        SinkError: The database cannot be asked now.
+        ConfigError: Nothing was written there with that txnAppId.
+        SinkError: The database does not answer now.
     """
     if isinstance(manager, SinkResourceManager):
         options = {"txnappid": app, "txnversion": "0"}
@@ -102,10 +103,10 @@ def write_transactions(
 
 
 class BatchTransactions(TransactionSettler):
-    """All that one owner of batches has in doubt at `manager`. Looking changes nothing. One thread.
+    """The transactions in doubt of one owner of batches at `manager`. One thread may use it.
 
-    `directory` is where files wait; None without one. `decisions` are those of the owner; without
-    them they are in the database, or else in `directory`.
+    Reading changes nothing. `directory` has the staged files; None without one. `decisions` are
+    those of the owner. Without them, the decisions are in the database, or else in `directory`.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class BatchTransactions(TransactionSettler):
         directory: str | None,
         decisions: BatchDecisions | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Open no connection yet.
 
         Raises:
-            ConfigError: `directory` is no place that files can be in, or is needed.
+            ConfigError: `directory` cannot hold files, or is needed and missing.
         """
         self._manager = manager
         self._owner = owner
@@ -130,14 +131,14 @@ class BatchTransactions(TransactionSettler):
         self._committers: dict[str, Committer] = {}
 
     def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
-        """Return everything in doubt, in the order in which the next batch would commit it.
+        """Return all transactions in doubt, in the order in which the next batch would commit them.
 
         Raises:
             ConfigError: The sink id belongs to another query.
-            SinkError, StorageError: Target or storage cannot be asked now.
+            SinkError, StorageError: The target or the storage does not answer now.
         """
         seen = self._decisions.read_claim()
-        # By name and kind: what is staged is listed by the committer and by the staging area.
+        # Key by name and kind: both the committer and the staging area list a staged transaction.
         transactions = {
             (one.transaction, is_staged(one)): self._describe(one, seen, held=True)
             for sink_id in self._sink_ids(seen)
@@ -146,10 +147,10 @@ class BatchTransactions(TransactionSettler):
         return tuple(sorted(transactions.values(), key=lambda one: commit_order(one.committable)))
 
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
-        """Return `transaction` if it is in doubt, or if a decision that is remembered lists it.
+        """Return `transaction` if it is in doubt, or if a remembered decision contains it.
 
         Raises:
-            ConfigError, SinkError, StorageError: As `in_doubt`.
+            ConfigError, SinkError, StorageError: See `in_doubt`.
         """
         for one in self.in_doubt():
             if one.transaction == transaction:
@@ -159,14 +160,16 @@ class BatchTransactions(TransactionSettler):
         return None if decided is None else self._describe(decided, seen, held=False)
 
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
-        """Return why the decisions, as they are now, forbid `resolution`, or None."""
+        """Return why the current decisions forbid `resolution`, or None if they do not."""
         status = batch_in_doubt_status(one.committable, self._decisions.read_claim())
         return refusal(resolution, status, None)
 
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible whatever is decided. Doubles them unless they are decided.
+        """Commit the transaction, whatever is decided.
 
-        The last one of a batch marks the batch as committed, for views that show whole batches.
+        If it is not decided, its rows may be duplicated.
+
+        The last transaction of a batch marks the batch as committed, for views of whole batches.
         """
         outcome = self._settling(one).commit(one.committable)
         if isinstance(outcome, Committed | AlreadyCommitted):
@@ -174,28 +177,29 @@ class BatchTransactions(TransactionSettler):
         return outcome
 
     def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone whatever is decided. Loses them if they are decided.
+        """Roll back the transaction, whatever is decided. If it is decided, its rows are lost.
 
-        A decision in a database then lists them no more: the batch counts as written without them,
-        or, with nothing else in it, as never written. Repeated after a crash it does the rest.
+        A decision in a database then no longer contains it. The batch counts as written without
+        these rows, or as never written if it has no other rows. If this call is repeated after a
+        crash, it does the remaining steps.
         """
-        # Rows first: a decision that forgot them before could no longer be carried out after a
-        # crash.
+        # Roll back the rows first. If the decision lost them first, the rest could not be done
+        # after a crash.
         outcome = self._settling(one).abort(one.committable)
         if isinstance(outcome, Aborted):
             self._decisions.give_up(one.transaction)
         return outcome
 
     def fence(self) -> None:
-        """Take the sink id over: no attempt before decides anything more. The next run goes on.
+        """Claim the sink id, so that no earlier attempt can decide. The next run continues.
 
         Raises:
-            Fenced: Another run claims it at this moment.
+            Fenced: Another run is claiming the sink id at this moment.
         """
         self._decisions.fence()
 
     def close(self) -> None:
-        """Disconnect. Safe to call twice."""
+        """Disconnect. A second call does nothing."""
         self._decisions.close()
         for committer in self._committers.values():
             committer.close()
@@ -247,7 +251,7 @@ class BatchTransactions(TransactionSettler):
         self, committable: Committable, seen: BatchClaim, *, held: bool
     ) -> InDoubtTransaction:
         transaction = committable.transaction
-        # The decision knows how many rows there are; the target lists names alone.
+        # The decision has the number of rows; the target lists only names.
         committable = _committables_of(seen).get(transaction, committable)
         staged = is_staged(committable)
         prepared_at = None
@@ -292,7 +296,7 @@ class BatchTransactions(TransactionSettler):
 
     def _new_committer(self, context: CommitterContext) -> Committer:
         if isinstance(self._manager, SqlResourceManager):
-            # Staged rows of a database say which table they go to, and are of its types already.
+            # Staged rows of a database name their table, and have its types already.
             return self._manager.sink.committer(context)
         return self._manager.committer(context)
 
@@ -301,40 +305,46 @@ class BatchTransactions(TransactionSettler):
 
 
 class SeveralBatchTransactions(TransactionSettler):
-    """What several owners of batches have in doubt, each under a sink id of its own. One thread."""
+    """The transactions in doubt of several owners, each with its own sink id.
+
+    One thread may use it.
+    """
 
     def __init__(self, by_sink_id: Mapping[str, BatchTransactions]) -> None:
-        """Connect to nothing yet; there is at least one, and all are at one resource manager."""
+        """Open no connection yet. At least one owner is needed, all at one resource manager."""
         self._by_sink_id = by_sink_id
 
     def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
-        """Return everything in doubt, table by table."""
+        """Return all transactions in doubt, table by table."""
         return tuple(one for each in self._by_sink_id.values() for one in each.in_doubt())
 
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
-        """Return `transaction` if it is in doubt, or if a decision that is remembered lists it."""
+        """Return `transaction` if it is in doubt, or if a remembered decision contains it."""
         owner = self._by_sink_id.get(transaction.sink_id)
         return None if owner is None else owner.find(transaction)
 
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
-        """Return why the decisions, as they are now, forbid `resolution`, or None."""
+        """Return why the current decisions forbid `resolution`, or None if they do not."""
         return self._owner_of(one).refusal(resolution, one)
 
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible whatever is decided. Doubles them unless they are decided."""
+        """Commit the transaction, whatever is decided.
+
+        If it is not decided, its rows may be duplicated.
+        """
         return self._owner_of(one).force_commit(one)
 
     def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone whatever is decided. Loses them if they are decided."""
+        """Roll back the transaction, whatever is decided. If it is decided, its rows are lost."""
         return self._owner_of(one).force_abort(one)
 
     def fence(self) -> None:
-        """Take all sink ids over: no attempt before decides anything more."""
+        """Claim all sink ids, so that no earlier attempt can decide."""
         for each in self._by_sink_id.values():
             each.fence()
 
     def close(self) -> None:
-        """Disconnect. Safe to call twice."""
+        """Disconnect. A second call does nothing."""
         for each in self._by_sink_id.values():
             each.close()
 

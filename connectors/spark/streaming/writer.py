@@ -1,9 +1,9 @@
-"""A sink as the writer of a streaming query: each micro-batch is visible as a whole, once.
+"""The writer of a streaming query to a sink: each micro-batch becomes visible as a whole, once.
 
-Spark builds the writer anew for every batch, in a Python process beside the driver that plans, and
-once more in another one that commits; both are used again for the next batch. So each keeps what
-it needs from batch to batch, connections above all, in `_KEPT`. Tasks import this module, too: what
-only planning and committing need is imported there.
+Spark creates the writer again for every batch: in a Python process next to the driver that plans,
+and in another one that commits. Spark uses both processes for the next batch, too. So each process
+keeps connections and other objects from batch to batch, in `_KEPT`. Tasks import this module, too,
+so modules for planning and committing are imported inside functions.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_RUN = "spark.jobGroup.id"
 _KEPT: dict[str, _KeptQuery] = {}
-"""By the id of the query."""
+"""The kept objects by the query's id."""
 _KEPT_MAX = 8
-"""Queries that share a process of Spark's, each with two connections."""
+"""The maximum number of queries in one process of Spark, each with two connections."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ReportMessage(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class _KeptQuery:
-    """What a process beside the driver keeps of a query from batch to batch."""
+    """The objects that a process next to the driver keeps for a query from batch to batch."""
 
     options: bytes
     commits: BatchCommits
@@ -61,16 +61,19 @@ class _KeptQuery:
 
 
 class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
-    """What Spark asks for. Takes Arrow batches, in Spark 4.0 too, which knows no class for it."""
+    """The writer that Spark calls.
+
+    It takes Arrow batches, even in Spark 4.0, which has no class for it.
+    """
 
     def __init__(self, query: _KeptQuery, schema: pa.Schema, plan: BatchPlan | None) -> None:
-        """Take what planning has planned; None where Spark commits or aborts."""
+        """Store the result of planning; None in the process where Spark commits or aborts."""
         self._query = query
         self._schema = schema
         self._plan = plan
 
     def attributes_to_ship(self) -> dict[str, object]:
-        """Give tasks the plan, and no connection."""
+        """Return the plan for tasks, without any connection."""
         return {"_plan": self._plan, "words": self.words}
 
     @in_option_words
@@ -85,7 +88,7 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803
     ) -> None:
-        """Decide and commit the batch. Runs beside the driver."""
+        """Decide and commit the batch. Runs in a process next to the driver."""
         del batchId
         reports = reports_of(messages)
         self._query.sinks.note(reports)
@@ -97,7 +100,7 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803
     ) -> None:
-        """Settle what is left. Runs beside the driver, when a task or `commit` has failed."""
+        """Commit or roll back what is left, after a task or `commit` failed. Runs near the driver."""
         del messages, batchId
         self._query.commits.abort(self._schema)
 
@@ -108,8 +111,8 @@ def make_planned_writer(
     """Return the writer of the batch that Spark is about to run. Runs where Spark plans.
 
     Raises:
-        ConfigError: The query cannot write there; says what mends it.
-        OnceflowError: As `BatchCommits.plan`.
+        ConfigError: The query cannot write to the target. The message says what to change.
+        OnceflowError: See `BatchCommits.plan`.
     """
     query, location = _keep_query(make_sink, options, overwrite=overwrite)
     rows = arrow_schema(schema)
@@ -117,7 +120,7 @@ def make_planned_writer(
     if not query.commits.has_claimed:
         query.runs.require_newest()
         location.require_not_done(planned)
-    # Before the claim: a target that is refused is to know nothing of the query.
+    # Check this before the claim: a refused target must not get a record of the query.
     query.sinks.require()
     try:
         plan = query.commits.plan(rows, planned.number, planned.fingerprint)
@@ -130,13 +133,13 @@ def make_planned_writer(
 def committing_writer(
     make_sink: MakeSink, options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> BatchStreamWriter:
-    """Return the writer with which Spark commits or aborts the batch that was planned."""
+    """Return the writer with which Spark commits or aborts a planned batch."""
     query, _ = _keep_query(make_sink, options, overwrite=overwrite)
     return BatchStreamWriter(query, arrow_schema(schema), plan=None)
 
 
 def reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
-    """Return what the tasks reported, which all have ended well."""
+    """Return the reports of the tasks, all of which have succeeded."""
     reports: list[TaskReport] = []
     for message in messages:
         assert isinstance(message, ReportMessage), message
@@ -145,7 +148,7 @@ def reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRepor
 
 
 def this_task() -> TaskIdentity:
-    """Return which task this process runs now."""
+    """Return the identity of the task that this process runs now."""
     context = TaskContext.get()
     assert context is not None, "not in a task"
     batch = context.getLocalProperty(_BATCH_ID)
@@ -180,7 +183,7 @@ def _keep_query(
     given = pickle.dumps((sorted(options.items()), overwrite))
     query = _KEPT.get(query_id)
     if query is not None and query.options != given:
-        # It was started again with other options, and asks anew what it may write where.
+        # The query was started again with other options, so its targets must be checked again.
         _KEPT.pop(query_id).commits.close()
         query = None
     if query is None:
@@ -190,7 +193,7 @@ def _keep_query(
         commits = BatchCommits(*resolve_keeper(named))
         runs = QueryRuns(location.url, commits.target.driver)
         query = _KeptQuery(given, commits, NotedSinks(location.url, commits.target), runs)
-        # The oldest goes; if its query still runs, its next batch connects anew.
+        # Remove the oldest. If its query is still running, its next batch connects again.
         if len(_KEPT) == _KEPT_MAX:
             _KEPT.pop(next(iter(_KEPT))).commits.close()
         _KEPT[query_id] = query
