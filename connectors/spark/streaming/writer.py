@@ -100,7 +100,7 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803
     ) -> None:
-        """Commit or roll back what is left, after a task or `commit` failed. Runs near the driver."""
+        """Commit or roll back what a failed task or `commit` left. Runs next to the driver."""
         del messages, batchId
         self._query.commits.abort(self._schema)
 
