@@ -1,4 +1,4 @@
-"""How a database is reached: options that writing to it and reading from it share."""
+"""The options by which a database is reached, shared by its sink and its source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onceflow.core.spi.options import DURATION, option
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DatabaseAccess:
-    """Where a database is, who connects, and how long an answer is waited for."""
+    """The address of a database, the user who connects, and the timeouts."""
 
     url: str = field(
         kw_only=False,

@@ -1,13 +1,12 @@
-"""Decisions of batches in a table beside the ledger, in the database that they are about.
+"""Spark's batch decisions in a table next to the ledger, in the database that they decide about.
 
-onceflow_batches   one row a batch that is decided: its attempt, and every transaction that it names
+onceflow_batches   one row per decided batch: its attempt, and every transaction that it names
 
-The owner's row in onceflow_sinks puts claims and decisions of a sink id in order: a claim writes
-it, a decision locks it and looks whose it is, in the transaction that inserts the batch's row.
-
-That transaction applies the rows that are staged, too: they are visible with the decision, and a
-row that the table refuses is the end of the batch before it is decided. What is prepared, staged
-because a twin is prepared, or goes to another database, is committed after the decision.
+The owner's row in onceflow_sinks serializes claims and decisions of a sink id. A claim writes the
+row. A decision locks it and checks the owner, in the transaction that inserts the batch's row. That
+transaction also applies staged rows, which become visible with the decision. If the table refuses a
+row, the batch fails before it is decided. Committed after the decision are: prepared transactions,
+rows that are staged because a twin is prepared, and transactions of other databases.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from onceflow.sinks.sql.tables import TableName
 
 _T = TypeVar("_T")
 CLAIM_TRIES_MAX = 16
-"""More lost races in a row than runs of one job that anybody starts at once."""
+"""The limit of lost races in a row: more than the number of runs of one job that start at once."""
 _WHO = "the last run that claimed it cannot be read"
 _DECIDED = "its decided batches cannot be read"
 _COLUMNS = "source, number, attempt, fingerprint, run, committables, settled"
@@ -74,19 +73,19 @@ _COLUMNS = "source, number, attempt, fingerprint, run, committables, settled"
 
 @dataclass(frozen=True, slots=True)
 class DecidedPart:
-    """A sink of the database in which the decisions are."""
+    """A sink whose database contains the decisions."""
 
     settings: SqlSettings
     staging: StagingArea | None
     replaces: bool = False
-    """Whether what a decision lists takes the place of all rows of the table."""
+    """True if the rows of a decision replace all rows of the table."""
 
 
 class SqlBatchDecisions(BatchDecisions):
-    """Decisions in one database, over one session, which is opened anew when it was lost.
+    """The decisions in one database, over one session, which is reopened after it was lost.
 
-    A decision waits up to `reconnect_timeout_s` for a database that is down, and so does everything
-    else after a first session. A first session fails at once: the address may be wrong.
+    If the database is down, a decision waits up to `reconnect_timeout_s`. All other calls do so
+    after the first session. The first session fails at once, because the address may be wrong.
     """
 
     def __init__(
@@ -98,9 +97,9 @@ class SqlBatchDecisions(BatchDecisions):
         *,
         reconnect_timeout_s: float = 0.0,
     ) -> None:
-        """Ask nothing yet; `owner` is who claims: what stands as log_id in onceflow_sinks.
+        """Ask nothing yet; `owner` is the claimant, which is recorded as log_id in onceflow_sinks.
 
-        `parts` are those, by sink id, whose staged rows a decision applies.
+        `parts` are the sinks, by sink id, whose staged rows a decision applies.
         """
         self._reconnect_timeout_s = reconnect_timeout_s
         self._parts = {
@@ -121,8 +120,7 @@ class SqlBatchDecisions(BatchDecisions):
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
     ) -> BatchClaim:
-        # The newest attempt is read first and claimed then; whoever comes in between is found by
-        # `Fenced`.
+        # Read the newest attempt, then claim the next. `Fenced` reports a claim made in between.
         for _ in range(CLAIM_TRIES_MAX):
             newest = self._ask(self._newest, _WHO)
             if after is not None and newest != after:
@@ -131,7 +129,7 @@ class SqlBatchDecisions(BatchDecisions):
             try:
                 open_sink(attempt)
             except Fenced:
-                # Another was quicker; it may claim once, and decide.
+                # Another run was faster. Try again: that run may claim once, and decide.
                 continue
             return self._ask(partial(self._load_claim, attempt), _DECIDED)
         raise Fenced(
@@ -173,12 +171,12 @@ class SqlBatchDecisions(BatchDecisions):
             )
             return self._load_claim(AttemptId(after + 1)) if updated == 1 else None
         except (SqlError, SinkError):
-            # Claimed or not, `claim` finds out.
+            # It is unknown whether the claim succeeded; `claim` finds out.
             return None
 
     @override
     def with_committables(self, claim: BatchClaim) -> BatchClaim:
-        """Ask again: a claim reads only what is not settled, which is little."""
+        """Read the decisions again. A claim reads the committables only of unsettled decisions."""
         decisions = self._ask(lambda: self._all(self._open_session(), _COLUMNS), _DECIDED)
         return replace(claim, decisions=decisions)
 
@@ -191,7 +189,7 @@ class SqlBatchDecisions(BatchDecisions):
         return self._record(decision, partial(self._apply_staged, decision))
 
     def _record(self, decision: BatchDecision, with_it: Callable[[Session], None]) -> BatchDecision:
-        """Return what is decided; `with_it` is done in the transaction that records it."""
+        """Return the decision that stands; `with_it` runs in the transaction that records it."""
         endpoint = self._settings.endpoint
         backoff: Backoff | None = None
         lost = ""
@@ -206,7 +204,7 @@ class SqlBatchDecisions(BatchDecisions):
                 raise
             except (SinkError, ConfigError) as error:
                 # Nothing was sent, so nothing can be decided. After a lost reply the server must be
-                # asked on.
+                # asked again.
                 if not lost:
                     raise
                 lost = f"{lost}; then {error}"
@@ -214,7 +212,7 @@ class SqlBatchDecisions(BatchDecisions):
                 raise SinkError(
                     f"{decision.batch} is not decided at {endpoint}: {error}"
                 ) from error
-            # Applying rows takes its time: it counts from the first reply that was lost.
+            # Count the time from the first lost reply, because applying rows takes time.
             backoff = backoff or Backoff(until=time.monotonic() + self._reconnect_timeout_s)
             if not backoff.pause():
                 raise CommitOutcomeUnknown(
@@ -232,8 +230,8 @@ class SqlBatchDecisions(BatchDecisions):
         try:
             session = self._open_session()
             with session.transaction():
-                # The mark may be lost in a crash: the next claim settles the batch once more, which
-                # is harmless.
+                # A crash may lose the mark. Then the next claim settles the batch again, which is
+                # harmless.
                 for statement in self._dialect.before_pruning:
                     session.execute(statement)
                 session.execute(
@@ -260,7 +258,7 @@ class SqlBatchDecisions(BatchDecisions):
 
     @override
     def task_sink(self, sink: Sink) -> Sink:
-        """Return `sink` with the commit mode that its opening chose: no task need ask for it."""
+        """Return `sink` with the commit mode that its opening chose. So no task must read it."""
         if not isinstance(sink, SqlSink) or self._commit_mode is None:
             return sink
         return replace(sink, commit_mode=self._commit_mode.value)
@@ -277,7 +275,8 @@ class SqlBatchDecisions(BatchDecisions):
         """Return the newest attempt under the sink id; 0 before the first.
 
         Raises:
-            ConfigError: It belongs to somebody else, or this owner wrote under another one.
+            ConfigError: The sink id belongs to another owner, or this owner wrote under another
+                sink id.
         """
         session = self._open_session()
         try:
@@ -318,7 +317,7 @@ class SqlBatchDecisions(BatchDecisions):
                 recorded = self._ledger.commit_mode(session, self._sink_id)
                 self._commit_mode = CommitMode(recorded) if recorded else None
             self._has_table = True
-        # Lists of settled batches are long and needed by nobody: they stay in the database.
+        # The lists of settled batches are long and not needed, so they are not read.
         unsettled = _COLUMNS.replace(
             "committables", "CASE WHEN settled = 1 THEN '[]' ELSE committables END"
         )
@@ -341,7 +340,7 @@ class SqlBatchDecisions(BatchDecisions):
         session = self._open_session()
         try:
             session.begin()
-            # The lock comes first: from here on no claim comes between the look and the insert.
+            # The lock comes first, so that no claim can happen between the check and the insert.
             owners = session.query(
                 f"SELECT attempt FROM {self._ledger.sinks} "
                 f"WHERE sink_id = {self._literal(self._sink_id)} "
@@ -362,7 +361,8 @@ class SqlBatchDecisions(BatchDecisions):
             )
             session.commit()
             return decision
-        # The owner's row is locked, so only somebody without that lock can have inserted the batch.
+        # The owner's row is locked, so only a process without that lock can have inserted the
+        # batch.
         except DuplicateKey as error:
             raise SinkError(f"{decision.batch}: decided twice at once: {error}") from error
         finally:
@@ -390,7 +390,7 @@ class SqlBatchDecisions(BatchDecisions):
                 ) from error
 
     def _delete_rows(self, session: Session, name: TableName) -> None:
-        """Delete all rows of a table. Not by TRUNCATE: that shows readers an empty table."""
+        """Delete all rows of a table, not by TRUNCATE: that shows readers an empty table."""
         table = self._dialect.find_table(session, name)
         if table is None:
             raise SinkError(
@@ -409,7 +409,7 @@ class SqlBatchDecisions(BatchDecisions):
         session = self._open_session()
         for decision in self._all_if_any():
             kept = [one for one in decision.committables if one.transaction != transaction]
-            # Only the decision that lists the transaction is written anew.
+            # Rewrite only the decision that lists the transaction.
             if len(kept) == len(decision.committables):
                 continue
             batch = decision.batch
@@ -452,7 +452,7 @@ class SqlBatchDecisions(BatchDecisions):
         )
 
     def _build_staged_commits(self, part_id: str, part: DecidedPart, owner: str) -> StagedCommits:
-        # Nothing goes by the attempt where the caller has the transaction.
+        # The attempt has no effect if the caller owns the transaction.
         context = CommitterContext(
             job=owner,
             uid=part_id,
@@ -471,8 +471,8 @@ class SqlBatchDecisions(BatchDecisions):
 
         statement = batches_creation(self._dialect, self._ledger.schema)
         try:
-            # Several queries may start at once, and CREATE TABLE IF NOT EXISTS alone races on some
-            # servers.
+            # Several queries may start at once, and on some servers CREATE TABLE IF NOT EXISTS
+            # alone races.
             with self._dialect.one_at_a_time(session):
                 session.execute(statement)
         except AccessDenied as error:
@@ -488,12 +488,12 @@ class SqlBatchDecisions(BatchDecisions):
         return self._dialect.identifier(TableName(self._ledger.schema, BATCHES))
 
     def _ask(self, ask: Callable[[], _T], text: str) -> _T:
-        """Return what `ask` returns; once more when the connection was lost.
+        """Return the result of `ask`; if the connection is lost, ask once more.
 
         Waits for a server that is down, if it was ever reached.
 
         Raises:
-            ConfigError: The user may not; names the statement that lets it.
+            ConfigError: The user lacks a privilege. The text contains the statement that grants it.
             SinkError: The server cannot be asked now.
         """
         where = f"sink {self._sink_id}: {self._settings.endpoint}: {text}"
@@ -513,25 +513,28 @@ class SqlBatchDecisions(BatchDecisions):
             raise refusal(error, where) from error
 
     def _grants(self) -> str:
-        """Return the statements by which the user may write our tables; empty: it may already."""
+        """Return the statements that allow the user to write onceflow's tables.
+
+        Empty if not needed.
+        """
         session = self._open_session()
         server = self._dialect.look_at_server(session)
         tables = (LEDGER, SINKS, BATCHES)
         return server.bookkeeping(session, self._ledger.schema, tables).remedy
 
     def _wait_for_server(self, text: str) -> None:
-        """Connect unless there is a session, trying again while the server refuses for now.
+        """Connect unless there is a session; retry while the server refuses for now.
 
         Raises:
-            ConfigError: It refuses for good.
-            SinkError: It was down for `reconnect_timeout_s`; begins with `text`.
+            ConfigError: The server refuses for good.
+            SinkError: The server was down for `reconnect_timeout_s`; the text begins with `text`.
         """
         backoff: Backoff | None = None
         while True:
             try:
                 self._open_session()
             except SinkError as error:
-                # A refusal may take its time, too: it counts from the first one.
+                # Count the time from the first refusal, because a refusal may take long, too.
                 backoff = backoff or Backoff(until=time.monotonic() + self._reconnect_timeout_s)
                 if not backoff.pause():
                     raise SinkError(
@@ -558,7 +561,7 @@ def _encode_committables(committables: Sequence[Committable], sink_id: str) -> s
             one.transaction.sequence,
             one.rows,
             base64.b64encode(one.payload).decode(),
-            # Of a group of sinks those after the first have ids of their own.
+            # In a group of sinks, all after the first have sink ids of their own.
             "" if one.transaction.sink_id == sink_id else one.transaction.sink_id,
         ]
         for one in committables

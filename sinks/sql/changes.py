@@ -1,9 +1,9 @@
-"""A checkpoint's changes by key, held until they are applied all at once.
+"""The changes by key of a checkpoint, buffered until they are applied together.
 
-Changes in place cannot stream into an open transaction as inserts do: a prepared one locks its rows
-against the next checkpoint's. So they wait here, are reduced to at most one delete and one put a
-key, and come out sorted, which makes every writer lock rows in one order and the indexes be walked
-through from left to right.
+Changes by key cannot stream into an open transaction as inserts do: when it is prepared, it locks
+its rows against the next checkpoint's changes. So the changes are buffered, reduced to at most one
+delete and one put per key, and sorted. Sorting makes all writers lock rows in one order, and walk
+through the indexes in order.
 
     for batch in …:                                            # write
         for part in validator.take(batch):                     # the rows of each table
@@ -13,21 +13,20 @@ through from left to right.
         for rows in change.puts(): …                           # then all puts
     buffer.clear()
 
-The outcome is the same as of the rows applied one by one in the order they came in, so it does not
-depend on where barriers fall. Deletes come before puts because a key may have both: a row put back
-after its delete has the defaults of a new row in columns that the stream does not have.
+The result equals that of applying the rows one by one in arrival order, so it does not depend on
+the position of barriers. A key may have both a delete and a put; deletes come first. A row that is
+put after its delete has the defaults of a new row in columns that the stream does not have.
 
-What changes come to is itself a list of changes in order, with the effect of the whole list applied
-row by row, so it may be reduced again together with changes that came later. Per key, in arrival
-order:
+Reduced changes are again an ordered list of changes with the same effect, so they may be reduced
+together with later changes. The rules per key, in arrival order:
 
     upsert   the last put, if no delete came after it
     ignore   the first put after the last delete
     update   the last put, if there is no delete at all: after one there is no row to update
     each     the last delete, which is applied before the put
 
-Equal keys are those that Arrow finds equal: the database must not find more of them equal than
-Arrow does (text that ignores case), or must be asked for the rows one by one.
+Keys are equal if Arrow finds them equal. The database must not treat more keys as equal (for
+example text that ignores case), or its rows must be looked up one by one.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from onceflow.core.errors import SinkError
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
-"""What one writer's changes may take in memory before they go on in local temporary files."""
+"""The memory that one writer's changes may use before they are moved to local temporary files."""
 
 ROWS_A_BATCH = 50_000
 
@@ -60,10 +59,10 @@ Positions = NDArray[np.int64]
 
 
 class TableChanges:
-    """The changes of one table. The iterators may be asked for again until the buffer is cleared.
+    """The changes of one table. The iterators may be restarted until the buffer is cleared.
 
-    Batches have the sink's schema, columns that are not written included, and about `rows_a_batch`
-    rows. Of a delete only the key columns mean anything.
+    Batches have the sink's schema, including columns that are not written, and about `rows_a_batch`
+    rows. For a delete only the key columns have a meaning.
     """
 
     def __init__(self, table: str, runs: Sequence[_Run], rules: ChangeRules) -> None:
@@ -77,13 +76,13 @@ class TableChanges:
             yield from self._select(deletes=True)
 
     def puts(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that are put, sorted by key, each key once; to be applied last."""
+        """Yield the rows to put, sorted by key, each key once. Apply them after the deletes."""
         yield from self._select(deletes=False)
 
     def _select(self, *, deletes: bool) -> Iterator[pa.RecordBatch]:
         for block in self._blocks():
             marked = block.rows.column(block.rows.num_columns - 1)
-            # A block of one kind, as most are, is not copied by the filter.
+            # Most blocks contain only deletes or only puts; the filter would copy them needlessly.
             if pc.any(marked).as_py() is deletes and pc.all(marked).as_py() is deletes:
                 chosen = block.rows
             else:
@@ -101,8 +100,8 @@ class TableChanges:
 class ChangeBuffer:
     """The changes since the last `clear`, by table. Used by one thread.
 
-    Holds at most `memory_bytes_max` of rows in memory, and twice that while it sorts; what is more
-    waits in unnamed local files, of which a crash leaves nothing.
+    Holds at most `memory_bytes_max` bytes of rows in memory, and twice as much while it sorts.
+    Further rows wait in unnamed local files, which the system deletes after a crash.
     """
 
     def __init__(
@@ -120,17 +119,17 @@ class ChangeBuffer:
         self._runs: dict[str, list[_Run]] = {}
         self._memory_bytes = 0
         self.rows = 0
-        """Rows taken since the last `clear`, before any of them superseded another."""
+        """The number of rows added since the last `clear`, before reduction."""
 
     def add(self, classified: Classified, table: str) -> None:
-        """Take rows in the sink's schema for `table`; their columns must be plain (`decoded_rows`).
+        """Add rows in the sink's schema for `table`; their columns must be plain (`decoded_rows`).
 
         Raises:
-            SinkError: The rows have another schema than those before.
+            SinkError: The rows have another schema than the rows before.
         """
         if not classified.rows.num_rows:
             return
-        # The flag travels as the last column: every sort and filter below moves it with its row.
+        # The flag is the last column, so that every sort and filter below moves it with its row.
         marked = classified.rows.append_column(_DELETES, classified.deletes)
         fresh = self._fresh.setdefault(table, [])
         if fresh and not fresh[0].schema.equals(marked.schema):
@@ -142,7 +141,10 @@ class ChangeBuffer:
             self._make_room()
 
     def changes(self) -> Sequence[TableChanges]:
-        """Return what the rows come to, in the order of the tables' names; forgets nothing."""
+        """Return the reduced changes, in the order of the tables' names.
+
+        Keep them in the buffer.
+        """
         return [
             TableChanges(
                 table,
@@ -156,7 +158,7 @@ class ChangeBuffer:
         ]
 
     def clear(self) -> None:
-        """Forget everything and delete the files. Safe to call twice."""
+        """Remove all changes and delete the files. May be called twice."""
         for runs in self._runs.values():
             for run in runs:
                 run.close()
@@ -173,12 +175,12 @@ class ChangeBuffer:
         return sorted_changes
 
     def _make_room(self) -> None:
-        """Reduce what is in memory, and write it to files unless it has become much less."""
-        # All tables: the limit is for all of them together.
+        """Reduce the changes in memory, and write them to files unless they became much smaller."""
+        # Reduce all tables, because the limit applies to their sum.
         tables = {table: self._reduce(table) for table, fresh in self._fresh.items() if fresh}
         self._memory_bytes = sum(one.rows.nbytes for one in tables.values())
-        # Many changes of few keys shrink a lot, and need no file. If more than half stayed in
-        # memory, the next few batches would have all of it reduced again.
+        # Many changes of few keys shrink a lot and need no file. If more than half stayed in
+        # memory, the next few batches would cause another reduction of all of them.
         if self._memory_bytes <= self._memory_bytes_max // 2:
             return
         for table, changes in tables.items():
@@ -189,17 +191,17 @@ class ChangeBuffer:
 
 
 class _Run(ABC):
-    """Sorted, reduced changes of one table that all came before those of the next run."""
+    """The sorted, reduced changes of a table that all arrived before those of the next run."""
 
     def __init__(self, *, deletes: bool) -> None:
         self.deletes = deletes
 
     @abstractmethod
     def blocks(self) -> Iterator[SortedChanges]:
-        """Yield them from the beginning."""
+        """Yield the changes from the beginning, in blocks."""
 
     def close(self) -> None:  # noqa: B027 - only files are closed
-        """Free them."""
+        """Free the resources of the changes."""
 
 
 class _MemoryRun(_Run):
@@ -217,7 +219,7 @@ class _FileRun(_Run):
     def __init__(self, changes: SortedChanges, rows_a_batch: int) -> None:
         super().__init__(deletes=changes.has_deletes())
         self._key = changes.key
-        # Without a name: the system deletes it with the process, however that ends.
+        # The file has no name, so the system deletes it when the process ends in any way.
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="onceflow-changes-")  # noqa: SIM115
         try:
             with pa.ipc.new_file(self._file, changes.rows.schema) as sink:
@@ -252,7 +254,7 @@ def _as_before(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class SortedChanges:
-    """Rows by key, with the last column telling deletes from puts; immutable."""
+    """A set of rows sorted by key, whose last column marks deletes; immutable."""
 
     def __init__(self, rows: pa.RecordBatch, key: Sequence[str]) -> None:
         self.rows = rows
@@ -264,17 +266,17 @@ class SortedChanges:
         return [self.rows.column(name) for name in self.key]
 
     def has_deletes(self) -> bool:
-        """Return whether any row deletes its key."""
+        """Return True if any row deletes its key."""
         return pc.any(self.rows.column(self.rows.num_columns - 1)).as_py() is True
 
     def slice(self, start: int, count: int | None = None) -> SortedChanges:
-        """Return `count` rows from `start` on, to the end without one."""
+        """Return `count` rows from `start` on, or all of them up to the end without `count`."""
         return SortedChanges(self.rows.slice(start, count), self.key)
 
     def count_through(self, bound: Sequence[pa.Scalar]) -> int:
-        """Return how many rows have a key that is not over `bound`."""
-        # Compares by column like a dictionary does by letter, from the last column to the first:
-        # less, or equal and the columns behind it are at most those of the bound.
+        """Return the number of rows whose key is at most `bound`."""
+        # Lexicographic comparison, from the last column to the first: less, or equal and the later
+        # columns are at most those of the bound.
         at_most: Any = True
         for column, value in reversed(list(zip(self.columns, bound, strict=True))):
             at_most = pc.or_(pc.less(column, value), pc.and_(pc.equal(column, value), at_most))
@@ -286,12 +288,13 @@ class SortedChanges:
         return [column[len(column) - 1] for column in self.columns]
 
     def blocks(self, rows_max: int) -> Iterator[SortedChanges]:
-        """Cut into blocks of about `rows_max` rows; a key's two rows stay together."""
+        """Yield blocks of about `rows_max` rows; the two rows of a key stay together."""
         total = self.rows.num_rows
         start = 0
         while start < total:
             end = min(start + rows_max, total)
-            # A key has at most two rows, a delete and a put behind it: one more row keeps both.
+            # A key has at most two rows, a delete and then a put, so one more row keeps both
+            # together.
             if end < total and all(
                 column.slice(end - 1, 1).equals(column.slice(end, 1)) for column in self.columns
             ):
@@ -303,9 +306,9 @@ class SortedChanges:
 def reduce_changes(
     changes: Sequence[pa.RecordBatch], key: Sequence[str], mode: WriteMode
 ) -> SortedChanges:
-    """Return what `changes`, in arrival order, come to; sorted by `key`.
+    """Return the reduced `changes`, which are in arrival order, sorted by `key`.
 
-    The last column of each batch is boolean: whether the row deletes its key.
+    The last column of each batch is boolean: True if the row deletes its key.
     """
     rows = pa.concat_batches(list(changes)) if len(changes) > 1 else changes[0]
     order = _order([rows.column(name) for name in key])
@@ -319,14 +322,17 @@ def reduce_changes(
 def merge_runs(
     runs: Sequence[Iterator[SortedChanges]], key: Sequence[str], mode: WriteMode
 ) -> Iterator[SortedChanges]:
-    """Reduce `runs`, each sorted and reduced, in arrival order, holding one block of each."""
+    """Merge and reduce `runs`, which are sorted, reduced and in arrival order.
+
+    Holds one block of each run in memory.
+    """
     heads = [next(run, None) for run in runs]
     while True:
         present = [head for head in heads if head is not None]
         if not present:
             return
-        # Up to the smallest last key, no run has a row that is not in memory now. So all rows of
-        # these keys are here, in the order of the runs, and can be reduced.
+        # All rows with keys up to the smallest last key are in memory. So the rows of these keys
+        # can be reduced, in the order of the runs.
         bound = _smallest([head.last_key() for head in present], present[0])
         parts: list[pa.RecordBatch] = []
         for position, head in enumerate(heads):
@@ -342,7 +348,7 @@ def merge_runs(
 
 
 def _order(keys: Sequence[pa.Array]) -> pa.Array:
-    """Return the positions of the rows by key, those of one key in arrival order."""
+    """Return the positions of the rows in key order; rows of one key stay in arrival order."""
     names = [str(position) for position in range(len(keys))]
     order: pa.Array = pc.sort_indices(
         pa.RecordBatch.from_arrays(list(keys), names=names),
@@ -352,37 +358,37 @@ def _order(keys: Sequence[pa.Array]) -> pa.Array:
 
 
 def _group_starts(keys: Sequence[pa.Array]) -> Positions:
-    """Return where each key begins among sorted keys."""
+    """Return the position of the first row of each key among sorted keys."""
     count = len(keys[0])
     differs: Flags = np.zeros(max(count - 1, 0), dtype=np.bool_)
     for column in keys:
-        # Each key is compared with the one before it, all at once.
+        # Compare each key with the key before it, all at once.
         unequal = pc.not_equal(column.slice(1), column.slice(0, max(count - 1, 0)))
         differs |= unequal.to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.flatnonzero(differs) + 1)).astype(np.int64)
 
 
 def _find_remaining(starts: Positions, deletes: Flags, mode: WriteMode) -> Positions:
-    """Return the positions that remain, in order."""
+    """Return the positions of the rows that remain after reduction, in order."""
     count = len(deletes)
     if not count:
         return np.zeros(0, dtype=np.int64)
     ends = np.concatenate((starts[1:], [count])) - 1
     if not deletes.any():
         return starts if mode is WriteMode.IGNORE else ends
-    # The position of each key's last delete, -1 without one. Whatever came before it is void.
+    # The position of each key's last delete, or -1. All changes before it have no effect.
     last_delete = np.maximum.reduceat(np.where(deletes, np.arange(count), -1), starts)
     has_delete = last_delete >= 0
     if mode is WriteMode.IGNORE:
-        # The first put behind the delete wins, if there is one.
+        # The first put after the delete remains, if there is one.
         puts = np.where(has_delete, last_delete + 1, starts)
-        # Behind the key's last row the next key begins.
+        # A position after the key's last row belongs to the next key.
         puts = puts[puts <= ends]
     elif mode is WriteMode.UPDATE:
-        # A key that was deleted has no row any more that a put could update.
+        # A deleted key has no row that a put could update.
         puts = ends[~has_delete]
     else:
-        # The last put wins, unless the delete came last.
+        # The last put remains, unless a delete came after it.
         puts = ends[ends != last_delete]
     return np.sort(np.concatenate((last_delete[has_delete], puts)))
 
@@ -392,5 +398,6 @@ def _smallest(keys: Sequence[Sequence[pa.Scalar]], like: SortedChanges) -> Seque
         pa.array([key[position] for key in keys], column.type)
         for position, column in enumerate(like.columns)
     ]
-    # By Arrow's own order, as the runs were sorted: Python's may differ, for text for instance.
+    # Use Arrow's own order, by which the runs are sorted. Python's may differ, for example for
+    # text.
     return keys[int(_order(columns)[0].as_py())]

@@ -1,14 +1,15 @@
-"""Commits and rolls back what writers prepared or staged, by name alone.
+"""The commit and rollback of prepared or staged transactions, by name alone.
 
-A prepared transaction moves one way: prepared, then gone from the server's list, with its ledger
-row (committed) or without (rolled back). The servers make the ledger row visible before they forget
-the prepared transaction (Postgres: FinishPreparedTransaction in twophase.c, 12 to 18; MySQL 9.7 and
-MariaDB 10.11: measured over 80,000 looks). So whoever looks first for the prepared transaction and
-then for the ledger row cannot miss one that is committed in between; in the other order it would
-look lost.
+A prepared transaction has one transition: it is prepared, then gone from the server's list, with
+its ledger row (committed) or without it (rolled back). The servers make the ledger row visible
+before they forget the prepared transaction (Postgres: FinishPreparedTransaction in twophase.c, 12
+to 18; MySQL 9.7 and MariaDB 10.11: measured over 80,000 looks). So a process that first looks for
+the prepared transaction and then for the ledger row cannot miss a commit in between. In the other
+order, such a commit would look lost.
 
-"Unknown" alone proves nothing: MariaDB answers it of a transaction that it lists, while the session
-that prepared it is connected, and MySQL too while another session is committing it.
+The error "unknown transaction" alone proves nothing. MariaDB returns it for a transaction that it
+lists, while the session that prepared it is connected. MySQL returns it while another session is
+committing the transaction.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ from onceflow.sinks.sql.staged_commits import StagedCommits
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 _PRUNE_ROUNDS_MAX = 100
-"""Statements of one call of `prune`; what is left then goes with the next checkpoint."""
+"""The limit of rounds in one call of `prune`; the next checkpoint deletes the remaining rows."""
 _HELD_PAUSE_S, _HELD_PAUSE_MAX_S = 0.001, 0.02
-"""The first and the longest pause between looks whether a session still holds a transaction."""
+"""The first and the longest pause between checks whether a session still holds a transaction."""
 
 
 class SqlCommitter(Committer):
-    """Commits and aborts transactions, prepared or staged by any process, any number of times."""
+    """A committer of transactions that any process prepared or staged. All calls are repeatable."""
 
     def __init__(self, settings: SqlSettings, context: CommitterContext) -> None:
         """Connect to nothing yet."""
@@ -72,18 +73,19 @@ class SqlCommitter(Committer):
         self._only_answered: set[TransactionId] = set()
         self._committed_last: TransactionId | None = None
         self._proven_on: Session | None = None
-        """The session on which that one is known to be in the ledger."""
+        """The session on which the ledger row of `_committed_last` was read."""
         self._staged = StagedCommits(settings, context, self._open_session)
 
     @override
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Return how it ended. A lost connection is opened anew and the server asked again.
+        """Return the outcome. If the connection is lost, reconnect and ask the server again.
 
-        Waits for the server's replies and, when one was lost, for as long as connecting may take.
+        Waits for the server's replies and, after a lost reply, for as long as connecting may take.
 
         Raises:
-            StateCorrupt: Staged rows are not what was staged; they are not applied.
-            CommitOutcomeUnknown: It is committed, and the server has forgotten the one before.
+            StateCorrupt: The staged rows differ from the sealed ones; they are not applied.
+            CommitOutcomeUnknown: The transaction is committed, and the server has lost the previous
+                one.
         """
         transaction = committable.transaction
         outcome: CommitOutcome
@@ -103,17 +105,17 @@ class SqlCommitter(Committer):
                 f"{two_phase.commit_words} {transaction}",
             )
         if isinstance(outcome, (Committed, AlreadyCommitted)):
-            # Before this commit becomes the proof: what is asked for is the commit before it.
+            # Check the previous commit before this commit replaces it as the proof.
             self._require_not_set_back()
             self._committed_last, self._proven_on = transaction, self._session
         return outcome
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Return how it ended; `Aborted` also when nothing of the name was ever prepared.
+        """Return the outcome; `Aborted` also if no transaction of the name was ever prepared.
 
-        What a living writer of an older attempt is preparing at this moment is not seen: it is in
-        doubt afterwards, and found by the next `in_doubt`.
+        A transaction that a living writer of an older attempt is preparing at this moment is not
+        seen. It is in doubt afterwards, and the next `in_doubt` finds it.
         """
         transaction = committable.transaction
         if is_staged(committable):
@@ -133,9 +135,10 @@ class SqlCommitter(Committer):
 
     @override
     def in_doubt(self) -> Sequence[Committable]:
-        """Return all that is prepared under exactly this sink id with this ledger, or staged.
+        """Return all transactions of exactly this sink id: prepared under this ledger, or staged.
 
-        A user who may not list what is prepared works in ledger mode, and gets what is staged.
+        If the user may not list prepared transactions and the sink is in ledger mode, return only
+        the staged ones.
 
         Raises:
             SinkError: The server cannot be asked now.
@@ -164,10 +167,10 @@ class SqlCommitter(Committer):
     def prune(self, before: CheckpointId) -> None:
         """Delete the ledger rows of committed transactions of checkpoints before `before`.
 
-        A failure is logged and nothing else: the rows do no harm, and the next call comes soon.
+        A failure is only logged: the rows do no harm, and the next call comes soon.
         """
         if self._committed_last is not None and self._committed_last.checkpoint < before:
-            # Its ledger row goes now, and would be missed as a proof.
+            # Its ledger row is deleted now, and its absence would look like a lost commit.
             self._committed_last = None
         try:
             for _ in range(_PRUNE_ROUNDS_MAX):
@@ -185,7 +188,7 @@ class SqlCommitter(Committer):
 
     @override
     def find_prepare_time(self, committable: Committable) -> datetime | None:
-        """Return the time, by the server's clock, when it was prepared; None when it is not.
+        """Return the server's time at which it was prepared, or None if it is not prepared.
 
         Raises:
             SinkError: The server cannot be asked now.
@@ -207,7 +210,7 @@ class SqlCommitter(Committer):
         transaction: TransactionId,
         statement: str,
     ) -> _T | RetryLater | Unknown:
-        """Return what `decide` returns, asked again for a while when a session holds it (None)."""
+        """Return the result of `decide`, and repeat it for a while if a session holds it (None)."""
         holder = Backoff(
             until=time.monotonic() + two_phase.holder_leaves_s,
             first_s=_HELD_PAUSE_S,
@@ -216,7 +219,7 @@ class SqlCommitter(Committer):
 
         def ask() -> _T | RetryLater | None:
             outcome = decide(two_phase, transaction)
-            # None with time left: `_ask` asks again at once, and `pause` has waited.
+            # If time is left, return None: `pause` has waited, and `_ask` asks again at once.
             if outcome is not None or holder.pause():
                 return outcome
             return self._ask_or_retry_later(
@@ -237,8 +240,8 @@ class SqlCommitter(Committer):
             # MariaDB may answer OK and commit nothing; see `commit_is_proof`.
             if two_phase.commit_is_proof(session) or self._in_ledger(transaction):
                 return Committed()
-            # OK without a row in the ledger. It must not be called lost when it is gone from the
-            # list later: the server may list it again after a restart.
+            # The reply was OK, but the ledger has no row. If the transaction disappears from the
+            # list later, it must not be called lost: the server may list it again after a restart.
             self._only_answered.add(transaction)
             return _nothing_done(transaction)
         except NameUnknown:
@@ -255,9 +258,9 @@ class SqlCommitter(Committer):
     ) -> AlreadyCommitted | Lost | RetryLater | None:
         """Tell committed from rolled back, after the server knew no prepared transaction.
 
-        That answer was the look for the prepared transaction; the ledger is looked at after it. A
-        PREPARE still under way on another session would be seen by neither look, so both are
-        repeated in the same order before rows are called lost. None when a session holds it.
+        That reply was the look for the prepared transaction; the ledger is read after it. Neither
+        look would see a PREPARE that is still running on another session. So both are repeated in
+        the same order before rows are called lost. Returns None if a session holds the transaction.
         """
         if self._in_ledger(transaction):
             return AlreadyCommitted()
@@ -314,11 +317,11 @@ class SqlCommitter(Committer):
         try:
             return self._two_phase.list_prepared(self._open_session(), self._context.sink_id)
         except ConnectionLost:
-            # The server may have restarted while nothing was asked of it.
+            # The server may have restarted since the last statement.
             return self._two_phase.list_prepared(self._open_session(), self._context.sink_id)
 
     def _only_stages(self) -> bool:
-        """Return whether the sink's attempt, which was checked, works in ledger mode."""
+        """Return True if the sink's attempt, which was checked, works in ledger mode."""
         if self._settings.commit_mode is not None:
             return self._settings.commit_mode is CommitMode.LEDGER
         try:
@@ -331,10 +334,10 @@ class SqlCommitter(Committer):
         """Raise CommitOutcomeUnknown if a new connection led to an older copy of the database.
 
         Raises:
-            CommitOutcomeUnknown: What was committed last is not there; the next attempt finds out
-                what else is missing.
+            CommitOutcomeUnknown: The ledger row of the last commit is missing; the next attempt
+                finds out what else is missing.
         """
-        # Asked once for each connection: only a new one can lead to another copy.
+        # Check once per connection: only a new connection can lead to another copy.
         last = self._committed_last
         if last is None or self._session is self._proven_on:
             return
@@ -359,7 +362,7 @@ class SqlCommitter(Committer):
         )
 
     def _ask_or_retry_later(self, ask: Callable[[], _T]) -> _T | RetryLater:
-        """Return what `ask` returns; it may be asked twice, so a lost reply means to ask again."""
+        """Return the result of `ask`. It is repeatable: after a lost reply it is asked again."""
         try:
             return ask()
         except ConnectionLost:
@@ -393,12 +396,12 @@ class SqlCommitter(Committer):
 def ask_until_known(
     ask: Callable[[], _T | None], statement: str, *, sent_to: object, timeout_s: float
 ) -> _T | RetryLater | Unknown:
-    """Return what `ask` returns; after a lost reply, ask again for `timeout_s`.
+    """Return the result of `ask`; after a lost reply, ask again for `timeout_s`.
 
-    The one loop of a call of a committer; further calls are its caller's. Until a statement is sent
-    nothing can have changed, so that is "retry later"; once a reply was lost, only the server can
-    tell. None is no answer: `ask` has paused, and is asked again at once. `statement` and `sent_to`
-    say what was sent where.
+    This is the only retry loop inside one call of a committer; its caller makes further calls. If
+    no statement was sent, nothing can have changed, so the outcome is "retry later". After a lost
+    reply, only the server knows the outcome. If `ask` returns None, it has paused, and is called
+    again at once. `statement` and `sent_to` name the statement and its server.
     """
     lost_reply = ""
     backoff = Backoff(until=time.monotonic() + timeout_s)

@@ -1,4 +1,4 @@
-"""What `onceflow txn` does with a SQL database: see and settle what it holds in doubt."""
+"""The part of `onceflow txn` for SQL databases: list and resolve transactions in doubt."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ from onceflow.sinks.sql.sink import SqlSink
 
 _T = TypeVar("_T")
 NO_TABLE = "onceflow"
-"""The table's name in a sink that only commits and rolls back by name, and needs no table."""
+"""The table name of a sink that only commits and rolls back by name, and needs no table."""
 
 
 class SqlResourceManager(ResourceManager):
-    """One database, for every sink id whose ledger is there. Connects when it is first asked."""
+    """A resource manager of one database, for each sink id that its ledger contains.
+
+    It connects when it is first asked.
+    """
 
     def __init__(self, sink: SqlSink) -> None:
-        """`sink` says how the database is reached; rows that are staged are not its to apply."""
+        """Take the `sink` that says how the database is reached.
+
+        Staged rows are not applied here.
+        """
         self._sink = sink
         self._settings = sink.settings
         self._session: Session | None = None
 
     @property
     def sink(self) -> SqlSink:
-        """A sink for this database; it may name no table that is there."""
+        """A sink for this database; the table that it names may not exist."""
         return self._sink
 
     @property
@@ -49,7 +55,7 @@ class SqlResourceManager(ResourceManager):
         return owner.log_id if owner else None
 
     def owners(self) -> dict[str, str]:
-        """Return who owns each sink id that was ever claimed here: its log_id.
+        """Return the log_id of the owner of each sink id that was ever claimed in this database.
 
         Raises:
             SinkError: The database cannot be asked now.
@@ -61,7 +67,8 @@ class SqlResourceManager(ResourceManager):
         ledger, sink_id = self._settings.ledger, context.sink_id
 
         def ask(session: Session) -> TargetRecord | None:
-            # The claim first: who claims and commits in between has a higher attempt.
+            # Read the claim first. A process that claims and commits between the two reads has a
+            # higher attempt.
             owner = ledger.owner(session, sink_id)
             if owner is None or owner.log_id != context.log_id:
                 return None
@@ -76,10 +83,10 @@ class SqlResourceManager(ResourceManager):
             session.close()
 
     def _ask(self, ask: Callable[[Session], _T]) -> _T:
-        """Return what `ask` returns.
+        """Return the result of `ask`.
 
         Raises:
-            SinkError: The server does not answer, or refuses to.
+            SinkError: The server does not answer, or refuses the statement.
         """
         try:
             if self._session is None or not self._session.is_open:
@@ -89,7 +96,7 @@ class SqlResourceManager(ResourceManager):
             raise SinkError(f"{self._settings.endpoint}: {error}") from error
 
     def _of_our_tables(self, ask: Callable[[Session], _T | None]) -> _T | None:
-        """Return what `ask` returns; None where our tables are not."""
+        """Return the result of `ask`, or None if onceflow's tables do not exist."""
 
         def ask_unless_missing(session: Session) -> _T | None:
             try:

@@ -1,6 +1,7 @@
-"""The text of CREATE and ALTER, by SQLAlchemy.
+"""The text of CREATE and ALTER statements, made by SQLAlchemy.
 
-Import it where something is created: SQLAlchemy takes a worker longer than all else that it needs.
+Import this module only where something is created: importing SQLAlchemy takes a worker longer than
+all its other imports together.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ SOURCE_LENGTH_MAX = 128
 def creation(
     dialect: Dialect, name: TableName, schema: pa.Schema, primary_key: Sequence[str]
 ) -> str:
-    """Return the CREATE TABLE by which rows of `schema` fit the table as they are.
+    """Return the CREATE TABLE statement of a table that accepts rows of `schema` unchanged.
 
     Raises:
-        ConfigError: A column has no type there, or a key column is not in the schema.
+        ConfigError: A column has no type on this server, or a key column is not in the schema.
     """
     missing = [one for one in primary_key if one not in schema.names]
     if missing:
@@ -54,10 +55,10 @@ def creation(
 
 
 def additions(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> Sequence[str]:
-    """Return the ALTER TABLEs that add a nullable column for each of `fields`.
+    """Return the ALTER TABLE statements that add a nullable column for each of `fields`.
 
     Raises:
-        ConfigError: A field has no type there.
+        ConfigError: A field has no type on this server.
     """
     columns = [_column(dialect, field, is_key=False, nullable=True) for field in fields]
     sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
@@ -119,7 +120,7 @@ def _ledger(dialect: Dialect, schema: str) -> sa.Table:
         sa.Column("subtask", sa.Integer, nullable=False),
         sa.Column("row_count", sa.BigInteger, nullable=False),
         _now("prepared_at"),
-        # Serves pruning, which goes by sink and age.
+        # Used by pruning, which selects by sink and age.
         sa.Index("onceflow_ledger_by_checkpoint", "sink_id", "checkpoint"),
     )
 
@@ -134,7 +135,7 @@ def _sinks(dialect: Dialect, schema: str) -> sa.Table:
         sa.Column("log_id", sa.Text, nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False),
         _now("claimed_at"),
-        # What `open` chose for the attempt, so that all its subtasks do the same.
+        # The choice of `open` for the attempt, so that all its subtasks use the same mode.
         sa.Column("commit_mode", sa.String(COMMIT_MODE_LENGTH_MAX)),
     )
 

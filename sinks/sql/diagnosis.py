@@ -1,6 +1,6 @@
-"""What `onceflow doctor` asks of a SQL database: as a job's start does, and whether there is room.
+"""The questions of `onceflow doctor` to a SQL database: those of a job's start, and its capacity.
 
-The questions and how they are judged are the dialect's `Server`'s; here is their order.
+The dialect's `Server` contains the questions and judges the answers; this module orders them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ Remedies: TypeAlias = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class SqlDiagnosis:
-    """The questions to servers of one dialect; see `Diagnosis`."""
+    """The questions of `onceflow doctor` to servers of one dialect; see `Diagnosis`."""
 
     sink: Callable[[ServerAccess, float], SqlSink]
-    """Returns one that says how the server is reached, and waits for so many seconds."""
+    """Returns a sink that reaches the server, with the given timeout in seconds."""
     remedies: Callable[[SqlSink, OnceflowError], Remedies]
-    """What mends a refused login by the words that the server refuses with; the last for others."""
+    """Returns pairs of words in a refused login and their remedy. The last pair matches all
+    others."""
     address: str
-    """The settings that say where the server listens."""
+    """The names of the settings that hold the server's address."""
 
     def __call__(
         self, access: ServerAccess, names: Sequence[str], parallelism: int, /
@@ -47,7 +48,10 @@ class SqlDiagnosis:
         return partial(self._examine, sink, modes[given], tuple(names), parallelism)
 
     def examine(self, sink: SqlSink, parallelism: int) -> Questions:
-        """Return the questions to the server of `sink`; its table is what `validate` looks at."""
+        """Return the questions to the server of `sink`.
+
+        Its table is not asked for: `validate` checks it.
+        """
         return partial(self._examine, sink, sink.settings.commit_mode, (), parallelism)
 
     def _examine(
@@ -85,7 +89,7 @@ class _Examination:
     def findings(
         self, mode: CommitMode | None, tables: Sequence[str], parallelism: int
     ) -> list[Finding]:
-        """Return all findings; a question that the server refuses does not end the others."""
+        """Return all findings; a question that the server refuses does not stop the others."""
         session, server, schema = self._session, self._server, self._settings.ledger_schema
         questions: Sequence[tuple[str, Callable[[], Sequence[Finding]]]] = (
             ("server", lambda: server.fitness(self._settings.endpoint)),
@@ -107,7 +111,7 @@ class _Examination:
         return findings
 
     def _two_phase(self, mode: CommitMode | None, parallelism: int) -> Sequence[Finding]:
-        """Return what stands in the way, as grave as it is for a sink in this mode."""
+        """Return the obstacles and drawbacks of two_phase, at the level that applies to `mode`."""
         if self._settings.two_phase is None:
             return ()
         support = self._server.two_phase_support(self._session, parallelism)
@@ -125,7 +129,7 @@ class _Examination:
         area, name = Area(f"table {given}"), TableName.parse(given)
         try:
             table = self._settings.dialect.find_table(self._session, name)
-        except AccessDenied:  # to look into its schema
+        except AccessDenied:  # the user may not read the table's schema
             table = None
         if table is None:
             return self._server.absent(self._session, name, area)

@@ -1,25 +1,25 @@
-"""The seam between the SQL sink and a kind of server: what a dialect must give, and nothing else.
+"""The interface between the SQL sink and a kind of server: all that a dialect must implement.
 
-A dialect is data and small methods, and holds no state: one object serves all sinks. To add one, a
-folder beside sinks/postgres:
+A dialect is data and small methods, and holds no state: one object serves all sinks. To add a
+dialect, add a folder next to sinks/postgres:
 
     connection.py   its `Session`: the only module that imports the driver. Also its `SqlEndpoint`
                     and `endpoint_of`, unless they are long (mysql/endpoint.py)
-    catalog.py      how the server describes a table: `find_table`
+    catalog.py      reads the server's description of a table: `find_table`
     types.py        Arrow types and the server's: `fit`
     column_types.py the types of columns that are created: `column_type`; imports SQLAlchemy
-    dml.py          how rows go in: `executor`
+    dml.py          sends rows to the server: `executor`
     dialect.py      its `Dialect`, which refers to these
     sink.py         the user's class: a `SqlSink` with its options and its URL
     two_phase.py    its `TwoPhase`, only where transactions can be prepared
-    server.py       its `ServerDiagnosis`: what a server is asked for preflight and doctor, and how
-                    the answers are judged
+    server.py       its `ServerDiagnosis`: the queries of preflight and doctor to the server, and
+                    the rules that judge the answers
     connector.py    its `CONNECTOR`: what `onceflow txn` and `onceflow doctor` need; SQLite has it
-                    in sink.py, and resource_manager.py beside it
+                    in sink.py, with resource_manager.py
 
 Without `two_phase` every sink of the dialect is in ledger mode.
 
-Outside of the folder, needed by every dialect:
+Files outside of the folder that every dialect needs:
 
     pyproject.toml  an entry point in `onceflow.sinks` for each scheme of a URL; an extra with the
                     driver, named in `all` too; the folder in the S608 exception of ruff;
@@ -31,19 +31,20 @@ Outside of the folder, needed by every dialect:
     deploy/conda/recipe.yaml    the driver: conda knows no extras
     docs/sinks/                 its page, and a line in README.md
 
-For its Spark format besides:
+Files for its Spark format:
 
-    src/pyspark_onceflow_NAME.py    by which Spark finds it; listed in pyproject.toml for the wheel
+    src/pyspark_onceflow_NAME.py    the module that Spark finds; listed in pyproject.toml for the
+                                    wheel
     connectors/spark/formats.py     its class, and its line in `FORMATS`
     connectors/spark/options/sql.py       the options of writing
     connectors/spark/options/sql_reads.py and connectors/spark/readers/NAME_rows.py, if it is read
     connectors/python_daemon.py           the modules that its workers import
     docs/spark-formats.md                 its table of options
 
-For its tests:
+Files for its tests:
 
     integration/servers, integration/judges    a server, and a judge of what runs have written
-    tests/integration/sql/databases.py         what tests of all databases ask of one
+    tests/integration/sql/databases.py         what tests of all databases ask of a database
     tests/conformance/sink_targets.py, test_sinks_conform.py and conftest.py    the suite of sinks
 """
 
@@ -81,50 +82,53 @@ if TYPE_CHECKING:
 
 
 class InsertStream(ABC):
-    """Inserts into one table that go to the server as they come. Errors of it are `SqlError`s.
+    """A stream of inserts into one table, sent to the server as rows arrive. Raises `SqlError`s.
 
-    The server may tell of a refused row one or more calls later, at `finish` at the latest.
+    The server may report a refused row one or more calls later, at `finish` at the latest.
     """
 
     @abstractmethod
     def write(self, begin: Callable[[], Session], rows: pa.RecordBatch) -> None:
-        """Take `rows`, which are converted, and send what is due now.
+        """Take `rows`, which are converted, and send the rows that are due now.
 
-        `begin` returns the session with the transaction open, and is called only to send: the
-        server need not keep a transaction open for rows that wait here.
+        `begin` returns the session with the transaction open, and is called only to send. So the
+        server keeps no transaction open for rows that are only buffered here.
         """
 
     @abstractmethod
     def finish(self, session: Session) -> None:
-        """Wait until the server has taken all rows since the last call as they are."""
+        """Wait until the server has accepted all rows since the last call."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """Send and await nothing more. Raises nothing; safe to call twice."""
+        """Stop sending and do not wait for replies. Raises nothing, and may be called twice."""
 
 
 class DmlExecutor(ABC):
-    """Puts converted rows by the write mode, and deletes keys. Errors are `SqlError`s."""
+    """An executor that writes converted rows by the write mode, and deletes keys.
+
+    Raises `SqlError`s.
+    """
 
     def __init__(self, mode: WriteMode, key: Sequence[str]) -> None:
-        """Prepare nothing; `key` may be empty for inserts."""
+        """Send nothing yet; `key` may be empty for inserts."""
         self.mode = mode
         self.key = tuple(key)
 
     @abstractmethod
     def inserts(self, target: Target) -> InsertStream:
-        """Return what inserts rows into `target`."""
+        """Return a stream that inserts rows into `target`."""
 
     @abstractmethod
     def change(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
-        """Put `rows` by their key, of which each comes once, as the write mode says."""
+        """Apply `rows` by their key as the write mode says; no key occurs twice in `rows`."""
 
     @abstractmethod
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
-        """Delete the rows of the keys of `rows`, which may have further columns."""
+        """Delete the table's rows that have the keys of `rows`. `rows` may have further columns."""
 
     def put(self, session: Session, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
-        """Insert `batches`, or put them by key; the server has taken all when it returns."""
+        """Insert `batches`, or write them by key. On return the server has accepted all rows."""
         if self.mode is not WriteMode.INSERT:
             for rows in batches:
                 self.change(session, target, rows)
@@ -141,43 +145,44 @@ class DmlExecutor(ABC):
 
 DATABASE = Area("database")
 CONNECTIONS_A_SUBTASK = 2
-"""The writer's and the committer's."""
+"""The connections of one subtask: one for its writer and one for its committer."""
 CONNECTIONS_OF_DRIVER = 2
-"""Connections of the driver, besides those of subtasks."""
+"""The connections of the driver, in addition to those of the subtasks."""
 
 
 class Dialect(ABC):
-    """One kind of server. Methods that take a session raise `SqlError`s."""
+    """A kind of server. Methods that take a session raise `SqlError`s."""
 
     log: ClassVar[logging.Logger]
     product: ClassVar[str]
-    """What messages call a type of the server: Postgres type, type."""
+    """The word before "type" in messages: "Postgres type", or only "type"."""
     user: ClassVar[str] = "user"
-    """What it calls who connects: role, user."""
+    """The server's word for an account: role, user."""
     lists_locks: ClassVar[str]
-    """Where the server tells who holds which locks."""
+    """The view or statement by which the server lists the holders of locks."""
     lists_prepared: ClassVar[str] = ""
-    """Where it tells what is prepared."""
+    """The view or statement by which the server lists prepared transactions."""
     absence: ClassVar[str] = "does not exist"
-    """What is known of a table that is not found."""
+    """The words of messages about a table that is not found."""
     folds_names: ClassVar[bool] = False
-    """Whether columns are the same that differ only in upper and lower case."""
+    """True if the server does not distinguish columns that differ only in upper and lower case."""
     deletes_by_index: ClassVar[bool] = False
-    """Whether keys can be deleted only where a unique index is over them."""
+    """True if keys can be deleted only where a unique index covers them."""
 
     unless_there: ClassVar[str] = ""
-    """What makes an INSERT do nothing where a row of the key is; empty if it is refused then."""
+    """The clause by which an INSERT does nothing if a row with its key exists; empty if the server
+    has no such clause and refuses the row."""
     before_pruning: ClassVar[Sequence[str]] = ()
-    """Statements of a transaction that only prunes: it need not be durable."""
+    """The statements that begin a transaction that only prunes. It need not be durable."""
     locks_row: ClassVar[str] = " FOR UPDATE"
-    """What keeps the rows of a SELECT as they are until the transaction ends."""
+    """The clause by which a SELECT locks its rows until the transaction ends."""
     locks_what_is_pruned: ClassVar[str] = ""
-    """What passes over the rows that another session is pruning."""
+    """The clause by which a SELECT skips rows that another session is pruning."""
 
     adds_columns_one_by_one: ClassVar[bool] = False
-    """Whether an ALTER TABLE adds no more than one."""
+    """True if an ALTER TABLE can add only one column."""
     creates_index_if_missing: ClassVar[bool] = True
-    """Whether there is a CREATE INDEX IF NOT EXISTS."""
+    """True if the server has CREATE INDEX IF NOT EXISTS."""
     options_of_tables: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     options_of_bookkeeping: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """SQLAlchemy's options of the tables that are created: engine, character set."""
@@ -189,11 +194,11 @@ class Dialect(ABC):
         """Return `name` as an identifier."""
 
     def check_name(self, name: str) -> None:  # noqa: B027 - where the server refuses by itself
-        """Raise ConfigError if the server would take another name for `name`, without an error."""
+        """Raise ConfigError if the server would silently change `name`."""
 
     @abstractmethod
     def literal(self, value: str) -> str:
-        """Return `value` as SQL, whatever is in it."""
+        """Return `value` as a SQL literal, for any characters in it."""
 
     def identifier(self, name: TableName) -> str:
         """Return a table's name, quoted."""
@@ -213,7 +218,7 @@ class Dialect(ABC):
         """Return the facts of each column of the table called `name`.
 
         Empty if there is no such table, or if a transaction does not keep what it writes there.
-        Writers ask at each barrier, so a dialect answers by one query.
+        Writers call this at each barrier, so a dialect uses a single query.
         """
         table = self.find_table(session, name)
         if table is None or table.unfit is not None:
@@ -224,71 +229,73 @@ class Dialect(ABC):
         }
 
     def describe_altered_keys(self, session: Session, table: Table) -> str:
-        """Return what has changed by which `table` tells keys apart since it was read; or empty.
+        """Describe how the comparison of keys has changed since `table` was read.
 
-        Writers of changes by key ask at each barrier. A dialect whose server refuses statements
-        that such a change makes wrong always returns an empty text.
+        Empty if it has not.
+
+        Writers of changes by key call this at each barrier. If the server itself refuses statements
+        that such a change makes wrong, the dialect always returns an empty text.
         """
         return ""
 
     @abstractmethod
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
-        """Return the name that all spellings of a table share; asks the server where only it knows.
+        """Return the canonical name of a table; ask the server if only the server knows it.
 
-        The usual schema is left out: public, or the url's database. A table that is missing has
+        The default schema is left out: public, or the url's database. A table that is missing has
         the name under which it would be created.
 
         Raises:
             ConfigError, SinkError: The server refuses the connection.
-            SqlError: It does not answer.
+            SqlError: The server does not answer.
         """
 
     @abstractmethod
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> ColumnFit | None:
-        """Return how values of `given` go into `column`; None when they cannot unchanged."""
+        """Return the fit of Arrow type `given` into `column`, or None if values would change."""
 
     @abstractmethod
     def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
-        """Return the type of a column that is created for `field`; None when there is none."""
+        """Return the column type to create for `field`, or None if there is none."""
 
     no_type_advice: ClassVar[str] = "nested data to JSON text"
-    """What can be made of columns for which there is no type."""
+    """The advice in errors about columns for which there is no type."""
 
     def columns_to_assign(
         self, table: Table, others: Sequence[TableColumn], rules: ChangeRules
     ) -> Sequence[TableColumn]:
-        """Return the columns to which changes by key assign; `others` are those outside the key."""
+        """Return the columns of `others`, which are outside the key, that changes by key assign."""
         del table
         return () if rules.mode is WriteMode.IGNORE else others
 
     @abstractmethod
     def one_at_a_time(self, session: Session) -> AbstractContextManager[None]:
-        """Let nobody else create or alter anything in the block; what is done in it holds after.
+        """Exclude all other sessions that create or alter tables while the block runs.
 
-        Waits no longer than the settings allow.
+        The effects of the block are kept after it. Waits no longer than the settings allow.
         """
 
     @abstractmethod
     def has_schema(self, session: Session, schema: str | None) -> bool:
-        """Return whether `schema`, or the one that the server takes by itself, is there."""
+        """Return True if `schema` exists. None and empty stand for the server's default schema."""
 
     # -- rows --------------------------------------------------------------------------------------
 
     @abstractmethod
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> DmlExecutor:
-        """Return what puts and deletes rows on `session`; `key` may be empty for inserts."""
+        """Return an executor for rows on `session`; `key` may be empty for inserts."""
 
     def writer_name(self, context: WriterContext) -> str:
-        """Return the name of a writer's session, by which its attempt is known."""
+        """Return the name of a writer's session, which identifies its attempt to the server."""
         return session_name(context.sink_id, context.attempt, f"subtask {context.subtask} writer")
 
     def lock_holders(
         self, session: Session, table: TableName, context: WriterContext, most: int
     ) -> Sequence[str]:
-        """Describe who may hold what a writer on `table` waited for, at most `most`.
+        """Describe up to `most` sessions that may hold the lock a writer on `table` waited for.
 
-        Never has a value of theirs: of a statement at most its first word. Empty where the server
-        does not tell.
+        The text never contains values of those sessions: at most the first word of a statement.
+        Empty if the server does not tell.
         """
         del session, table, context, most
         return ()
@@ -296,43 +303,47 @@ class Dialect(ABC):
     def list_blockers(
         self, session: Session, ledger_schema: str, context: CommitterContext, most: int
     ) -> Sequence[str]:
-        """Describe whom writers of the attempt wait for now, at most `most`; see `lock_holders`."""
+        """Describe up to `most` sessions that block the attempt's writers now.
+
+        See `lock_holders`.
+        """
         del session, ledger_schema, context, most
         return ()
 
     # -- before a job writes -----------------------------------------------------------------------
 
     def guard_of_record(self, transaction: TransactionId) -> str:
-        """Return what else must hold when a ledger row is written, from AND on; or nothing.
+        """Return a further condition for writing a ledger row, from AND on; or an empty text.
 
-        For servers where the row of a prepared transaction of the same name would be waited for.
+        It is needed if the server would wait for the ledger row of a prepared transaction of the
+        same name.
         """
         del transaction
         return ""
 
     def two_phase(self, schema: str) -> TwoPhase | None:
-        """Return how transactions are prepared under the ledger in `schema`; None if not at all."""
+        """Return the two-phase operations under the ledger in `schema`, or None."""
         del schema
         return None
 
     @abstractmethod
     def look_at_server(self, session: Session) -> ServerDiagnosis:
-        """Return what the server is, as of now."""
+        """Return the current diagnosis of the server."""
 
     def end_older_writers(  # noqa: B027 - where nothing is open between statements
         self, session: Session, schema: str, context: CommitterContext
     ) -> None:
-        """End the sessions of older attempts' writers: what they hold is rolled back."""
+        """End the sessions of older attempts' writers. The server rolls back their transactions."""
 
     def cascades_of(self, session: Session, name: TableName) -> Sequence[str]:
-        """Return the foreign keys by which other rows change when rows of a table are deleted."""
+        """Return the foreign keys by which deletes from a table change rows of other tables."""
         del session, name
         return ()
 
     def require_delete(  # noqa: B027 - where the catalogs tell
         self, session: Session, table: Table
     ) -> None:
-        """Check that the user may delete rows, where `Table.deletable` cannot tell.
+        """Raise ConfigError if the user may not delete rows, where `Table.deletable` cannot tell.
 
         Raises:
             ConfigError: The user may not.
@@ -340,61 +351,65 @@ class Dialect(ABC):
 
 
 class ServerDiagnosis(ABC):
-    """What a server said of itself, judged: once, for a job's start and for `onceflow doctor`."""
+    """An assessment of a server's own answers, used by a job's start and by `onceflow doctor`."""
 
     user: str
-    """Who is connected, as GRANT takes it."""
+    """The connected user, in the form that GRANT accepts."""
 
     @abstractmethod
     def fitness(self, where: SqlEndpoint) -> Sequence[Finding]:
-        """Return whether it can be written to, and keeps what it has said is committed."""
+        """Judge whether the server accepts writes and keeps committed transactions."""
 
     @abstractmethod
     def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
-        """Return whether so many subtasks can prepare transactions, and whether that is wise."""
+        """Judge whether `parallelism` subtasks can and should prepare transactions."""
 
     @abstractmethod
     def bookkeeping(self, session: Session, schema: str, tables: Sequence[str]) -> Finding:
-        """Return whether the user may create our tables in `schema`, or write those there are.
+        """Judge whether the user may create or write onceflow's tables in `schema`.
 
-        `tables` may name more than a job needs: one that is not there is nobody's lack.
+        `tables` may name more tables than a job needs. A missing table is not a problem by itself.
         """
 
     def absent(self, session: Session, name: TableName, area: Area) -> Finding:
-        """Return why a table is not found."""
+        """Return the reason why a table is not found."""
         del session, name
         return area.problem("it does not exist", "the table", "create it, or pass create=True")
 
     def room(self, session: Session, parallelism: int) -> Sequence[Finding]:
-        """Return whether a job of `parallelism` finds free connections and the like now."""
+        """Judge whether a job of `parallelism` finds enough free connections and the like now."""
         del session, parallelism
         return ()
 
     def clock_s(self, session: Session) -> float | None:
-        """Return the time by the server's clock; None where it is ours."""
+        """Return the time of the server's clock, or None if it is the clock of this machine."""
         del session
         return None
 
     def list_left_over(self, session: Session, schema: str) -> Sequence[Finding]:
-        """Return what is prepared: ours under the ledger in `schema`, and that of others."""
+        """Return the prepared transactions: those of the ledger in `schema`, and all others."""
         del session, schema
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class TwoPhaseSupport:
-    """Whether two_phase is possible in a server as it is reached, and whether it is wise."""
+    """An assessment whether two_phase is possible and advisable on a server."""
 
     merit: str
-    """Why it is both, when nothing below says otherwise."""
+    """The reason why two_phase is possible and advisable, if there are no obstacles and
+    drawbacks."""
     obstacles: tuple[Finding, ...] = ()
-    """Why it is impossible."""
+    """The reasons why two_phase is impossible."""
     drawbacks: tuple[Finding, ...] = ()
-    """Why ledger is better, though it is possible."""
+    """The reasons why ledger is better although two_phase is possible."""
 
 
 def connections(total: int, free: int, parallelism: int, raise_to: str) -> Finding:
-    """Return whether a job finds enough of them; `raise_to` is the statement for `{total}`."""
+    """Judge whether a job finds enough free connections.
+
+    `raise_to` is the statement that raises the limit to `{total}`.
+    """
     needed = CONNECTIONS_A_SUBTASK * parallelism + CONNECTIONS_OF_DRIVER
     text = f"{free} of {total} connections are free"
     if free >= needed:
@@ -408,16 +423,16 @@ def connections(total: int, free: int, parallelism: int, raise_to: str) -> Findi
 
 
 class TwoPhase(ABC):
-    """How transactions are prepared under one ledger, and ended by their names from any session."""
+    """The operations that prepare transactions under one ledger, and end them from any session."""
 
     commit_words: ClassVar[str]
-    """What commits a prepared transaction, as messages call it; its name follows."""
+    """The statement that commits a prepared transaction, as messages name it; its name follows."""
     roll_back_words: ClassVar[str]
     holder_leaves_s: ClassVar[float] = 0.0
-    """How long a session that holds a prepared transaction may take to release it."""
+    """The time that a session which holds a prepared transaction may take to release it."""
 
     def __init__(self, schema: str) -> None:
-        """Ask nothing; `schema` is the ledger's."""
+        """Send no query; `schema` is the ledger's schema."""
         self.schema = schema
 
     @abstractmethod
@@ -425,35 +440,42 @@ class TwoPhase(ABC):
         """Return the connected transactions of one writer.
 
         Raises:
-            ConfigError: The server cannot hold what all writers prepare.
+            ConfigError: The server does not allow as many prepared transactions as all writers
+                need.
             SinkError: The server cannot be reached or asked now.
         """
 
     @abstractmethod
     def list_prepared(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
-        """Return what is prepared under exactly this sink id with this ledger, by anybody."""
+        """Return all transactions that are prepared under exactly this sink id with this ledger.
+
+        They may be from any session and any user.
+        """
 
     def may_list(self, session: Session) -> bool:
-        """Return whether the user may ask what is prepared."""
+        """Return True if the user may list prepared transactions."""
         del session
         return True
 
     def is_prepared(self, session: Session, transaction: TransactionId) -> bool:
-        """Return whether the server knows the name."""
+        """Return True if the server lists the transaction as prepared."""
         return transaction in self.list_prepared(session, transaction.sink_id)
 
     @abstractmethod
     def find_prepare_time(self, session: Session, transaction: TransactionId) -> datetime | None:
-        """Return the time, by the server's clock, when it was prepared; None when it is not."""
+        """Return the server's time at which it was prepared, or None if it is not prepared."""
 
     def is_held(self, session: Session, transaction: TransactionId) -> bool:
-        """Return whether the session that prepared it is to be waited for before it is ended."""
+        """Return True if the session that prepared the transaction still holds it.
+
+        The caller then waits before it ends the transaction.
+        """
         del session, transaction
         return False
 
     @abstractmethod
     def commit(self, session: Session, transaction: TransactionId) -> None:
-        """Commit what is prepared.
+        """Commit a prepared transaction.
 
         Raises:
             NameUnknown: Nothing is prepared under the name, or a session holds it.
@@ -461,20 +483,23 @@ class TwoPhase(ABC):
 
     @abstractmethod
     def roll_back(self, session: Session, transaction: TransactionId) -> None:
-        """Roll back what is prepared.
+        """Roll back a prepared transaction.
 
         Raises:
             NameUnknown: Nothing is prepared under the name, or a session holds it.
         """
 
     def commit_is_proof(self, session: Session) -> bool:
-        """Return whether the answer to a commit proves it; else the ledger is looked at."""
+        """Return True if the reply to a commit proves it. Otherwise the caller reads the ledger."""
         del session
         return True
 
     @abstractmethod
     def end_holding_session(self, session: Session, transaction: TransactionId) -> str:
-        """Say who holds the transaction after all; end that session if nobody needs it."""
+        """Describe the session that holds the transaction.
+
+        End the session if no process needs it.
+        """
 
     @abstractmethod
     def endings(self, transaction: TransactionId) -> str:

@@ -1,9 +1,9 @@
-"""JSON documents in columns that parse them: what is no document, and what a column would lose.
+"""The checks of JSON documents for columns that parse them: is it JSON, and would it change.
 
-Postgres' jsonb and MySQL's json keep the meaning of a document and not its text. Of a key that an
-object has twice both keep the last value, and MySQL makes a double of each number that is no
-integer of 64 bits. A document that is refused only when its rows are decided would stop all commits
-after it, so every document is parsed before it is sent.
+Postgres' jsonb and MySQL's json store the parsed document and not its text. If an object has a key
+twice, both keep the last value. MySQL turns each number that is not a 64-bit integer into a double.
+A document that is refused only after its rows are decided would stop all later commits, so every
+document is parsed before it is sent.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any, cast
 
 _INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
 _INTEGER_LETTERS_MAX = 20
-"""The letters of the longest integer of 64 bits. Longer ones need not be parsed."""
+"""The length of the longest 64-bit integer. Longer texts need not be parsed as integers."""
 _NUMERIC_DIGITS_MAX, _NUMERIC_DIGITS_BEHIND_MAX = 131_072, 16_383
-"""Source: PostgreSQL 18 documentation, 8.1.2. Numbers outside end the statement that sends them."""
+"""Source: PostgreSQL 18 documentation, 8.1.2. A number outside of these limits fails its
+statement."""
 
 
 class _Refused(ValueError):
-    """Raised while a document is parsed; says why."""
+    """Raised while a document is parsed; the text says why."""
 
 
 def find_syntax_fault(text: str) -> str | None:
-    """Return why `text` is no JSON document, or None."""
+    """Return why `text` is not a JSON document, or None if it is one."""
     return _find_fault(_CHECKS_SYNTAX, text)
 
 
 def find_binary_fault(text: str) -> str | None:
-    """Return why Postgres' jsonb does not keep the meaning of `text`, or None."""
+    """Return why Postgres' jsonb would change `text`, or None if it would not."""
     fault = _find_fault(_CHECKS_KEYS, text)
     if fault is None and "\\u" in text:
         return _find_escape_fault(text)
@@ -37,7 +38,7 @@ def find_binary_fault(text: str) -> str | None:
 
 
 def find_double_fault(text: str) -> str | None:
-    """Return why MySQL's json does not keep the meaning of `text`, or None."""
+    """Return why MySQL's json would change `text`, or None if it would not."""
     return _find_fault(_CHECKS_KEYS_AND_NUMBERS, text)
 
 
@@ -54,7 +55,7 @@ def _find_fault(decoder: json.JSONDecoder, text: str) -> str | None:
 
 
 def _find_escape_fault(text: str) -> str | None:
-    """Return what jsonb, which stores UTF-8 without NUL, has no letter for."""
+    """Return why jsonb, which stores UTF-8 without NUL, cannot store an escape, or None."""
     for part in _texts_in(json.loads(text)):
         if "\0" in part:
             return "it holds \\u0000, and Postgres stores no NUL"
@@ -88,7 +89,7 @@ def _require_single_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _require_exact_float(text: str) -> None:
-    """Raise _Refused unless the nearest double stands for the same number."""
+    """Raise _Refused unless the nearest double equals the number."""
     nearest = float(text)
     if nearest in (float("inf"), float("-inf")) or Decimal(repr(nearest)) != Decimal(text):
         raise _Refused(f"the column makes the double {nearest!r} of the number {text[:80]}")
@@ -100,12 +101,12 @@ def _require_exact_integer(text: str) -> None:
 
 
 def _require_numeric(text: str) -> None:
-    """Raise _Refused unless Postgres' numeric, which jsonb makes of numbers, holds the number."""
+    """Raise _Refused unless Postgres' numeric, jsonb's type of numbers, can hold the number."""
     if len(text) <= _NUMERIC_DIGITS_BEHIND_MAX and "e" not in text and "E" not in text:
         return
     try:
         number = Decimal(text)
-    except InvalidOperation:  # an exponent beyond what Python counts
+    except InvalidOperation:  # an exponent beyond Python's limit
         raise _Refused(f"Postgres' numeric does not hold {text[:80]}") from None
     digits_behind = -cast("int", number.as_tuple().exponent)
     if number.adjusted() >= _NUMERIC_DIGITS_MAX or digits_behind > _NUMERIC_DIGITS_BEHIND_MAX:

@@ -1,10 +1,10 @@
 """The two tables that onceflow keeps in a target database, and the statements on them.
 
-onceflow_ledger   one row a transaction, written inside it: visible if and only if the
-                  transaction is committed, so it tells "committed" from "rolled back" when the
-                  prepared transaction itself is gone
-onceflow_sinks    one row a sink id: which decision log owns it, its newest attempt, and how that
-                  one commits
+onceflow_ledger   one row per transaction, written inside the transaction. It is visible if and
+                  only if the transaction is committed. If the prepared transaction is gone, the
+                  row tells "committed" from "rolled back"
+onceflow_sinks    one row per sink id: the decision log that owns it, its newest attempt, and that
+                  attempt's commit mode
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from onceflow.sinks.sql.tables import TableName
 LEDGER = "onceflow_ledger"
 SINKS = "onceflow_sinks"
 BATCHES = "onceflow_batches"
-"""Beside them, of Spark's formats: see `batch_decisions`."""
+"""The table of Spark's batch formats in the same schema: see `batch_decisions`."""
 COMMIT_MODE_LENGTH_MAX = 16
 _COLUMNS = "(transaction_id, sink_id, attempt, checkpoint, subtask, row_count)"
 _PRUNED_AT_ONCE = 1_000
-"""Rows that one transaction deletes, about: its locks are held only briefly."""
+"""The approximate number of rows that one transaction deletes, so that it holds locks only
+briefly."""
 _PROOFS_MAX = 10_000
-"""Proofs that are read of one sink id: more than the subtasks of some retained checkpoints have."""
+"""The largest number of ledger rows that are read for one sink id. The subtasks of the retained
+checkpoints have fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """The bookkeeping tables in one schema. Each call runs in the session's transaction.
 
-    Errors are `SqlError`s: a ledger that is missing proves nothing, so that is never False.
+    Errors are `SqlError`s. A missing ledger proves nothing, so it raises and never returns False.
     """
 
     dialect: Dialect
@@ -52,26 +54,28 @@ class Ledger:
 
     @property
     def sinks(self) -> str:
-        """The quoted name of the table that says who may write."""
+        """The quoted name of the table that records the owner of each sink id."""
         return self.dialect.identifier(TableName(self.schema, SINKS))
 
     def take_over(self, sink_id: str) -> str:
-        """Return the statements by which the database forgets who owns `sink_id`, in their order.
+        """Return the statements that delete the ownership of `sink_id` from the database, in order.
 
-        Proofs go first: another log counts from 1 again, and would take them for its own.
+        The ledger rows are deleted first. Another decision log counts from 1 again, and would take
+        the old rows as proofs of its own transactions.
         """
         own = f"WHERE sink_id = {self._literal(sink_id)}"
         return f"DELETE FROM {self.ledger} {own}; DELETE FROM {self.sinks} {own}"
 
     def record(self, session: Session, transaction: TransactionId, rows: int) -> bool:
-        """Return whether the ledger row is written; not when a newer attempt has the sink.
+        """Write the ledger row; return False if a newer attempt has claimed the sink.
 
-        Nor, where the server would wait for it, when a prepared transaction has the name.
+        Also return False if a prepared transaction has the same name and the server would wait for
+        it.
 
         Raises:
             DuplicateKey: The transaction is committed.
         """
-        # The fence's row is read without a lock that a prepared transaction would keep.
+        # The fence's row is read without a lock, which a prepared transaction would keep.
         guard = self.dialect.guard_of_record(transaction)
         return (
             session.execute(
@@ -83,9 +87,9 @@ class Ledger:
         )
 
     def record_applied(self, session: Session, transaction: TransactionId, rows: int) -> bool:
-        """Return whether the ledger row is written; not when the transaction is committed.
+        """Write the ledger row; return False if the transaction is already committed.
 
-        Waits for another session that is writing it, and then knows how that one ended.
+        If another session is writing the same row, wait until that session's transaction ends.
         """
         return self._is_inserted(
             session,
@@ -93,12 +97,12 @@ class Ledger:
         )
 
     def has(self, session: Session, transaction: TransactionId) -> bool:
-        """Return whether the ledger proves that `transaction` is committed."""
+        """Return True if the ledger proves that `transaction` is committed."""
         name = self._literal(str(transaction))
         return bool(session.query(f"SELECT 1 FROM {self.ledger} WHERE transaction_id = {name}"))
 
     def owner(self, session: Session, sink_id: str) -> FenceOwner | None:
-        """Return who claimed `sink_id` last."""
+        """Return the owner of the newest claim of `sink_id`, or None if it was never claimed."""
         rows = self._of_sink(session, "log_id, attempt, job", sink_id)
         if not rows:
             return None
@@ -106,19 +110,20 @@ class Ledger:
         return FenceOwner(str(log_id), int(attempt), str(job))
 
     def newest_claim(self, session: Session, sink_id: str) -> tuple[int, str, str] | None:
-        """Return attempt, job and time of the newest claim of `sink_id`; for people."""
+        """Return attempt, job and time of the newest claim of `sink_id`, to show to people."""
         rows = self._of_sink(session, "attempt, job, claimed_at", sink_id)
         return (int(rows[0][0]), str(rows[0][1]), str(rows[0][2])) if rows else None
 
     def owners(self, session: Session) -> dict[str, str]:
-        """Return who owns each sink id: its decision log, or the batches of Spark that claim it."""
+        """Return the owner of each sink id: a decision log, or Spark batches that claimed it."""
         rows = session.query(f"SELECT sink_id, log_id FROM {self.sinks} ORDER BY sink_id")
         return {str(sink_id): str(log_id) for sink_id, log_id in rows}
 
     def read_record(self, session: Session, sink_id: str, attempt: int) -> TargetRecord:
-        """Return what the ledger proves of `sink_id`, which `attempt` has claimed last.
+        """Return the transactions of `sink_id` that the ledger proves to be committed.
 
-        Where nobody may prune it there are more proofs than it is worth to read: the newest are.
+        `attempt` is the newest claim of `sink_id`. If the user may not prune, the ledger may hold
+        more proofs than are useful. Then only the newest are read.
         """
         own = f"FROM {self.ledger} WHERE sink_id = {self._literal(sink_id)}"
         rows = session.query(f"SELECT attempt, MAX(checkpoint) {own} GROUP BY attempt")
@@ -133,17 +138,18 @@ class Ledger:
         return to_record(sink_id, attempt, marks, proofs=proofs)
 
     def commit_mode(self, session: Session, sink_id: str) -> str | None:
-        """Return the commit mode that the last claim chose; None when it recorded none."""
+        """Return the commit mode that the newest claim recorded, or None if it recorded none."""
         rows = self._of_sink(session, "commit_mode", sink_id)
         return rows[0][0] if rows else None
 
     def claim(
         self, session: Session, sink_id: str, job: str, owner: FenceOwner, commit_mode: str
     ) -> bool:
-        """Return whether `owner` is now the only one who may write under `sink_id`.
+        """Claim `sink_id`; return True if `owner` is now the only one that may write under it.
 
-        Not when another log, the same attempt or a newer one has it: the rule of `sinks.fence`. Nor
-        when another claim of a new sink id was quicker; the next call knows by that one's row.
+        Return False if another log, the same attempt or a newer attempt holds the claim: the rule
+        of `sinks.fence`. Also return False if another claim of a new sink id was faster; the next
+        call finds that claim's row.
         """
         sink, name, log, mode = map(self._literal, (sink_id, job, owner.log_id, commit_mode))
         updated = session.execute(
@@ -151,7 +157,7 @@ class Ledger:
             f"claimed_at = CURRENT_TIMESTAMP, commit_mode = {mode} "
             f"WHERE sink_id = {sink} AND log_id = {log} AND attempt < {owner.attempt}"
         )
-        # UPDATE before INSERT: the row is nearly always there.
+        # UPDATE before INSERT, because the row nearly always exists.
         return updated > 0 or self._is_inserted(
             session,
             f"INSERT INTO {self.sinks} (sink_id, job, log_id, attempt, commit_mode) "
@@ -159,11 +165,11 @@ class Ledger:
         )
 
     def prune(self, session: Session, sink_id: str, before: CheckpointId) -> bool:
-        """Delete proofs of checkpoints before `before`; return whether the next call deletes more.
+        """Delete proofs of checkpoints before `before`; return True if there may be more.
 
-        All proofs of a checkpoint go in one transaction, or none: whoever finds some of them may
-        count on it that the others never were there. Proofs of prepared transactions are not seen,
-        and stay. Losing a deletion to a crash does no harm.
+        All proofs of a checkpoint are deleted in one transaction. So a reader that finds some
+        proofs of a checkpoint knows that no others were deleted. Proofs inside prepared
+        transactions are not visible and stay. A crash that loses a deletion does no harm.
         """
         own = f"FROM {self.ledger} WHERE sink_id = {self._literal(sink_id)}"
         with session.transaction():
@@ -180,7 +186,8 @@ class Ledger:
                 f"SELECT transaction_id, checkpoint {own} AND checkpoint <= {max(sizes)}"
                 f"{self.dialect.locks_what_is_pruned}"
             )
-            # Fewer than were counted: another subtask is deleting this checkpoint's just now.
+            # If fewer rows than counted are locked, another subtask is deleting this checkpoint's
+            # rows.
             left = Counter(sizes) - Counter(int(checkpoint) for _, checkpoint in locked)
             names = [str(name) for name, checkpoint in locked if int(checkpoint) not in left]
             if names:
@@ -188,7 +195,7 @@ class Ledger:
                 # (InnoDB).
                 listed = ", ".join(map(self._literal, names))
                 session.execute(f"DELETE FROM {self.ledger} WHERE transaction_id IN ({listed})")
-        # Bounded twice: the checkpoints that were counted, and the rows of those that were taken.
+        # Both the counted checkpoints and the rows of the taken checkpoints are limited.
         return bool(names) and (len(sizes) < len(counted) or len(counted) == _PRUNED_AT_ONCE)
 
     def _of_sink(self, session: Session, columns: str, sink_id: str) -> Sequence[tuple[Any, ...]]:
@@ -197,7 +204,7 @@ class Ledger:
         )
 
     def _is_inserted(self, session: Session, statement: str) -> bool:
-        """Return whether `statement` inserted its row; not when there is one of the same key."""
+        """Insert a row; return False if a row of the same key exists."""
         try:
             return session.execute(f"{statement}{self.dialect.unless_there}") == 1
         except DuplicateKey:
@@ -214,9 +221,9 @@ class Ledger:
 
 
 def _take_whole(sizes: Mapping[int, int]) -> dict[int, int]:
-    """Return the first of `sizes`, by checkpoint, that are about as many rows as one call deletes.
+    """Return the first checkpoints of `sizes`, with about as many rows as one call deletes.
 
-    The first at least, however many rows it has.
+    The result contains at least one checkpoint, however many rows it has.
     """
     totals = accumulate(sizes.values())
     fitting = sum(total <= _PRUNED_AT_ONCE for total in totals)

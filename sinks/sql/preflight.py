@@ -1,4 +1,4 @@
-"""What is checked, created and claimed on the driver before an attempt writes anything."""
+"""The checks, creations and the claim that the driver makes before an attempt writes anything."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_TWO_PHASE = TwoPhaseSupport(
 def run_preflight(
     settings: SqlSettings, context: CommitterContext, schema: pa.Schema, *, exactly_once: bool
 ) -> None:
-    """Make ready for rows of `schema`: create what is missing and claim the sink id.
+    """Prepare the target for rows of `schema`: create what is missing and claim the sink id.
 
     Raises:
         ConfigError: The rows cannot be written; the text says what to do.
@@ -61,10 +61,10 @@ def run_preflight(
 
 
 def validate_rows(settings: SqlSettings, context: CommitterContext, schema: pa.Schema) -> None:
-    """Check that the server, and the table if it exists, take rows of `schema`; changes nothing.
+    """Check that the server, and the table if it exists, accept rows of `schema`; change nothing.
 
     Raises:
-        ConfigError: They do not take them; the text says what to do.
+        ConfigError: They do not accept the rows; the text says what to do.
         SinkError: The server cannot be reached or asked now.
     """
     with _preflight(settings, context) as preflight:
@@ -72,7 +72,7 @@ def validate_rows(settings: SqlSettings, context: CommitterContext, schema: pa.S
 
 
 def read_record(settings: SqlSettings, context: CommitterContext) -> TargetRecord | None:
-    """Return what the database records of the sink id; None where the user may not ask.
+    """Return the database's record of the sink id, or None if the user may not read it.
 
     Raises:
         ConfigError: Another job owns the sink id.
@@ -99,7 +99,7 @@ def _preflight(settings: SqlSettings, context: CommitterContext) -> Generator[_P
 
 
 class _Preflight:
-    """One run of the checks, on one session."""
+    """A run of the checks, on one session."""
 
     def __init__(self, settings: SqlSettings, context: CommitterContext, session: Session) -> None:
         self._settings = settings
@@ -112,11 +112,12 @@ class _Preflight:
         server = self._fit_server()
         if exactly_once:
             look = partial(self._support, server)
-            # Before anything is created: a mode that is not possible must leave no tables behind.
+            # Choose the mode before anything is created, so that an impossible mode leaves no
+            # tables behind.
             mode = chosen_mode(settings, context, look, self._dialect.log)
             self._ensure_bookkeeping(server)
             self._claim(mode)
-            # After the claim: a writer that is ended now cannot begin again under its old attempt.
+            # End older writers after the claim, so that none can begin again under its old attempt.
             self._dialect.end_older_writers(self._session, settings.ledger_schema, context)
         self._ensure_table(schema)
 
@@ -131,7 +132,7 @@ class _Preflight:
         self._check_known_columns(table, schema)
 
     def _check_known_columns(self, table: Table, schema: pa.Schema) -> None:
-        """Raise ConfigError unless `table` takes what it can of the rows before it is altered."""
+        """Raise ConfigError unless `table` accepts the rows' columns that it has already."""
         settings = self._settings
         require_writable(table)
         if settings.evolve:
@@ -147,7 +148,8 @@ class _Preflight:
             for name in (LEDGER, SINKS):
                 if self._dialect.find_table(session, TableName(ledger.schema, name)) is None:
                     return TargetRecord(context.sink_id)
-            # The claim first: who claims and commits in between has a higher attempt.
+            # Read the claim first. A process that claims and commits between the two reads has a
+            # higher attempt.
             owner = ledger.owner(session, context.sink_id)
             attempt = owner.attempt if owner else 0
             record = ledger.read_record(session, context.sink_id, attempt)
@@ -162,7 +164,7 @@ class _Preflight:
         return record
 
     def _fit_server(self) -> ServerDiagnosis:
-        """Return the server, which can be written to and forgets nothing when it is killed."""
+        """Return the server after checking that it accepts writes, and keeps commits if killed."""
         where, server = self._settings.endpoint, self._dialect.look_at_server(self._session)
         about = f"sink {self._context.sink_id}: {where}"
         require(server.fitness(where), about, self._dialect.log)
@@ -174,7 +176,7 @@ class _Preflight:
         return server.two_phase_support(self._session, parallelism=1)
 
     def _ensure_bookkeeping(self, server: ServerDiagnosis) -> None:
-        """Create the ledger and the fence if they are missing. Others may do the same at once.
+        """Create the ledger and the fence if they are missing, even if other processes do the same.
 
         Raises:
             ConfigError: They are missing, and the user may not create them.
@@ -184,7 +186,7 @@ class _Preflight:
             self._dialect.find_table(session, TableName(ledger.schema, name))
             for name in (LEDGER, SINKS)
         ]
-        # The usual start: nothing is asked for that a user with few rights may not do.
+        # The usual start: it needs no further privileges.
         if all(table is not None and table.unique_keys for table in tables):
             self._ensure_commit_mode(tables[1])
             return
@@ -209,19 +211,20 @@ class _Preflight:
         try:
             self._session.execute(statement)
         except NameTaken:
-            # An index, where there is no IF NOT EXISTS for it; a crash may have come before it.
+            # The name of an index, on a server without IF NOT EXISTS for indexes. An earlier start
+            # may have crashed after creating it.
             if self._dialect.creates_index_if_missing:
                 raise
 
     def _ensure_commit_mode(self, sinks: Table | None) -> None:
-        """Bring a fence that was created before commit modes up to date."""
+        """Add the column commit_mode to a fence table of an older onceflow."""
         if sinks is None or sinks.column("commit_mode") is not None:
             return
         name = self._dialect.identifier(sinks.name)
         statement = f"ALTER TABLE {name} ADD COLUMN commit_mode varchar({COMMIT_MODE_LENGTH_MAX})"
         try:
             with self._dialect.one_at_a_time(self._session):
-                # Looked at again under the lock: another driver may have added the column.
+                # Read the table again under the lock: another driver may have added the column.
                 now = self._dialect.find_table(self._session, sinks.name)
                 if now is None or now.column("commit_mode") is None:
                     self._session.execute(statement)
@@ -233,7 +236,7 @@ class _Preflight:
             ) from error
 
     def _claim(self, mode: CommitMode) -> None:
-        """Claim the sink id for this attempt in `mode`; no older attempt may write from then on.
+        """Claim the sink id for this attempt in `mode`. From then on no older attempt may write.
 
         Raises:
             ConfigError: Another job owns the sink id.
@@ -242,7 +245,7 @@ class _Preflight:
         context, ledger, session = self._context, self._settings.ledger, self._session
         claimant = FenceOwner(context.log_id, context.attempt, context.job)
         while not ledger.claim(session, context.sink_id, context.job, claimant, mode.value):
-            # Goes on only if the row that stood in the way is gone meanwhile, or older.
+            # Continue only if the row that prevented the claim is gone by now, or older.
             check_fence(
                 context.sink_id,
                 ledger.owner(session, context.sink_id),
@@ -251,13 +254,13 @@ class _Preflight:
             )
 
     def _ensure_table(self, schema: pa.Schema) -> None:
-        """Make sure that the target table takes rows of `schema`; create or alter it if asked to.
+        """Ensure that the target table accepts rows of `schema`; create or alter it if configured.
 
-        Every check comes before the first change. Only while nothing is prepared: otherwise columns
-        are added by the writers, after recovery.
+        Every check comes before the first change. The table changes only while no transaction is
+        prepared: otherwise the writers add the columns, after recovery.
 
         Raises:
-            ConfigError: There is none, or it does not take the rows.
+            ConfigError: There is no table, or it does not accept the rows.
         """
         settings, session = self._settings, self._session
         table = self._dialect.find_table(session, settings.table)
@@ -290,7 +293,7 @@ class _Preflight:
             )
 
     def _list_prepared(self) -> Sequence[TransactionId]:
-        """Return what is prepared under the sink id; nothing where the user may not ask."""
+        """Return the prepared transactions of the sink id; none if the user may not list them."""
         two_phase = self._settings.two_phase
         if two_phase is None or not two_phase.may_list(self._session):
             return ()

@@ -1,8 +1,8 @@
-"""How valid rows get into a transaction: at once, a batch a table at a time, or at the barrier.
+"""The loaders that bring valid rows into a transaction or into checkpoint storage.
 
-StreamedInserts    inserts into one table, when the first bad row ends the job
-BatchedInserts     inserts into several tables, or with refused rows left out
-BufferedChanges    changes by key, sorted: no row is locked before the barrier
+StreamedInserts    inserts into one table, if the first bad row fails the job BatchedInserts
+inserts into several tables, or with refused rows left out BufferedChanges    changes by key,
+sorted: no row is locked before the barrier
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from onceflow.sinks.sql.write_mode import ChangeRules, Classified, StagedOperati
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024
-"""Rows wait until either of both is reached, and are then sent as one."""
+"""The limits of the rows that wait. If either is reached, the rows are sent together."""
 
 
 class RowLoader(ABC):
-    """Takes rows now and has all of them where they belong when it is asked to finish.
+    """A loader that takes rows, and completes the writing of all of them in `finish`.
 
     Used by one writer. Errors of the server are `SqlError`s and end the transaction.
     """
@@ -38,7 +38,7 @@ class RowLoader(ABC):
     @property
     @abstractmethod
     def rows(self) -> int:
-        """How many rows were taken and not rejected since the last `finish`."""
+        """The number of rows that were taken and not rejected since the last `finish`."""
 
     @abstractmethod
     def load(self, part: ValidRows) -> None:
@@ -50,15 +50,18 @@ class RowLoader(ABC):
 
     @abstractmethod
     def finish(self) -> int:
-        """Return how many rows since the last call are where they belong, which is all of them."""
+        """Complete the writing of all rows since the last call; return their number."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what is under way, without waiting long. Safe to call twice."""
+        """Give up unfinished work without a long wait. May be called twice."""
 
 
 class StreamedInserts(RowLoader):
-    """Rows of one table that go in at once. The first bad row is the end of the transaction."""
+    """A loader that sends inserts into one table at once.
+
+    The first bad row ends the transaction.
+    """
 
     def __init__(self, transactions: Transactions, stream: InsertStream) -> None:
         """Send nothing yet."""
@@ -73,8 +76,8 @@ class StreamedInserts(RowLoader):
 
     @override
     def load(self, part: ValidRows) -> None:
-        # `begin` as a function: the stream opens the transaction when it sends, and may keep rows
-        # first.
+        # Pass `begin` as a function: the stream may keep rows first, and opens the transaction when
+        # it sends.
         self._stream.write(self._transactions.begin, part.rows)
         self._rows += part.rows.num_rows
 
@@ -91,23 +94,23 @@ class StreamedInserts(RowLoader):
 
 
 class Destination(ABC):
-    """Where rows are put, and keys deleted: an open transaction, or checkpoint storage."""
+    """The place where rows are written and keys deleted: a transaction or checkpoint storage."""
 
     @abstractmethod
     def put(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
-        """Return how many rows of `batches` were taken."""
+        """Write `batches`; return the number of accepted rows."""
 
     @abstractmethod
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
-        """Return of how many rows of `batches` the delete of the key was taken."""
+        """Delete the keys of `batches`; return the number of accepted rows."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """Take nothing more. Safe to call twice."""
+        """Stop accepting rows. May be called twice."""
 
 
 class OpenTransaction(Destination):
-    """Statements in the writer's transaction, which leave out refused rows unless those fail."""
+    """The writer's open transaction; refused rows are left out unless bad rows fail."""
 
     def __init__(
         self,
@@ -165,14 +168,14 @@ class OpenTransaction(Destination):
         rows: pa.RecordBatch,
         apply: Callable[[pa.RecordBatch], None],
     ) -> Iterator[int]:
-        """Apply `rows` but those that the server refuses, and yield how many it took.
+        """Apply all of `rows` that the server accepts, and yield the numbers of accepted rows.
 
-        A refused batch is taken back to a savepoint and halved until the row is alone, so each bad
-        row costs about twice the logarithm of the batch in statements.
+        A refused batch is rolled back to a savepoint and halved until the bad row is alone. So each
+        bad row costs about twice the logarithm of the batch in statements.
         """
         try:
-            # A refused statement ends a transaction on Postgres: the savepoint keeps what went
-            # before it.
+            # A refused statement aborts a transaction on Postgres; the savepoint keeps the earlier
+            # statements.
             with session.savepoint():
                 apply(rows)
         except RowRefused as error:
@@ -182,17 +185,20 @@ class OpenTransaction(Destination):
         else:
             yield rows.num_rows
             return
-        # The first half goes first, so rows are applied in their order.
+        # Apply the first half first, to keep the order of rows.
         half = rows.num_rows // 2
         for part in (rows.slice(0, half), rows.slice(half)):
             yield from self._without_refused(session, part, apply)
 
 
 class StagedChanges(Destination):
-    """Checkpoint storage: what is staged is applied when it is decided, as it is then."""
+    """The checkpoint storage.
+
+    Staged rows are applied when they are decided, to the table of then.
+    """
 
     def __init__(self, stager: RowStager, rules: ChangeRules) -> None:
-        """Stage nothing yet; whoever made `stager` pre-commits and closes it."""
+        """Stage nothing yet; the owner of `stager` pre-commits and closes it."""
         self._stager = stager
         self._rules = rules
 
@@ -202,7 +208,7 @@ class StagedChanges(Destination):
 
     @override
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
-        # Of a delete only the key is staged; its other columns mean nothing.
+        # For a delete only the key is staged; its other columns have no meaning.
         fits = [fit for fit in target.fits if fit.name in self._rules.primary_key]
         return self._stage(target, batches, fits, deletes=True)
 
@@ -234,7 +240,7 @@ class StagedChanges(Destination):
 
 
 class BatchedInserts(RowLoader):
-    """Inserts into several tables, or with bad rows left out: a batch of each table at a time."""
+    """A loader of inserts into several tables, or without bad rows. It sends a batch per table."""
 
     def __init__(self, destination: Destination) -> None:
         """Hold nothing yet."""
@@ -270,9 +276,8 @@ class BatchedInserts(RowLoader):
         self._destination.give_up()
 
     def _send(self) -> None:
-        """Send what waits, table after table in one order for all writers."""
-        # In one order, for two writers that lock tables in different orders could wait for each
-        # other.
+        """Send the waiting rows, table by table in an order that all writers share."""
+        # If two writers locked tables in different orders, each could wait for the other.
         for name in sorted(self._waiting, key=str):
             target, batches = self._waiting[name]
             self._placed += self._destination.put(target, [pa.concat_batches(batches)])
@@ -281,7 +286,7 @@ class BatchedInserts(RowLoader):
 
 
 class BufferedChanges(RowLoader):
-    """Changes by key, applied sorted when asked to finish: no row is locked before the barrier."""
+    """A loader of changes by key, applied in sorted order. No row is locked before the barrier."""
 
     def __init__(self, rules: ChangeRules, destination: Destination) -> None:
         """Hold nothing yet."""
@@ -305,7 +310,7 @@ class BufferedChanges(RowLoader):
         applied = 0
         for changes in self._buffer.changes():
             target = self._targets[changes.table]
-            # Deletes first: a key may have a delete and a put behind it.
+            # Deletes first: a key may have a delete and a later put.
             applied += self._destination.delete(target, changes.deletes())
             applied += self._destination.put(target, changes.puts())
         self._buffer.clear()

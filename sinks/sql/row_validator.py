@@ -1,4 +1,4 @@
-"""Takes batches apart, once: which table, put or delete, and every value as the table takes it."""
+"""The validation of batches: split by table, tell puts from deletes, convert every value."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
 from onceflow.sinks.sql.write_mode import Classified, StagedOperation
 
 _ALONE = " (row 0 of its batch)"
-# No column of a database has a NUL in its name.
+# A column name of a database cannot contain NUL.
 _GIVEN = "\0"
 
 
 @dataclass(frozen=True, slots=True)
 class ValidRows:
-    """Rows of one table, converted to what its columns take."""
+    """Rows of one table, converted to the types of its columns."""
 
     target: Target
     rows: pa.RecordBatch
-    """The columns that are written, in the order of the table's fits; then, unless bad rows fail
-    the job, what is needed to give a row back as it was: see `as_given`."""
+    """The written columns, in the order of the table's fits. Unless bad rows fail the job, further
+    columns follow that restore a row as it was given: see `as_given`."""
     deletes: pa.BooleanArray
     """True for rows that delete their key. Only their key columns are not null."""
 
 
 class RowValidator:
-    """What a writer does with every batch, once, before anything is kept or sent.
+    """The validation of a writer's batches, once per batch, before rows are kept or sent.
 
-    Whatever can be known of a row without the server is known after it: a row that is staged must
-    not turn out to be refused when it is decided.
+    It makes all checks that need no server: a staged row must not be refused only when it is
+    decided.
     """
 
     def __init__(
@@ -49,7 +49,10 @@ class RowValidator:
         named: Callable[[TableName], Target],
         bad_rows: BadRows,
     ) -> None:
-        """Take nothing yet; `named` returns a table and raises ConfigError if it takes no rows."""
+        """Take nothing yet.
+
+        `named` returns a table, or raises ConfigError if the table takes no rows.
+        """
         self._settings = settings
         self._rules = settings.rules
         self._named = named
@@ -58,7 +61,7 @@ class RowValidator:
         self._refusing: dict[TableName, Target] = {}
 
     def take_refusing(self) -> Sequence[Target]:
-        """Return the tables whose columns refused a value since the last call, as then known."""
+        """Return the tables, as then known, whose columns refused a value since the last call."""
         refusing, self._refusing = tuple(self._refusing.values()), {}
         return refusing
 
@@ -66,7 +69,7 @@ class RowValidator:
         """Yield the rows of `batch` that can be written, converted, table by table.
 
         Raises:
-            BadRow: A row cannot be, and bad rows fail the job.
+            BadRow: A row cannot be written, and bad rows fail the job.
             ConfigError: A table does not take rows of this schema.
             SinkError: The batch has other columns or types than announced.
         """
@@ -76,10 +79,10 @@ class RowValidator:
                 yield valid
 
     def _split_by_table(self, rows: pa.RecordBatch) -> Iterator[tuple[Target, pa.RecordBatch]]:
-        """Yield the rows of each table in their order, whatever they call it.
+        """Yield the rows of each table in their order, under whatever name the rows give it.
 
-        A table has several names: without its schema, with it, and none where it is the default.
-        Changes of one key under two of them must keep their order.
+        A table has several names: with its schema, without it, and null for the default table.
+        Changes of one key under two names must keep their order.
         """
         names, codes = _encode_tables(rows, self._rules.table_column)
         codes_by_table: dict[TableName, list[int]] = {}
@@ -94,7 +97,7 @@ class RowValidator:
             yield targets[table], rows if every else _select(rows, codes, its_codes)
 
     def _target(self, name: str | None, select: Callable[[], pa.RecordBatch]) -> Target | None:
-        """Return the table called `name`; None when there is none and its rows are rejected."""
+        """Return the table called `name`, or None if there is none and its rows are rejected."""
         try:
             known = self._names.get(name)
             if known is None:
@@ -113,11 +116,13 @@ class RowValidator:
         part = _Part(classified.rows, classified.deletes)
         _require_columns(target.fits, part.rows)
         has_deletes = pc.any(part.deletes).as_py() is True
-        # Column by column: a row that is bad in one is left out before the next is looked at.
+        # Convert column by column: a row that is bad in one column is removed before the next
+        # column.
         for fit in target.fits:
             column = part.rows.column(fit.name)
             if has_deletes and fit.name not in self._rules.primary_key:
-                # Of a delete only the key counts; the rest may be anything, a null for instance.
+                # For a delete only the key counts; the other columns may hold any value, for
+                # example a null.
                 column = _set_null(column, part.deletes)
             if column.null_count and not fit.nullable:
                 missing = pc.and_(column.is_null(), pc.invert(part.deletes))
@@ -137,11 +142,11 @@ class RowValidator:
     def _convert_fitting(
         self, fit: ColumnFit, part: _Part, column: pa.Array, error: BadRow
     ) -> pa.Array:
-        """Return `column` converted, without the values that do not fit or without their rows."""
+        """Return `column` converted, with unfit values set to null or their rows removed."""
         becomes_null = self._settings.null_overflow and fit.nullable
         if self._bad_rows.fail and not becomes_null:
             self._bad_rows.reject(part.rows, [str(error)])
-        # Only now: looking for single rows takes many conversions, and most batches have no bad
+        # Search for single rows only now: it takes many conversions, and most batches have no bad
         # row.
         refused = find_refused_rows(fit, column)
         bad = pa.array([row in refused for row in range(len(column))], pa.bool_())
@@ -155,7 +160,7 @@ class RowValidator:
         if not self._bad_rows.fail:
             types = {name: one.type for name, one in zip(names, columns, strict=True)}
             for name, column in zip(part.rows.schema.names, part.rows.columns, strict=True):
-                # What was converted without a change is not kept twice.
+                # A column that conversion did not change is not kept twice.
                 if types.get(name) != column.type:
                     names.append(_GIVEN + name)
                     columns.append(column)
@@ -164,14 +169,14 @@ class RowValidator:
 
 @dataclass(slots=True)
 class _Part:
-    """Rows of one table while their columns are converted one after the other."""
+    """The rows of one table while their columns are converted one after the other."""
 
     rows: pa.RecordBatch
     deletes: pa.BooleanArray
     converted: list[pa.Array] = field(default_factory=list[pa.Array])
 
     def without(self, bad: pa.BooleanArray, column: pa.Array) -> pa.Array:
-        """Leave out the rows that are `bad`; return what is left of `column`."""
+        """Remove the rows that are `bad`; return the remaining values of `column`."""
         kept = pc.invert(bad)
         self.rows, self.deletes = filter_batch(self.rows, kept), self.deletes.filter(kept)
         self.converted = [filter_rows(one, kept) for one in self.converted]
@@ -179,9 +184,9 @@ class _Part:
 
 
 def as_given(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return valid rows as they were before they were converted, with plain columns of `schema`.
+    """Return valid rows as they were before conversion, with plain columns of `schema`.
 
-    For rows that the server refuses; values that were nulled stay null.
+    For rows that the server refuses. Values that were set to null stay null.
     """
     names = frozenset(rows.schema.names)
     columns = [
@@ -193,7 +198,7 @@ def as_given(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def convert_staged(
     fits: Sequence[ColumnFit], operation: StagedOperation, rows: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """Convert staged rows to what the table has now: no change unless the table was altered.
+    """Convert staged rows to the table's present types; they change only if the table was altered.
 
     Raises:
         BadRow: The table does not take a value any more; names column and value.
@@ -207,7 +212,7 @@ def convert_staged(
 
 
 def find_refused_rows(fit: ColumnFit, column: pa.Array) -> dict[int, str]:
-    """Return the rows of `column` whose value does not fit, each with the reason."""
+    """Return the index and the reason of each value of `column` that does not fit."""
     refused: dict[int, str] = {}
     _look_for_refused(fit, column, 0, refused)
     return refused
@@ -216,7 +221,7 @@ def find_refused_rows(fit: ColumnFit, column: pa.Array) -> dict[int, str]:
 def _look_for_refused(
     fit: ColumnFit, column: pa.Array, first: int, refused: dict[int, str]
 ) -> None:
-    """Halve the column until each refused value is alone."""
+    """Halve the column until each refused value is alone, and record its reason."""
     try:
         fit.convert(column)
         return
@@ -238,7 +243,7 @@ def _require_columns(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> None:
 
 
 def _to_nullable(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows with plain columns that may all be null, as some become."""
+    """Return the rows with plain, nullable columns, because validation sets some values to null."""
     rows = to_plain_rows(batch)
     return pa.RecordBatch.from_arrays(rows.columns, names=rows.schema.names)
 
@@ -246,9 +251,9 @@ def _to_nullable(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _encode_tables(
     batch: pa.RecordBatch, table_column: str | None
 ) -> tuple[Sequence[str | None], NDArray[np.int64]]:
-    """Return the names of tables that `table_column` holds, and for each row the index of its name.
+    """Return the table names in `table_column`, and for each row the index of its name.
 
-    None stands for the default table: of rows where the column is null, and of all without one.
+    None stands for the default table: for rows with a null, and for all rows if there is no column.
     """
     if table_column is None:
         return [None], np.zeros(batch.num_rows, np.int64)

@@ -1,6 +1,6 @@
-"""How a database is reached and spoken to, as far as every dialect does it alike.
+"""The sessions and endpoints of databases, and the errors that all dialects translate to.
 
-What a server or its driver refuses is translated by sessions into a closed set:
+Sessions translate the errors of a server or its driver into a closed set:
 
     SqlError                 the statement was refused; what it is about, its kind says
       ConnectionLost         no reply came: what was sent may have been carried out
@@ -12,13 +12,13 @@ What a server or its driver refuses is translated by sessions into a closed set:
       AccessDenied           the user lacks a privilege
       TableMissing           there is no such table
       TableAltered           a table has other types than its rows were converted for
-      NameUnknown            there is nothing of the name: no prepared transaction, no session
-      NameTaken              there is something of the name: a prepared transaction, an index
-      StatementRefused       anything else
+      NameUnknown            no prepared transaction or session has the name
+      NameTaken              a prepared transaction or an index has the name already
+      StatementRefused       any other error
 
-Each dialect's `connection` raises nothing else once it is connected, with the driver's error as the
-cause; so nobody above it knows a driver. They are not `OnceflowError`s: writers, committers and
-preflights say what was being done, and raise what their contract has for it.
+A connected session of each dialect's `connection` raises only these errors, with the driver's error
+as the cause, so no caller depends on a driver. They are not `OnceflowError`s: writers, committers
+and preflights add what they were doing, and raise the error of their own contract.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onceflow.core.printable import escape_controls
 
 
 class SqlError(Exception):
-    """A statement was refused. Its text is what the server said, on one line, with its code."""
+    """A refused statement. Its text is the server's message, on one line, with its code."""
 
     def __init__(self, text: str, code: str = "") -> None:
         """Take the server's text, and its code: SQLSTATE, or the number of the error."""
@@ -48,23 +48,26 @@ class SqlError(Exception):
 
 
 class ConnectionLost(SqlError):
-    """No reply came, and the session is closed: what was sent may have been carried out."""
+    """Raised if no reply came. The session is closed; the statement may have been carried out."""
 
 
 class RowRefused(SqlError):
-    """A row is refused for what is in it: every new attempt would fail."""
+    """Raised if a row is refused for its values: every new attempt would fail."""
 
 
 class DuplicateKey(RowRefused):
-    """A row of the same unique key is there."""
+    """Raised if a row with the same unique key exists."""
 
 
 class LockTimeout(SqlError):
-    """A lock was waited for in vain."""
+    """Raised if the wait for a lock timed out."""
 
 
 class ReadOnly(SqlError):
-    """The session's transactions only read; a session that is opened later may write again."""
+    """Raised if the session's transactions are read-only.
+
+    A session opened later may write again.
+    """
 
 
 class BinaryLogRefuses(SqlError):
@@ -75,40 +78,44 @@ class BinaryLogRefuses(SqlError):
 
 
 class AccessDenied(SqlError):
-    """The user lacks a privilege."""
+    """Raised if the user lacks a privilege."""
 
 
 class TableMissing(SqlError):
-    """There is no such table."""
+    """Raised if there is no such table."""
 
 
 class TableAltered(SqlError):
-    """A table is not any more what rows were converted or refused for. A look at it mends that."""
+    """Raised if a table differs from what its rows were converted or refused for.
+
+    Reading the table's description again resolves the error.
+    """
 
 
 class NameUnknown(SqlError):
-    """There is nothing of the name: no such prepared transaction, or no such session to end."""
+    """Raised if no prepared transaction has the name, or there is no such session to end."""
 
 
 class NameTaken(SqlError):
-    """There is something of the name already: a prepared transaction, or an index."""
+    """Raised if a prepared transaction or an index has the name already."""
 
 
 class StatementInvalid(SqlError):
-    """A statement is refused for what it says: every new attempt fails until a person helps.
+    """Raised if a statement is refused for its text: every new attempt fails until a person acts.
 
-    A column is gone, or may not be assigned; a trigger does what a transaction must not do.
+    For example a column is gone or may not be assigned, or a trigger does what a transaction must
+    not do.
     """
 
 
 class StatementRefused(SqlError):
-    """Anything else."""
+    """Raised for any other error."""
 
 
 def refusal(error: SqlError, doing: str) -> SinkError:
-    """Return `error` as a `BadRow` when the data is at fault, else as a `SinkError`.
+    """Return `error` as a `BadRow` if the data is at fault, else as a `SinkError`.
 
-    A statement that will be refused again is a `TargetRefused`.
+    A statement that will be refused again becomes a `TargetRefused`.
     """
     if isinstance(error, RowRefused):
         return BadRow(f"{doing}: {error}")
@@ -124,48 +131,54 @@ _SAVEPOINT = "onceflow_rows"
 
 
 class Session(ABC):
-    """One connection in autocommit mode on which every wait ends. Used by one thread.
+    """A connection in autocommit mode on which every wait has a timeout. Used by one thread.
 
-    All methods raise `errors.SqlError` and nothing of the driver's. After `ConnectionLost` the
-    session is closed. Statements carry their values as the dialect's literals.
+    All methods raise only `SqlError`s and no errors of the driver. After `ConnectionLost` the
+    session is closed. Statements contain their values as the dialect's literals.
     """
 
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether there is a connection; false after it broke."""
+        """True if there is a connection; False after it broke."""
 
     @abstractmethod
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
-        """Return the rows that `statement` answers."""
+        """Return the rows that `statement` returns."""
 
     @abstractmethod
     def execute(self, statement: str) -> int:
-        """Carry out `statement`, which answers no rows; return how many it changed."""
+        """Carry out `statement`, which returns no rows.
+
+        Return the number of rows that it changed.
+        """
 
     @abstractmethod
     def begin(self) -> None:
-        """Open an ordinary transaction whose commit is durable and whose waits for locks end."""
+        """Open an ordinary transaction with durable commit and limited waits for locks."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit it; returns only when the server says that it is committed."""
+        """Commit the transaction; return only after the server has confirmed the commit."""
 
     @abstractmethod
     def roll_back(self) -> None:
-        """End what is open, if anything is. Raises nothing: it closes the session if it fails."""
+        """Roll back an open transaction.
+
+        Raises nothing: if the rollback fails, close the session.
+        """
 
     @abstractmethod
     def hasten(self) -> None:
-        """Wait for the server, from now on, only as long as leaving it may take."""
+        """Shorten all further waits for the server to the time that closing may take."""
 
     @abstractmethod
     def close(self) -> None:
-        """Disconnect, by which the server rolls back what is open. Safe to call twice."""
+        """Disconnect, so that the server rolls back an open transaction. May be called twice."""
 
     @contextmanager
     def transaction(self) -> Generator[None, None, None]:
-        """Commit what is done in the block, or nothing of it when the block raises."""
+        """Run the block in a transaction: commit it, or roll it back if the block raises."""
         self.begin()
         try:
             yield
@@ -176,12 +189,13 @@ class Session(ABC):
 
     @contextmanager
     def savepoint(self) -> Generator[None, None, None]:
-        """Take back what was done in the block, and only that, when a refused row is its end."""
+        """Run the block in a savepoint; if it raises RowRefused, undo only the block."""
         self.execute(f"SAVEPOINT {_SAVEPOINT}")
         try:
             yield
         except RowRefused:
-            # A deadlock takes the savepoint with it, and nobody goes on after other errors.
+            # Only RowRefused: a deadlock removes the savepoint, and after other errors the
+            # transaction ends.
             self.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             self.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
             raise
@@ -195,19 +209,19 @@ class Session(ABC):
 
 
 class SqlEndpoint(Protocol):
-    """A database and how to reach it; prints without a secret."""
+    """A database and the way to reach it. Its text contains no secret."""
 
     @property
     def connect_timeout_s(self) -> float:
-        """How long one connection may take."""
+        """The timeout of one connection attempt."""
         ...
 
     def connect(self, name: str) -> Session:
-        """Return a new session, shown to the server's operator as `name`.
+        """Return a new session, which the server shows to its operator as `name`.
 
         Raises:
-            ConfigError: It is refused for good.
-            SinkError: It is refused now.
+            ConfigError: The server refuses the connection for good.
+            SinkError: The server refuses the connection now.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""What a sink's writers and committers need, resolved from what the user wrote.
+"""The settings of a sink's writers and committers, resolved from the user's options.
 
-Among it how rows are kept between pre-commit and commit: both modes give the same guarantee; what
-differs is what they need. two_phase needs prepared transactions that others may finish, and one
-server session from a checkpoint's first row to its last; ledger needs checkpoint storage and writes
-every row twice.
+They include the commit mode, which says where rows are kept between pre-commit and commit. Both
+modes give the same guarantee and differ in what they need. `two_phase` needs prepared transactions
+that other sessions may finish, and one server session from a checkpoint's first row to its last.
+`ledger` needs checkpoint storage and writes every row twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onceflow.sinks.sql.write_mode import ChangeRules
 
 
 class CommitMode(Enum):
-    """How rows are kept between pre-commit and commit; see `commit_mode`."""
+    """The place of rows between pre-commit and commit; see the option `commit_mode`."""
 
     TWO_PHASE = "two_phase"
     """Rows wait in the server, as a prepared transaction."""
@@ -34,25 +34,25 @@ class CommitMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlSettings:
-    """One target table and how to work with it."""
+    """A target table and the settings for working with it."""
 
     dialect: Dialect
     endpoint: SqlEndpoint
     table: TableName
     """The table of rows that do not name their table."""
     ledger_schema: str
-    """Where onceflow's own tables are."""
+    """The schema of onceflow's own tables."""
     lock_timeout_s: float
-    """How long the server may wait for another transaction's lock."""
+    """The time for which the server may wait for another transaction's lock."""
     flush_rows: int
-    """How many rows are committed together at least once; at most a batch more."""
+    """The number of rows of one commit with at-least-once delivery; at most one batch more."""
     rules: ChangeRules = field(default_factory=ChangeRules)
     create: bool = False
     evolve: bool = False
     null_overflow: bool = False
-    """Whether a value that does not fit becomes null, and is not a bad row."""
+    """True if a value that does not fit its column becomes null instead of a bad row."""
     commit_mode: CommitMode | None = None
-    """What the user chose; None lets `open` choose."""
+    """The user's choice; if None, `open` chooses."""
 
     @property
     def ledger(self) -> Ledger:
@@ -61,7 +61,7 @@ class SqlSettings:
 
     @property
     def two_phase(self) -> TwoPhase | None:
-        """How transactions are prepared under this ledger; None where they cannot be."""
+        """The two-phase operations under this ledger, or None if the server has none."""
         return self.dialect.two_phase(self.ledger_schema)
 
 
@@ -74,13 +74,15 @@ def chosen_mode(
     look: Callable[[], TwoPhaseSupport],
     log: logging.Logger,
 ) -> CommitMode:
-    """Return the mode of this attempt: the user's, or the one that server and path allow.
+    """Return the commit mode of this attempt: the user's, or the best that the server allows.
 
-    `look` is asked unless the user chose ledger. `log` gets what was chosen and why.
+    `look` is called unless the user chose ledger. `log` receives the choice and its reason.
 
     Raises:
-        ConfigError: The mode is not possible here; has the statement that mends it.
-        StagingMissing: No mode is possible without storage for rows.
+        ConfigError: The mode is not possible here. The text contains the statement that would make
+            it possible.
+        StagingMissing: The server cannot prepare transactions, and there is no storage for staged
+            rows.
     """
     if settings.commit_mode is CommitMode.LEDGER:
         require_staging(context.staging, context.sink_id, STAGED)
@@ -131,7 +133,8 @@ def mode_of_writer(settings: SqlSettings, context: WriterContext) -> CommitMode:
         return settings.commit_mode
     recorded = _read_commit_mode(settings, context)
     if recorded is None:
-        # Never checked: its first pre-commit says so, and prepares nothing.
+        # `open` recorded no mode. The writer's first pre-commit fails with that reason and prepares
+        # nothing.
         return CommitMode.LEDGER if settings.two_phase is None else CommitMode.TWO_PHASE
     try:
         return CommitMode(recorded)

@@ -1,13 +1,13 @@
-"""How long a database connection lives whose packets the other side no longer acknowledges.
+"""The limits on how long a database connection lives without acknowledgements of its packets.
 
 Without a limit the system repeats a lost packet at ever longer intervals. So a connection through a
 network that lost packets for a minute stays silent for almost another minute, and fails after a
 quarter of an hour at the earliest.
 
-The system's limit also holds while the other side acknowledges everything and reads nothing. A
+The system's limit also applies while the other side acknowledges all packets and reads no data. A
 server does so in the middle of a COPY or a LOAD DATA that waits for a lock. A transfer of rows
-therefore has a longer limit in the system. A writer that waits for
-the reply asks `RepeatedPackets`, which tells lost packets from a server that reads nothing.
+therefore has a longer limit in the system. A writer that waits for the reply asks
+`RepeatedPackets`, which tells lost packets from a server that reads nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import socket
 import sys
 
 UNACKNOWLEDGED_S = 30
-"""As long as the keepalive probes of an idle connection take: 10 s of silence and 4 probes."""
+"""The time that the keepalive probes of an idle connection take: 10 s of silence and 4 probes."""
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_INTERVAL_S = 5
 KEEPALIVE_COUNT = 4
 _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
-"""Linux has it."""
+"""The socket option that limits unacknowledged data, or None if the system is not Linux."""
 _KEEPALIVE_IDLE: int = getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0)
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
@@ -57,7 +57,7 @@ class RepeatedPackets:
         self._since_s = 0.0
 
     def measure(self, descriptor: int, now_s: float) -> float:
-        """Return for how long every call has found the same packet repeated, in seconds.
+        """Return the seconds for which every call has found the same packet repeated.
 
         Returns 0 for a connection that is not TCP, and where the system does not tell.
         """

@@ -1,4 +1,4 @@
-"""What a user writes to have rows in a SQL database, as far as every dialect has it."""
+"""The part of a SQL sink's configuration that all dialects have in common."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 from onceflow.sinks.sql.writer import AtLeastOnceWriter, SqlStagedWriter, TwoPhaseWriter
 
 _BLOCKERS_MAX = 4
-"""The number of blockers that an error can name and still be read."""
+"""The largest number of blockers that an error message names, so that it stays readable."""
 
 
 class _Overflow(Enum):
@@ -179,7 +179,7 @@ class SqlSink(DatabaseAccess, Sink):
         if self.ledger_schema == "":
             raise ConfigError("ledger_schema is empty; name a schema, or leave it out")
         self._delivery()
-        # Resolved once now, for its errors: what is wrong by itself is refused where it is written.
+        # Resolve the settings once now, so that a wrong setting raises where the user wrote it.
         _ = self.settings
 
     def __repr__(self) -> str:
@@ -191,15 +191,15 @@ class SqlSink(DatabaseAccess, Sink):
 
     @override
     def routing_key(self) -> tuple[str, ...]:
-        """Return the primary key where rows are found by it: one key, one writer."""
+        """Return the primary key if rows are changed by key, so that each key has one writer."""
         return self.primary_key if self.settings.rules.uses_key else ()
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Check that server and table, where it is there, take such rows; change nothing.
+        """Check that the server and an existing table accept rows of `schema`. Changes nothing.
 
         Raises:
-            ConfigError: They do not: settings, server, table, columns or types.
+            ConfigError: The settings, server, table, columns or types do not accept the rows.
             SinkError: The server cannot be reached now.
         """
         validate_rows(self.settings, context, schema)
@@ -208,11 +208,13 @@ class SqlSink(DatabaseAccess, Sink):
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Prepare the target for rows of `schema`: create what is missing, fence the sink id.
 
-        Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
-        the tables created and the sink id claimed, which the next attempt claims in turn.
+        A second call in the same attempt is refused, as the SPI requires. A crash in this call
+        leaves at most the created tables and the claimed sink id, which the next attempt claims in
+        turn.
 
         Raises:
-            ConfigError: They cannot: settings, server, privileges, table, columns or types.
+            ConfigError: The settings, server, privileges, table, columns or types do not accept the
+                rows.
             Fenced: This attempt or a newer one has claimed the sink id.
             SinkError: The server cannot be reached now.
         """
@@ -226,18 +228,23 @@ class SqlSink(DatabaseAccess, Sink):
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
-        """Return what the ledger says; None at least once, which leaves no proofs."""
+        """Return the ledger's record of this sink id, or None if `delivery` is at_least_once.
+
+        At-least-once delivery writes no ledger rows.
+        """
         if self._delivery() is Delivery.AT_LEAST_ONCE:
             return None
         return read_record(self.settings, context)
 
     def resolve_table(self) -> TableName:
-        """Return the name of the table that all its spellings share; runs on the driver.
+        """Return the canonical name of the sink's table, the same for all spellings.
 
-        A table that is missing has the name under which it would be created. Changes nothing.
+        Runs on the driver.
+
+        If the table is missing, return the name under which it would be created. Changes nothing.
 
         Raises:
-            ConfigError: The table's name is none, or the server refuses the connection for good.
+            ConfigError: The table name is not valid, or the server refuses the connection for good.
             SinkError: The server cannot be asked now.
         """
         settings = self.settings
@@ -247,7 +254,7 @@ class SqlSink(DatabaseAccess, Sink):
             raise refusal(error, f"table {settings.table} cannot be looked for") from error
 
     def has_table(self) -> bool:
-        """Return whether the table is there, as far as the user may see it. Changes nothing.
+        """Return True if the table exists and the user may see it. Changes nothing.
 
         Raises:
             ConfigError: The server refuses the connection for good.
@@ -262,7 +269,7 @@ class SqlSink(DatabaseAccess, Sink):
 
     @override
     def list_blockers(self, context: CommitterContext) -> Sequence[str]:
-        """Describe whom the attempt's sessions wait for, as far as the user may see it.
+        """Describe the sessions that block this attempt's sessions, if the user may see them.
 
         Raises:
             SinkError: The server cannot be asked now.
@@ -271,7 +278,7 @@ class SqlSink(DatabaseAccess, Sink):
         name = session_name(context.sink_id, context.attempt, "looks for locks")
         try:
             with settings.endpoint.connect(name) as session:
-                # Asked beside a running job: the answer must come soon, or not at all.
+                # This query runs while the job runs, so it must be answered soon or fail.
                 session.hasten()
                 return settings.dialect.list_blockers(
                     session, settings.ledger_schema, context, _BLOCKERS_MAX
@@ -281,7 +288,10 @@ class SqlSink(DatabaseAccess, Sink):
 
     @override
     def to_staging(self) -> Sink | None:
-        """Return the sink in ledger mode: what is prepared holds its rows' locks."""
+        """Return this sink in ledger mode.
+
+        Prepared transactions would keep the locks of their rows.
+        """
         return replace(self, commit_mode=CommitMode.LEDGER.value)
 
     @override
@@ -289,7 +299,8 @@ class SqlSink(DatabaseAccess, Sink):
         """Return a connected writer.
 
         Raises:
-            ConfigError: The table does not take the rows, or the server too few prepared ones.
+            ConfigError: The table does not accept the rows, or the server does not allow enough
+                prepared transactions.
             SinkError: The server cannot be reached now.
         """
         settings = self.settings
@@ -307,14 +318,14 @@ class SqlSink(DatabaseAccess, Sink):
     def committer(self, context: CommitterContext) -> Committer:
         """Return a committer, which connects when it is first asked.
 
-        At least once it has nothing to commit, but finds what the job left in doubt when it was
-        still exactly once.
+        With at-least-once delivery it has nothing to commit. It still finds transactions in doubt
+        that the job left when it ran with exactly-once delivery.
         """
         return SqlCommitter(self.settings, context)
 
     @property
     def settings(self) -> SqlSettings:
-        """What the arguments say, resolved; holds the password, and prints without it."""
+        """The resolved settings; they contain the password, and their repr does not show it."""
         try:
             table = TableName.parse(self.table)
         except ValueError as error:
@@ -345,14 +356,15 @@ class SqlSink(DatabaseAccess, Sink):
     @property
     @abstractmethod
     def endpoint(self) -> SqlEndpoint:
-        """Return what the url says, with user and password over it.
+        """Return the endpoint that the url describes; `user` and `password` override the url's.
 
         Raises:
-            ConfigError: It cannot be read. The text never repeats it: it may hold a password.
+            ConfigError: The url is not valid. The error text does not repeat it, because it may
+                contain a password.
         """
 
     def _ledger_schema(self) -> str:
-        """Return where onceflow's own tables are; empty for the schema that the server takes."""
+        """Return the schema of onceflow's own tables; empty for the server's default schema."""
         return self.ledger_schema or ""
 
     def _delivery(self) -> Delivery:

@@ -1,15 +1,15 @@
-"""Commits and aborts rows that wait in checkpoint storage, each in one ordinary transaction.
+"""The commit and abort of rows in checkpoint storage, each in one ordinary transaction.
 
     commit   BEGIN, ledger row, read what is staged, apply it, COMMIT | discard what is staged
     abort    BEGIN, ledger row | discard what is staged | ROLLBACK
     apply    ledger row, read what is staged, apply it, in a transaction of the caller's; `commit`
              then finds the ledger row
 
-The ledger row comes first and its primary key is the transaction's name. So of several committers
-of one transaction, in any processes and of any attempts, one at a time goes on, and the others then
-find it committed. A committer that was left behind long ago, when even the ledger row has been
-pruned, finds nothing staged: a commit counts as done only when its rows are discarded, and pruning
-comes after.
+The ledger row is written first, and its primary key is the transaction's name. So of several
+committers of one transaction, in any processes and of any attempts, only one proceeds at a time.
+The others then find the transaction committed. A committer that was delayed until even the ledger
+row was pruned finds no staged rows: a commit is complete only when its rows are discarded, and
+pruning comes after that.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Outcome = TypeVar("_Outcome")
 
 
 class StagedCommits:
-    """What a committer does with staged rows, on the committer's own session."""
+    """The operations of a committer on staged rows, on the committer's own session."""
 
     def __init__(
         self,
@@ -62,17 +62,17 @@ class StagedCommits:
         context: CommitterContext,
         open_session: Callable[[], Session],
     ) -> None:
-        """Ask nothing yet; `open_session` returns the session, opened anew when it was lost."""
+        """Ask nothing yet; `open_session` returns the session, and reopens it after it was lost."""
         self._settings = settings
         self._context = context
         self._open_session = open_session
         self._targets: dict[tuple[StagedOperation, pa.Schema], Target] = {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Apply and discard what is staged, unless the ledger has it already.
+        """Apply and discard the staged rows, unless the ledger proves that they are committed.
 
         Raises:
-            StateCorrupt: What is staged is not what was sealed, and was not committed.
+            StateCorrupt: The staged rows differ from the sealed ones, and are not committed.
             ConnectionLost: The connection broke; the server must be asked again.
             SinkError: The server cannot be reached, and nothing was sent to it.
         """
@@ -82,8 +82,8 @@ class StagedCommits:
             return _no_storage(transaction)
         with self._transaction() as session:
             ledger = self._settings.ledger
-            # Before the staged rows are read: the row's key makes other committers of this one wait
-            # here.
+            # Before the staged rows are read: the ledger row's key makes other committers of this
+            # transaction wait here.
             if ledger.record_applied(session, transaction, committable.rows):
                 outcome = self._apply_and_commit(session, staging, transaction)
             else:
@@ -93,13 +93,13 @@ class StagedCommits:
         return outcome
 
     def apply(self, session: Session, committable: Committable) -> None:
-        """Apply what is staged, with its ledger row, in the transaction that is open on `session`.
+        """Apply the staged rows and their ledger row in the transaction that is open on `session`.
 
         Raises:
-            SqlError: The server refuses it; the transaction is to be rolled back.
-            SinkError: Nothing is staged by this name, or it was committed before.
-            StateCorrupt: What is staged is not what was sealed.
-            StorageError: It cannot be read now.
+            SqlError: The server refuses a statement; the caller must roll back the transaction.
+            SinkError: No rows are staged under this name, or they were committed before.
+            StateCorrupt: The staged rows differ from the sealed ones.
+            StorageError: The staged rows cannot be read now.
         """
         transaction, staging = committable.transaction, self._context.staging
         staged = None if staging is None else staging.read(transaction)
@@ -123,7 +123,7 @@ class StagedCommits:
             raise
 
     def abort(self, transaction: TransactionId) -> AbortOutcome:
-        """Discard what is staged, unless the ledger has it.
+        """Discard the staged rows, unless the ledger proves that they are committed.
 
         Raises:
             ConnectionLost: The connection broke; the server must be asked again.
@@ -135,13 +135,14 @@ class StagedCommits:
         with self._transaction() as session:
             ledger = self._settings.ledger
             fresh = ledger.record_applied(session, transaction, 0)
-            # Before the ledger row is given up: a committer that waits for it then finds nothing.
+            # Discard before the ledger row is rolled back: a committer that waits for the row then
+            # finds no staged rows.
             return _discard(staging, transaction, Aborted() if fresh else AlreadyCommitted())
 
     def _apply_and_commit(
         self, session: Session, staging: StagingArea, transaction: TransactionId
     ) -> CommitOutcome:
-        """Apply what is staged and commit it with the ledger row, which is written."""
+        """Apply the staged rows and commit them with the ledger row, which is already written."""
         try:
             staged = staging.read(transaction)
         except StorageError as error:
@@ -160,7 +161,7 @@ class StagedCommits:
 
     @contextmanager
     def _transaction(self) -> Generator[Session, None, None]:
-        """Give a session with a transaction open, rolled back at the end if it is there still."""
+        """Yield a session with an open transaction; roll it back at the end if it is still open."""
         session = self._open_session()
         try:
             session.begin()
@@ -171,8 +172,8 @@ class StagedCommits:
     def _apply(self, session: Session, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
         written: list[Target] = []
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
-            # Neighbours alone, in the order in which they were staged: deletes must stay before
-            # puts.
+            # Group only adjacent parts, in the order in which they were staged: deletes must stay
+            # before puts.
             for (label, schema), group in groupby(parts, key=_label_and_schema):
                 operation = StagedOperation.from_label(label)
                 target = self._target(session, operation, schema)
@@ -184,11 +185,15 @@ class StagedCommits:
                         executor.delete(session, target, rows)
                 else:
                     executor.put(session, target, batches)
-        # After the last row: what is written keeps everybody from altering the tables.
+        # Check after the last row: the written rows prevent other sessions from altering the
+        # tables.
         require_unaltered(self._settings, session, written)
 
     def _target(self, session: Session, operation: StagedOperation, schema: pa.Schema) -> Target:
-        """Return the table as it is now; looked at once, until something is refused."""
+        """Return the table as it is now.
+
+        It is read once, and again after a statement was refused.
+        """
         target = self._targets.get((operation, schema))
         if target is None:
             rules = StagedRules(operation.mode, operation.key)
@@ -201,10 +206,10 @@ class StagedCommits:
         return target
 
     def _explain_gone(self, session: Session, transaction: TransactionId) -> RetryLater | Lost:
-        """Tell rows that are lost from those that a newer attempt has committed, proof and all."""
+        """Tell lost rows from rows that a newer attempt may have committed and pruned."""
         settings = self._settings
         owner = settings.ledger.owner(session, transaction.sink_id)
-        # A newer attempt has committed and pruned: nothing here proves that, so nothing is called
+        # A newer attempt may have committed the rows and pruned their proof, so they are not called
         # lost.
         if owner is not None and owner.attempt > self._context.attempt:
             return RetryLater(

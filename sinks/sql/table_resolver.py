@@ -1,4 +1,4 @@
-"""Finds the tables that rows go to; makes and alters them where the user asked for that.
+"""The lookup of target tables; it creates and alters them if the user configured that.
 
 Columns of the stream are matched to those of a table by name.
 """
@@ -35,24 +35,24 @@ from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 def match_columns(
     dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules
 ) -> tuple[ColumnFit, ...]:
-    """Return how each column of `schema` goes into `table`, in the schema's order.
+    """Return the fit of each column of `schema` into `table`, in the schema's order.
 
-    Further columns of the table are left to their defaults; columns that only say what to do with
-    the row are not written.
+    Further columns of the table keep their defaults. Columns that only name the operation or the
+    table of a row are not written.
 
     Raises:
         ConfigError: Rows of `schema` cannot be written; names every column that is at fault.
     """
     schema = rules.select_table_columns(schema)
     _require_different_names(dialect, table, schema)
-    # All columns are looked at before anything is raised: the user mends them in one go.
+    # Check all columns before raising, so that the user can correct all of them at once.
     matches = [_match(dialect, table, field, rules) for field in schema]
     fits = [one for one in matches if not isinstance(one, str)]
     faults = [one for one in matches if isinstance(one, str)]
     if rules.mode is not WriteMode.UPDATE:
         faults += _find_not_insertable(dialect, table, fits)
         faults += _list_unfilled(table, schema)
-    # Later than the columns: without them, what is said of the key would follow from that.
+    # Check the key only if all columns fit: otherwise its errors would only repeat the cause.
     if rules.uses_key and not faults:
         faults += _key_faults(dialect, table, rules)
         faults += _update_faults(dialect, table, fits, rules)
@@ -63,10 +63,10 @@ def match_columns(
 
 
 def match_key_columns(dialect: Dialect, table: Table, schema: pa.Schema) -> tuple[ColumnFit, ...]:
-    """Return how the key columns, which are all of `schema`, are compared with those of `table`.
+    """Return the fits of the key columns, which are all columns of `schema`, into `table`.
 
     Raises:
-        ConfigError: They cannot be; names every column that is at fault.
+        ConfigError: The keys cannot be compared; names every column that is at fault.
     """
     rules = ChangeRules(WriteMode.UPDATE, tuple(schema.names))
     matches = [_match(dialect, table, field, rules) for field in schema]
@@ -88,7 +88,7 @@ def _require_different_names(dialect: Dialect, table: Table, schema: pa.Schema) 
 
 
 def _match(dialect: Dialect, table: Table, field: pa.Field, rules: ChangeRules) -> ColumnFit | str:
-    """Return how `field` is written, or what is wrong with it."""
+    """Return the fit of `field`, or the text of what is wrong with it."""
     column = table.column(field.name)
     if column is None:
         return _find_case_conflict(dialect, table, field.name) or (
@@ -107,7 +107,10 @@ def _match(dialect: Dialect, table: Table, field: pa.Field, rules: ChangeRules) 
 
 
 def _find_case_conflict(dialect: Dialect, table: Table, name: str) -> str:
-    """Say which column `table` has that the server takes for `name`; empty if there is none."""
+    """Describe the column of `table` that the server identifies with `name`.
+
+    Empty if there is none.
+    """
     same = [one.name for one in table.columns if one.name.lower() == name.lower()]
     if not same or not dialect.folds_names:
         return ""
@@ -120,10 +123,10 @@ def _find_case_conflict(dialect: Dialect, table: Table, name: str) -> str:
 def _list_lacking(
     dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules
 ) -> list[pa.Field]:
-    """Return the fields of `schema` that `table` has no column for.
+    """Return the fields of `schema` for which `table` has no column.
 
     Raises:
-        ConfigError: The server takes the name of one for that of a column that is there.
+        ConfigError: The server identifies the name of a field with that of an existing column.
     """
     fields = rules.select_table_columns(schema)
     lacking = [field for field in fields if table.column(field.name) is None]
@@ -135,7 +138,7 @@ def _list_lacking(
 
 
 def _find_not_insertable(dialect: Dialect, table: Table, fits: Sequence[ColumnFit]) -> list[str]:
-    """Say which columns may not be written, and what allows it, once for all of them."""
+    """Name the columns that the user may not write, with one GRANT for all of them; or empty."""
     refused = [repr(fit.column.name) for fit in fits if not fit.column.insertable]
     if not refused:
         return []
@@ -154,7 +157,7 @@ def _list_unfilled(table: Table, schema: pa.Schema) -> list[str]:
 
 
 def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]:
-    """Say why rows cannot be found by their key."""
+    """Return the reasons why rows cannot be found by their key."""
     faults: list[str] = []
     if table.index_over(rules.primary_key) is None:
         faults.append(
@@ -176,7 +179,7 @@ def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]
 def _update_faults(
     dialect: Dialect, table: Table, fits: Sequence[ColumnFit], rules: ChangeRules
 ) -> list[str]:
-    """Say which columns outside the key can be given a value in a new row alone."""
+    """Return the faults of columns outside the key that can be set only in a new row."""
     others = [fit.column for fit in fits if fit.name not in rules.primary_key]
     assigned = dialect.columns_to_assign(table, others, rules)
     return [column.update_fault for column in assigned if column.update_fault]
@@ -185,7 +188,7 @@ def _update_faults(
 def _missing_privileges(
     dialect: Dialect, table: Table, fits: Sequence[ColumnFit], rules: ChangeRules
 ) -> list[str]:
-    """Say why rows cannot be changed once they are found."""
+    """Return the privileges that changing rows needs and the user lacks, as a GRANT; or empty."""
     written: list[TableColumn] = [fit.column for fit in fits]
     others = [column for column in written if column.name not in rules.primary_key]
     needed: list[str] = []
@@ -200,7 +203,7 @@ def _missing_privileges(
 
 
 class TableResolver:
-    """The tables of one writer or committer, each looked at when it is first needed."""
+    """The tables of one writer or committer. Each is read when it is first needed."""
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class TableResolver:
         open_session: Callable[[], Session],
         rules: ChangeRules | None = None,
     ) -> None:
-        """Look at nothing yet; `open_session` returns the session to ask on.
+        """Read nothing yet; `open_session` returns the session for queries.
 
         `rules` are the settings' own unless given.
         """
@@ -220,14 +223,14 @@ class TableResolver:
         self._known: dict[TableName, Target] = {}
 
     def ensure_target(self, name: TableName) -> Target:
-        """Return the table `name`, which takes rows of the schema.
+        """Return the table `name`, which accepts rows of the schema.
 
         With `create` a missing table is created, and with `evolve` missing columns are added, on a
-        session of their own. Nobody locks a new table, so prepared transactions do not matter; a
-        crash leaves it empty.
+        separate session. No session holds locks on a new table, so prepared transactions do not
+        block its creation; a crash leaves the table empty.
 
         Raises:
-            ConfigError: There is no such table, or it does not take the rows.
+            ConfigError: There is no such table, or it does not accept the rows.
             SinkError: The server cannot be reached now.
         """
         target = self._known.get(name)
@@ -239,7 +242,7 @@ class TableResolver:
         """Return the table `name` for rows that are only keys to delete.
 
         Raises:
-            ConfigError: There is none, or it does not have the columns.
+            ConfigError: There is no such table, or it lacks the columns.
         """
         dialect = self._settings.dialect
         table = dialect.find_table(self._open_session(), name)
@@ -251,9 +254,11 @@ class TableResolver:
         settings, dialect = self._settings, self._settings.dialect
         table = dialect.find_table(self._open_session(), name)
         if table is None:
-            # A session of its own: CREATE TABLE would commit the writer's open transaction (MySQL).
+            # On a separate session: CREATE TABLE would commit the writer's open transaction
+            # (MySQL).
             with settings.endpoint.connect("onceflow looks for a table") as own:
-                # As it is while nobody alters it: MariaDB hides one that is altered.
+                # Exclude sessions that alter the table, because MariaDB hides a table while it is
+                # altered.
                 with dialect.one_at_a_time(own):
                     table = dialect.find_table(own, name)
                 if table is None and settings.create:
@@ -274,15 +279,15 @@ class TableResolver:
 
 
 def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable[Target]) -> None:
-    """Raise TableAltered unless the columns of `targets` are those that the rows were made for.
+    """Raise TableAltered unless the columns of `targets` still have the types the rows have.
 
-    Call it in the transaction that has written to `targets`. Until its end nobody can alter these
-    tables, so the types that the server tells now are those by which it took the rows. A new column
-    that needs a value is looked for because LOAD DATA fills it with 0 or an empty text.
+    Call this in the transaction that has written to `targets`. Until it ends, no session can alter
+    these tables, so the types that the server reports now are those by which it accepted the rows.
+    A new column that needs a value is refused, because LOAD DATA fills it with 0 or an empty text.
 
-    Where rows are found by key, their key columns must tell every byte apart as they did, and the
-    unique indexes must be the same, and cover all rows. Else a statement may have changed the row
-    of another key, or added a second row of one.
+    If rows are found by key, the key columns must still distinguish every byte as before, and the
+    unique indexes must be the same and cover all rows. Otherwise a statement may have changed the
+    row of another key, or added a second row of a key.
     """
     for target in targets:
         columns = settings.dialect.read_column_facts(session, target.name)
@@ -311,14 +316,15 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
 
 
 def require_same_columns(settings: SqlSettings, targets: Iterable[Target]) -> None:
-    """Raise TableAltered if a column of `targets` is not any more what its rows were refused for.
+    """Raise TableAltered if a column of `targets` that refused rows has changed since.
 
-    A writer looks at a table once. Somebody may have widened a column since, for these very rows.
+    A writer reads a table's description once. A person may have widened a column since, for these
+    rows.
 
     Raises:
         SinkError: The server cannot be reached now.
     """
-    # A session of its own: the writer's may be in the middle of rows.
+    # On a separate session: the writer's may be in the middle of sending rows.
     with settings.endpoint.connect("onceflow looks for altered columns") as session:
         for target in targets:
             table = settings.dialect.find_table(session, target.name)
@@ -356,7 +362,7 @@ def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> Config
 
 
 def require_writable(table: Table) -> None:
-    """Raise ConfigError unless `table` is a table, of a kind that takes part in transactions."""
+    """Raise ConfigError unless `table` is a table of a kind that takes part in transactions."""
     if table.unfit is not None:
         raise ConfigError(f"table {table.name}: {table.unfit}")
 
@@ -371,7 +377,8 @@ def create_table(
     """Create the table for rows of `schema`, unless another process just did; return it.
 
     Raises:
-        ConfigError: It cannot be created, the user may not create it, or it is missing afterwards.
+        ConfigError: The table cannot be created, the user may not create it, or it is missing
+            afterwards.
     """
     from onceflow.sinks.sql.ddl import creation
 
@@ -406,14 +413,14 @@ def add_columns(
     the table blocks this until it is committed.
 
     Raises:
-        ConfigError: A field has no type there, or the user may not alter the table.
+        ConfigError: A field has no type on this server, or the user may not alter the table.
     """
     from onceflow.sinks.sql.ddl import additions
 
     dialect = settings.dialect
     cannot = f"table {table.name} in {settings.endpoint} cannot be given the columns that it lacks"
     with dialect.one_at_a_time(session):
-        # Looked at again under the lock: another writer may just have added the columns.
+        # Read the table again under the lock: another writer may have added the columns.
         now = dialect.find_table(session, table.name) or table
         lacking = _list_lacking(dialect, now, schema, rules)
         if lacking:
@@ -422,12 +429,12 @@ def add_columns(
                     session.execute(statement)
             names = ", ".join(field.name for field in lacking)
             dialect.log.info("table %s got the columns %s", table.name, names)
-    # Read once more: the database may have given a column another type than was asked for.
+    # Read the table once more: the database may have chosen another type than requested.
     return dialect.find_table(session, table.name) or table
 
 
 def check_additions(dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules) -> None:
-    """Raise ConfigError unless each field of `schema` that `table` lacks has a type there."""
+    """Raise ConfigError unless the server has a type for each field that `table` lacks."""
     lacking = _list_lacking(dialect, table, schema, rules)
     if lacking:
         from onceflow.sinks.sql.ddl import additions
@@ -448,16 +455,16 @@ _ADVICE_TO_ALTER = (
 def _say_who_may(
     cannot: str, statement: str, advice: str, remedy: str
 ) -> Generator[None, None, None]:
-    """Turn a refusal into a ConfigError that says what failed and who may run `statement`.
+    """Turn a refusal into a ConfigError that names the failure and who may run `statement`.
 
     Raises:
-        SettingsRefused: The user may not.
-        ConfigError: The server takes no such statement from anybody.
+        SettingsRefused: The user lacks the privilege.
+        ConfigError: The server accepts this statement from no user.
     """
     try:
         yield
     except AccessDenied as error:
         raise SettingsRefused(f"{cannot}: {error}. {advice}: {statement}") from error
     except (RowRefused, StatementInvalid) as error:
-        # MySQL says of a row that it is too large also where the columns of a table are too many.
+        # MySQL reports a row as too large also if a table has too many columns.
         raise ConfigError(f"{cannot}: {error}. {remedy}. The statement was: {statement}") from error

@@ -1,4 +1,4 @@
-"""Tables as users name them and as servers describe them, and how columns of the stream fit in."""
+"""Tables as users name them and servers describe them, and the conversion of columns."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from onceflow.core.errors import SinkError
 from onceflow.core.spi.connector import Finding
 from onceflow.sinks.sql.values import bad_row_at, fit_column
 
-# uint64 has 20 digits; Arrow casts integers only to decimals that hold all of their type.
+# uint64 has 20 digits. Arrow casts integers only to decimals that hold all values of their type.
 _ANY_INTEGER = pa.decimal128(20, 0)
 _UUID_IN_ONE_FORM = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table's name, upper and lower case kept; how it is quoted is the dialect's."""
+    """The name of a table, in its own upper and lower case. The dialect quotes it."""
 
     schema: str | None
-    """What MySQL calls a database; None for the one that the server takes by itself."""
+    """The schema, which MySQL calls a database; None for the server's default."""
     name: str
 
     @classmethod
@@ -35,7 +35,7 @@ class TableName:
         """Return the name in `table` or `schema.table`.
 
         Raises:
-            ValueError: It is neither, or in the quotes that SQL wants around a name.
+            ValueError: The text has another form, or a part is in the quotes of SQL.
         """
         if re.search(r"""(^|\.)(".*"|`.*`)(\.|$)""", text):
             bare = re.sub('["`]', "", text)
@@ -53,17 +53,17 @@ class TableName:
 
 
 class ColumnType(Protocol):
-    """A column's type, of which each dialect knows more."""
+    """The type of a column; each dialect extends it."""
 
     @property
     def shown(self) -> str:
-        """The type in the server's words, as it was declared."""
+        """The type as the server shows it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One column of a table."""
+    """A column of a table."""
 
     name: str
     type: ColumnType
@@ -71,7 +71,7 @@ class TableColumn:
     has_default: bool
     generated: bool
     insertable: bool
-    """Whether the connected user may write it."""
+    """True if the connected user may write the column."""
     updatable: bool = True
     readable: bool = True
     key_fault: str = ""
@@ -79,11 +79,12 @@ class TableColumn:
     default_fault: str = ""
     """Why the user gets no default there, with what mends it; or empty."""
     update_fault: str = ""
-    """Why no statement may assign to it in a row that is there, with what mends it; or empty."""
+    """The reason why no statement may assign to it in an existing row, with its remedy; or
+    empty."""
 
     @property
     def needs_value(self) -> bool:
-        """True if an insert must have the column: it is NOT NULL, and nothing else fills it."""
+        """True if an insert must contain the column, which is NOT NULL and not filled otherwise."""
         return not (self.nullable or self.has_default or self.generated)
 
 
@@ -92,52 +93,53 @@ class ColumnFacts:
     """The facts about a column that a writer checks before its transaction ends."""
 
     shown: str
-    """The type, as `ColumnType.shown`."""
+    """The type, as in `ColumnType.shown`."""
     needs_value: bool
     """True if the column is NOT NULL and neither a default nor the server fills it."""
     key_fault: str = ""
-    """Why the server may take different keys for equal, as `TableColumn.key_fault`; or empty."""
+    """The reason why the server may take different keys for equal, as `TableColumn.key_fault`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that rows go to, as the server describes it."""
+    """A table that rows are written to, as the server describes it."""
 
     name: TableName
-    """The table's name with its schema, as the server has it."""
+    """The table's name with its schema, as the server spells it."""
     columns: tuple[TableColumn, ...]
     unfit: Finding | None = None
-    """Why a transaction does not keep what it writes there."""
+    """The reason why a transaction does not keep the rows that it writes there, or None."""
     unique_keys: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Every unique index by which rows can be found: its name and its columns."""
+    """The unique indexes by which rows can be found, each with its name and its columns."""
     other_unique: bool = False
-    """Whether there is a unique index of another kind, over parts of columns for instance."""
+    """True if there is a unique index of another kind, for example over parts of columns."""
     inherited_by: str = ""
-    """A table whose rows are rows of this one, too, and which no unique index here covers."""
+    """A table whose rows are also rows of this table, and which no unique index here covers; or
+    empty."""
     deletable: bool = True
-    """Whether the connected user may delete rows, as far as that is known here."""
+    """False if it is known that the connected user may not delete rows."""
     grantee: str = ""
-    """The connected user, as GRANT takes it."""
+    """The connected user, in the form that GRANT accepts."""
 
     def column(self, name: str) -> TableColumn | None:
         """Return the column called `name`, or None."""
         return next((column for column in self.columns if column.name == name), None)
 
     def index_over(self, key: Sequence[str]) -> str | None:
-        """Return the unique index over exactly the columns of `key`."""
+        """Return the name of the unique index over exactly the columns of `key`, or None."""
         key_columns = frozenset(key)
         return next((name for name, columns in self.unique_keys if columns == key_columns), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnFit(ABC):
-    """How one column of the stream goes into one column of a table."""
+    """The conversion of one column of the stream to one column of a table."""
 
     column: TableColumn
     wire: pa.DataType
-    """What values are converted to; the null type where only nulls are announced."""
+    """The type that values are converted to; the null type if the stream announces only nulls."""
     is_key: bool = False
-    """Whether rows are found by it."""
+    """True if the column is part of the key."""
 
     @property
     def name(self) -> str:
@@ -151,18 +153,18 @@ class ColumnFit(ABC):
 
     @property
     def nullable(self) -> bool:
-        """Whether the table takes nulls there."""
+        """True if the column of the table accepts nulls."""
         return self.column.nullable
 
     def convert(self, given: pa.Array) -> pa.Array:
         """Return `given` as the wire's type, every value unchanged; nulls stay nulls.
 
-        What is known of a value without the server is checked: whatever the server would cut,
-        round, pad or refuse late.
+        Checks values without the server: refuses values that the server would cut, round or pad, or
+        would refuse only later.
 
         Raises:
             BadRow: A value cannot be stored in the column; names the column and the value.
-            SinkError: The type is not one that goes into the column.
+            SinkError: The column does not accept the type of `given`.
         """
         given = to_plain_column(given)
         if given.type != self.wire and (arrow.is_null(self.wire) or not self.takes(given.type)):
@@ -177,17 +179,20 @@ class ColumnFit(ABC):
 
     @abstractmethod
     def takes(self, given: pa.DataType) -> bool:
-        """Return whether values of the plain type `given` go into the column unchanged."""
+        """Return True if the column stores values of the plain type `given` unchanged."""
 
     @abstractmethod
     def check(self, values: pa.Array) -> None:
         """Raise BadRow, which names the value, unless the server stores all of `values` unchanged.
 
-        `values` are of the wire's type.
+        `values` have the wire's type.
         """
 
     def cast(self, given: pa.Array) -> pa.Array:
-        """Return `given`, which is decoded, as the wire's type; `check` comes after it."""
+        """Return `given`, which is decoded, as the wire's type.
+
+        The caller calls `check` on the result.
+        """
         if arrow.is_integer(given.type) and arrow.is_decimal(self.wire):
             given = cast_rows(given, _ANY_INTEGER)
         elif arrow.is_list(self.wire) and arrow.is_decimal(self.wire.value_type):
@@ -195,7 +200,7 @@ class ColumnFit(ABC):
         return fit_column(given, self.wire, name=self.name, target=self.shown)
 
     def refuse(self, values: pa.Array, bad: pa.Array, why: str) -> None:
-        """Raise BadRow, which names the first bad value and says `why`, if there is one.
+        """Raise BadRow for the first bad value with the reason `why`; do nothing if there is none.
 
         `bad` has a boolean for each of `values`.
         """
@@ -204,17 +209,17 @@ class ColumnFit(ABC):
             raise bad_row_at(values, row, name=self.name, target=self.shown, why=why)
 
     def check_documents(self, documents: pa.Array, find_fault: Callable[[str], str | None]) -> None:
-        """Raise BadRow for the first JSON document that `find_fault` finds a fault in."""
+        """Raise BadRow for the first JSON document in which `find_fault` finds a fault."""
         for row, text in enumerate(documents.to_pylist()):
             fault = None if text is None else find_fault(text)
             if fault is not None:
                 raise bad_row_at(documents, row, name=self.name, target=self.shown, why=fault)
 
     def require_one_form(self, uuids: pa.Array) -> None:
-        """Raise BadRow for text in a key that spells a UUID otherwise than servers show it.
+        """Raise BadRow if a key contains a UUID in another spelling than the server's.
 
-        Two spellings of a UUID are one row of the table, and two keys of the stream, which brings
-        them to different subtasks: the older change could be the last one.
+        Two spellings of a UUID are one row of the table but two keys of the stream. Their changes
+        may go to different subtasks, and the older change could be applied last.
         """
         if self.is_key:
             odd = pc.invert(pc.match_substring_regex(uuids, _UUID_IN_ONE_FORM))
@@ -223,14 +228,17 @@ class ColumnFit(ABC):
 
 
 def _widen_integers(lists: pa.Array) -> pa.Array:
-    """Return lists of integers as lists of decimals that hold each of them; others as given."""
+    """Return lists of integers as lists of decimals that hold all integers.
+
+    Other lists unchanged.
+    """
     is_whole = arrow.is_integer(lists.type.value_type)
     return cast_rows(lists, pa.list_(_ANY_INTEGER)) if is_whole else lists
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One table, and how columns of the stream go into it."""
+    """A table, and the fits of the stream's columns into it."""
 
     table: Table
     fits: tuple[ColumnFit, ...]

@@ -10,14 +10,14 @@ from onceflow.sinks.sql.session import ConnectionLost, Session
 
 
 class Transactions:
-    """One transaction after another, each on the same session until that is lost or closed."""
+    """A session that runs one transaction after another, and is reopened after a loss."""
 
     def __init__(self, connect: Callable[[], Session]) -> None:
-        """Connect; nothing is open yet.
+        """Connect; no transaction is open yet.
 
         Raises:
             ConfigError: The server refuses the connection for good.
-            SinkError: It refuses it now.
+            SinkError: The server refuses the connection now.
         """
         self._connect = connect
         self._session: Session | None = None
@@ -26,42 +26,43 @@ class Transactions:
 
     @property
     def session(self) -> Session:
-        """The session, for what runs in the transaction or ends it."""
+        """The session of the transaction; connects if there is none."""
         if self._session is None:
             self._session = self._connect()
             self._set_up(self._session)
         return self._session
 
     def begin(self) -> Session:
-        """Return the session with a transaction open on it, the one that is or a new one.
+        """Return the session with a transaction open on it; open one if none is open.
 
         Raises:
-            SinkError: It was lost and cannot be opened again, or the transaction's name is in use.
+            SinkError: The session was lost and cannot be opened again, or the transaction's name is
+                in use.
         """
         if self._open:
             return self.session
         try:
             self._begin(self.session)
         except ConnectionLost:
-            # Nothing was open on it, so nothing is lost with it.
+            # No transaction was open on the lost session, so no rows are lost.
             self.close()
             self._begin(self.session)
         self._open = True
         return self.session
 
     def roll_back(self) -> None:
-        """End the transaction, if one is open, of which nothing is kept."""
+        """Roll back the open transaction, if there is one."""
         if self._open:
             self._open = False
             self._roll_back(self.session)
 
     def hasten(self) -> None:
-        """Wait for the server, from now on, only as long as leaving it may take."""
+        """Shorten all further waits for the server to the time that closing may take."""
         if self._session is not None:
             self._session.hasten()
 
     def close(self) -> None:
-        """Disconnect, by which the server rolls back what is open. Safe to call twice."""
+        """Disconnect, so that the server rolls back an open transaction. May be called twice."""
         session, self._session = self._session, None
         self._open = False
         if session is not None:
@@ -78,16 +79,16 @@ class Transactions:
 
 
 class PlainTransactions(Transactions):
-    """Ordinary ones."""
+    """The ordinary transactions of one writer."""
 
     def commit(self) -> None:
-        """Commit the open one."""
+        """Commit the open transaction."""
         self.session.commit()
         self._open = False
 
 
 class PreparedTransactions(Transactions):
-    """Ones that are prepared, each under a name that no other ever had."""
+    """The transactions of one writer that are prepared, each under a unique name."""
 
     def __init__(self, connect: Callable[[], Session], first_checkpoint: CheckpointId) -> None:
         """Connect; the first transaction is for `first_checkpoint`."""
@@ -97,7 +98,7 @@ class PreparedTransactions(Transactions):
     @property
     @abstractmethod
     def transaction(self) -> TransactionId:
-        """The name of the open one."""
+        """The name of the open transaction."""
 
     def expect(self, checkpoint: CheckpointId) -> None:
         """Name the next transaction, or the open one if it has no name yet, after `checkpoint`."""
@@ -105,14 +106,14 @@ class PreparedTransactions(Transactions):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Prepare the open one, which survives everything from then on.
+        """Prepare the open transaction. From then on it survives a lost connection and a restart.
 
         Raises:
             SinkError: The name is in use, or the transaction had failed.
         """
 
     def name_in_use(self, transaction: TransactionId) -> str:
-        """Return what to say, and to do, when something is prepared under the name already."""
+        """Return the error text for a name that is already prepared, with the remedy."""
         return (
             f"a transaction named {transaction} is prepared already, so attempt or checkpoint "
             "numbers were used twice: by a second job under this sink id, or after the decision "
@@ -121,4 +122,4 @@ class PreparedTransactions(Transactions):
 
     @abstractmethod
     def _way_to_end(self, transaction: TransactionId) -> str:
-        """Say where what is prepared is listed, and by which statements it is ended."""
+        """Return where prepared transactions are listed, and the statements that end this one."""

@@ -1,4 +1,4 @@
-"""Fits Arrow columns to a table's types, and names the value that does not fit."""
+"""The conversion of Arrow columns to a table's types, with errors that name the unfit value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_NEGATIVE_ZERO = "the column makes 0.0 of it; add 0.0 to the values before the
 
 
 def fit_column(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa.Array:
-    """Return `column` as `wire` with every value unchanged; `target` is the database's type.
+    """Return `column` as type `wire` with every value unchanged; `target` is the database's type.
 
     Raises:
         BadRow: A value cannot be written in that type without changing it; names the first one.
@@ -28,13 +28,13 @@ def fit_column(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -
         return cast_rows(column, wire)
     except pa.ArrowInvalid as error:
         if arrow.is_list(wire):
-            # The value itself is named, and not its list.
+            # Name the single value in the error, not its list.
             fit_column(column.flatten(), wire.value_type, name=name, target=target)
         raise bad_row_at(column, _first_refused(column, wire), name=name, target=target) from error
 
 
 def float_type(given: pa.DataType, *, mantissa_bits: int) -> pa.DataType | None:
-    """Return the float of 24 or 53 bits of mantissa that holds every number of `given`, or None."""
+    """Return the float type of 24 or 53 mantissa bits that holds all of `given`, or None."""
     if not (arrow.is_integer(given) or arrow.is_floating(given)):
         return None
     wide = mantissa_bits == _MANTISSA_BITS_OF_DOUBLE
@@ -48,10 +48,10 @@ def float_type(given: pa.DataType, *, mantissa_bits: int) -> pa.DataType | None:
 def decimal_digits(
     given: pa.DataType, precision: int | None, scale: int | None
 ) -> tuple[int, int] | None:
-    """Return digits before and after the point that values of `given` may have; None for others.
+    """Return the digits before and after the point of values of `given`, or None for other types.
 
-    What is beyond the column's precision and scale is not counted: servers round to the scale in
-    silence, so what needs rounding is to be refused when it is cast.
+    Digits beyond the column's precision and scale are not counted. Servers round to the scale
+    silently, so a value that needs rounding must be refused by the cast.
     """
     if arrow.is_integer(given):
         digits, decimals = (20 if given.bit_width == _WIDEST_INTEGER_BITS else 10), 0
@@ -65,13 +65,13 @@ def decimal_digits(
 
 
 def find_remainder(numbers: pa.Array, unit: int) -> pa.Array:
-    """Return what is left of each whole number beyond a multiple of `unit`; 0 if nothing is."""
+    """Return the remainder of each whole number divided by `unit`, with the sign of the number."""
     remainder: pa.Array = pc.subtract(numbers, pc.multiply(pc.divide(numbers, unit), unit))
     return remainder
 
 
 def are_negative_zeros(floats: pa.Array) -> pa.Array:
-    """Return for each value whether it is -0.0."""
+    """Return for each value True if it is -0.0."""
     negative: pa.Array = pc.and_(pc.equal(floats, 0.0), pc.less(pc.divide(1.0, floats), 0.0))
     return negative
 
@@ -86,7 +86,10 @@ def bad_row_at(column: pa.Array, row: int, *, name: str, target: str, why: str =
 
 
 def _first_refused(column: pa.Array, wire: pa.DataType) -> int:
-    """Halve the column until one value is left: a failed cast does not say which one it was."""
+    """Return the index of the first value that a cast refuses, by halving the column.
+
+    The error of a failed cast does not name the value.
+    """
     first, count = 0, len(column)
     while count > 1:
         half = count // 2

@@ -1,6 +1,6 @@
-"""What a row means for the table: put it how, or delete its key. The same for every dialect.
+"""The meaning of a row for its table: an insert or change, or a delete. The same for all dialects.
 
-What is staged has its operation written beside it, so that no later setting changes it.
+Staged rows carry their operation, so that a later change of settings does not affect them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from onceflow.sinks.sql.tables import TableName
 
 
 class WriteMode(Enum):
-    """How a row that is no delete gets into its table."""
+    """The effect of a row that is not a delete."""
 
     INSERT = "insert"
-    """Write a new row. A key that is there already is an error."""
+    """Write a new row. An existing row with the key is an error."""
     UPSERT = "upsert"
     """Write a new row, or replace the row of the same key."""
     IGNORE = "ignore"
-    """Write a new row unless the key is there: the first row of a key stays."""
+    """Write a new row unless a row with the key exists: the first row of a key stays."""
     UPDATE = "update"
-    """Over the row of the same key; nothing when there is none."""
+    """Replace the row of the same key; do nothing if there is none."""
 
 
 OPERATIONS: Mapping[str, bool] = MappingProxyType(
@@ -41,16 +41,16 @@ OPERATIONS: Mapping[str, bool] = MappingProxyType(
         **dict.fromkeys(("delete", "d"), True),
     }
 )
-"""What an operation column may say, in any case of letters, and whether it deletes.
+"""The words of an operation column, in any case, with True for those that delete.
 
-Everything else puts the row, and the write mode says how: a change log replayed from its beginning
-has inserts of rows that are there and updates of rows that are not.
+All others write the row as the write mode says. A change log that is replayed from its beginning
+contains inserts of rows that exist and updates of rows that do not.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """Rows that may go on, in the sink's schema, and which of them delete their key."""
+    """Rows that may be written, in the sink's schema, and the marks of those that delete."""
 
     rows: pa.RecordBatch
     deletes: pa.BooleanArray
@@ -58,7 +58,7 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """How rows become changes of tables.
+    """The rules by which rows become changes of tables.
 
     Raises:
         ConfigError: The settings contradict each other.
@@ -67,11 +67,11 @@ class ChangeRules:
     mode: WriteMode = WriteMode.INSERT
     primary_key: tuple[str, ...] = ()
     tombstones: bool = False
-    """Whether a row whose columns outside the key are all null deletes its key."""
+    """True if a row whose columns outside the key are all null deletes its key."""
     operation_column: str | None = None
-    """The column that says by `OPERATIONS` what a row does; it is not written."""
+    """The column that names the row's operation by `OPERATIONS`; it is not written."""
     table_column: str | None = None
-    """The column that names the row's table; null means the default one. It is not written."""
+    """The column that names the row's table; null means the default table. It is not written."""
 
     def __post_init__(self) -> None:
         deleting = "tombstones" if self.tombstones else "operation_column"
@@ -95,15 +95,15 @@ class ChangeRules:
 
     @property
     def uses_key(self) -> bool:
-        """Whether rows are found by key, so that they must be buffered and routed by it."""
+        """True if rows are found by key, so that they must be buffered and routed by it."""
         return self.mode is not WriteMode.INSERT
 
     def select_table_columns(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns of `schema` that go into the table.
+        """Return the columns of `schema` that are written to the table.
 
         Raises:
-            ConfigError: A column named in the settings is missing, or is no text or no key; or
-                every row would be a tombstone.
+            ConfigError: A column that the settings name is missing or has a wrong type, or every
+                row would be a tombstone.
         """
         for setting, name in (
             ("operation_column", self.operation_column),
@@ -126,7 +126,7 @@ class ChangeRules:
         return columns
 
     def classify(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Classified:
-        """Tell puts from deletes; rows without a whole key or with an unknown operation are bad.
+        """Mark the rows that delete. Rows with a null in the key or an unknown operation are bad.
 
         Raises:
             BadRow: There is such a row, and bad rows fail the job.
@@ -143,7 +143,7 @@ class ChangeRules:
         if self.operation_column is None:
             return Classified(batch, deletes)
         operations, known = self._operations(batch.column(self.operation_column))
-        # A tombstone's operation column is null like the rest, and need not say anything known.
+        # The operation column of a tombstone is null like its other columns, and may be unknown.
         accepted = pc.or_(known, deletes)
         deletes = pc.or_(operations, deletes)
         if pc.all(accepted).as_py() is False:
@@ -166,10 +166,10 @@ class ChangeRules:
 
     @staticmethod
     def _operations(column: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArray]:
-        """Return which rows delete, and which say something known; looks at each word once."""
+        """Return the masks of deleting rows and of known operations. Looks at each word once."""
         encoded = to_plain_column(column).dictionary_encode()
         words = [str(word).strip().lower() for word in encoded.dictionary.to_pylist()]
-        # True deletes, False puts, null is unknown: one array says both what it means and whether.
+        # True deletes, False writes, null is unknown, so one array holds both masks.
         meaning_by_word = pa.array([OPERATIONS.get(word) for word in words], pa.bool_())
         meaning = meaning_by_word.take(encoded.indices)
         return pc.fill_null(meaning, False), meaning.is_valid()
@@ -181,7 +181,7 @@ class StagedRules(ChangeRules):
 
     @override
     def select_table_columns(self, schema: pa.Schema) -> pa.Schema:
-        # All of them. An integer in the key is a float by now where the table's column is one.
+        # All columns. An integer of the key is already a float if the table's column is a float.
         return schema
 
 
@@ -215,41 +215,39 @@ def _require_key(schema: pa.Schema, name: str) -> None:
         )
 
 
-# 1: rows as they were given. 2: rows that are converted to the types of the columns.
+# Version 1: rows as they were given. Version 2: rows converted to the types of the columns.
 _VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedOperation:
-    """What is done with one batch of staged rows."""
+    """The operation on one batch of staged rows."""
 
     table: TableName
-    """The table's name with its schema, as the server had it."""
+    """The table's name with its schema, as the server spelled it."""
     mode: WriteMode
     key: tuple[str, ...]
     deletes: bool
-    """Whether the rows are keys to delete; else rows to put."""
+    """True if the rows are keys to delete; False if they are rows to write."""
     types: tuple[str, ...] = ()
     """The types of the table's columns to which the rows are converted, in the server's words.
-
-    None of rows that are staged as they were given, which older versions did.
-    """
+    Empty for rows that are staged as they were given, which older versions did."""
 
     def to_label(self) -> str:
         """Return the label under which the rows are staged."""
         verb = "delete" if self.deletes else "put"
         head = [verb, self.table.schema, self.table.name, self.mode.value]
         if not self.types:
-            # Version 1 has the key's columns at the end, version 2 as a list: both are still read.
+            # Version 1 has the key's columns at the end, version 2 as a list. Both are still read.
             return json.dumps([1, *head, *self.key])
         return json.dumps([2, *head, list(self.key), list(self.types)])
 
     @classmethod
     def from_label(cls, label: str) -> StagedOperation:
-        """Return what `encoded` wrote.
+        """Return the operation that `to_label` encoded.
 
         Raises:
-            StateCorrupt: It did not write this.
+            StateCorrupt: The label is not valid, or of another version of onceflow.
         """
         try:
             version, verb, schema, name, mode, *details = json.loads(label)

@@ -1,10 +1,10 @@
-"""The writers of one subtask: what is between two barriers, and where it waits for the decision.
+"""The writers of one subtask: they write rows between two barriers and pre-commit at the barrier.
 
-two-phase       begin, rows … | the last rows, ledger row, prepare           at each barrier
-at least once   begin, rows … | the last rows, COMMIT     at each barrier and every so many rows
-ledger          rows → checkpoint storage                                    at each barrier
+two-phase       begin, rows … | the last rows, ledger row, prepare           at each barrier at
+least once   begin, rows … | the last rows, COMMIT     at each barrier and every so many rows ledger
+rows → checkpoint storage                                    at each barrier
 
-Inserts go in as they come. Changes by key go in at the barrier, all at once.
+Inserts are sent as they arrive. Changes by key are sent all at once at the barrier.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ from onceflow.sinks.sql.transactions import (
 TransactionsT = TypeVar("TransactionsT", bound=Transactions)
 
 _HOLDERS_MAX = 4
-"""How many holders of locks an error names."""
+"""The number of lock holders that an error names."""
 
 
 class SqlWriter(SinkWriter):
-    """What all writers share: rows are validated and loaded, and any failure is the end."""
+    """The base of all writers: it validates and loads rows, and closes itself on any failure."""
 
     def __init__(self, settings: SqlSettings, context: WriterContext) -> None:
-        """Match the rows to the table, on a session that the writer has.
+        """Match the rows to the table, on the writer's session.
 
         Raises:
-            ConfigError: The table does not take the rows.
+            ConfigError: The table does not accept the rows.
             SinkError: The server cannot be reached or asked now.
         """
         self._settings = settings
@@ -85,7 +85,7 @@ class SqlWriter(SinkWriter):
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
         self._written: dict[TableName, Target] = {}
-        """The tables of the rows since the last transaction ended."""
+        """The tables of the rows that were written since the last transaction ended."""
         tables = TableResolver(settings, context.schema, self._open_session)
         self._validator = RowValidator(settings, tables.ensure_target, self._bad_rows)
         try:
@@ -101,7 +101,7 @@ class SqlWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         """Convert `batch`, and send it into the open transaction or keep it until the barrier.
 
-        Blocks while the server is behind.
+        Blocks while the server is slower than the rows arrive.
 
         Raises:
             BadRow: A value does not fit the table; names column and value.
@@ -119,33 +119,33 @@ class SqlWriter(SinkWriter):
 
     @override
     def take_rejected(self) -> Sequence[RejectedRows]:
-        """Return the rows left out since the last call, by us or by the server."""
+        """Return the rows that the writer or the server refused since the last call."""
         return self._bad_rows.take()
 
     @override
     def close(self) -> None:
-        """Give up what is under way. What is prepared or staged stays."""
+        """Give up unfinished work. Prepared transactions and staged rows stay."""
         self._closed = True
         self._loader.close()
         self._release()
 
     def _require_same_columns(self) -> None:
-        """Raise TableAltered if rows were refused for columns that have changed since."""
+        """Raise TableAltered if columns that refused rows have changed since."""
         refusing = self._validator.take_refusing()
         if refusing:
             require_same_columns(self._settings, refusing)
 
     @abstractmethod
     def _new_loader(self, target: Target) -> RowLoader:
-        """Return how rows go in; `target` is the table of rows that do not name one."""
+        """Return the loader of rows; `target` is the table of rows that do not name one."""
 
     @abstractmethod
     def _open_session(self) -> Session:
-        """Return the session on which tables are looked at."""
+        """Return the session on which table descriptions are read."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Disconnect, by which the server rolls back what is open. Safe to call twice."""
+        """Disconnect, so that the server rolls back an open transaction. May be called twice."""
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
@@ -165,7 +165,7 @@ class SqlWriter(SinkWriter):
             raise kind(f"{text}: {error}") from error
         except SinkError as error:
             self.close()
-            # A more exact class says itself what may be done, and is passed on as it is.
+            # A more specific class already says what to do, so it is passed on unchanged.
             if type(error) is SinkError:
                 raise kind(f"{text}: {error}") from error
             raise
@@ -174,7 +174,10 @@ class SqlWriter(SinkWriter):
             raise
 
     def _advice(self, error: SqlError) -> str:
-        """Say who holds the rows, or the table, that were waited for in vain."""
+        """Describe the holders of the locks that the writer waited for in vain.
+
+        Empty for other errors.
+        """
         settings = self._settings
         if not isinstance(error, LockTimeout):
             return ""
@@ -194,7 +197,7 @@ class SqlWriter(SinkWriter):
                 holders = settings.dialect.lock_holders(
                     session, settings.table, self._context, _HOLDERS_MAX
                 )
-        # The advice is an addition: its failure must not hide the error that it is about.
+        # The advice is an addition: if it fails, the original error must still be raised.
         except (SqlError, SinkError, ConfigError):
             pass
         others = [one for one in holders if not any(str(own) in one for own in prepared)]
@@ -215,7 +218,7 @@ class SqlWriter(SinkWriter):
 
 
 class TransactionWriter(SqlWriter, Generic[TransactionsT]):
-    """A writer whose rows wait in the database, in a transaction on a session of its own."""
+    """A writer whose rows wait in the database, in a transaction on the writer's own session."""
 
     def __init__(
         self,
@@ -223,10 +226,10 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
         context: WriterContext,
         transactions: TransactionsT,
     ) -> None:
-        """Match the rows to the table; `transactions` are connected and end with the writer.
+        """Match the rows to the table; the connected `transactions` are closed with the writer.
 
         Raises:
-            ConfigError: The table does not take the rows.
+            ConfigError: The table does not accept the rows.
             SinkError: The server cannot be reached or asked now.
         """
         self._transactions = transactions
@@ -237,17 +240,17 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
         """End the transaction that holds the rows since the last call, if there are any.
 
         Raises:
-            BadRow: A constraint, found only now, refuses a row.
-            PreCommitFailed: The attempt must end. Nothing of this checkpoint is durable, or, when
-                the connection was lost while the server worked, it is prepared under a name that
+            BadRow: A constraint that is checked only now refuses a row.
+            PreCommitFailed: The attempt must end. Nothing of this checkpoint is durable. Or, if the
+                connection was lost while the server worked, the rows are prepared under a name that
                 no decision lists, and will be rolled back.
         """
         doing = f"checkpoint {checkpoint} was not pre-committed"
         with self._or_close(doing, PreCommitFailed):
             self._require_same_columns()
             if not self._loader.rows:
-                # Open all the same if rows were sent and every one was refused. Its name may be
-                # that of this checkpoint, and the next one's rows must not go in under it.
+                # A transaction is open even if every row was refused. It may have this checkpoint's
+                # name, which the rows of the next checkpoint must not use.
                 self._transactions.roll_back()
                 return ()
             return self._end_transaction(checkpoint)
@@ -257,10 +260,14 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
         """End the open transaction, which has rows."""
 
     def _finish_rows(self) -> int:
-        """Return how many rows the server has taken, into tables that are as they were."""
+        """Complete the rows and check that their tables are unaltered.
+
+        Return the number of rows.
+        """
         rows = self._loader.finish()
         if rows:
-            # After the last row: what is written keeps everybody from altering the tables.
+            # Check after the last row: the written rows prevent other sessions from altering the
+            # tables.
             targets = self._written.values()
             require_unaltered(self._settings, self._transactions.session, targets)
         self._written.clear()
@@ -288,28 +295,27 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
 
 
 class TwoPhaseWriter(TransactionWriter[PreparedTransactions]):
-    """Prepares at each barrier; a committer does the rest."""
+    """A writer that prepares a transaction at each barrier, for a committer to commit."""
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         self._transactions.expect(checkpoint)
         committables = super().pre_commit(checkpoint)
-        # Rows that come from now on are the next checkpoint's, and a transaction is named when it
-        # begins.
+        # Rows from now on belong to the next checkpoint, and a transaction is named when it begins.
         self._transactions.expect(CheckpointId(checkpoint + 1))
         return committables
 
     @override
     def _end_transaction(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        """Steps: 1. the last rows, 2. the ledger row, 3. prepare."""
+        """End the transaction in three steps: 1. the last rows, 2. the ledger row, 3. prepare."""
         # 1.
         rows = self._finish_rows()
         if not rows:
-            # All of them were rejected.
+            # All rows were rejected.
             self._transactions.roll_back()
             return ()
         transaction = self._transactions.transaction
-        # 2. Inside the transaction, so that it is visible if and only if the rows are.
+        # 2. The ledger row is inside the transaction, so it is visible if and only if the rows are.
         self._record(transaction, rows)
         reach("flushed")
         # 3.
@@ -342,11 +348,14 @@ class TwoPhaseWriter(TransactionWriter[PreparedTransactions]):
 
 
 class AtLeastOnceWriter(TransactionWriter[PlainTransactions]):
-    """Commits as it goes: rows are seen at once, and again when a failure has them sent again."""
+    """A writer that commits rows as they arrive.
+
+    Rows that are sent again after a failure are doubled.
+    """
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send `batch`, and commit when enough rows have come together.
+        """Send `batch`, and commit if `flush_rows` rows are uncommitted.
 
         Raises:
             BadRow: A value does not fit the table; names column and value.
@@ -370,16 +379,16 @@ class AtLeastOnceWriter(TransactionWriter[PlainTransactions]):
 class SqlStagedWriter(SqlWriter):
     """A writer whose rows wait in checkpoint storage, for `ledger` mode.
 
-    It holds no session and no lock between barriers, and nothing in the database is its own.
-    What it stages is what the committer applies: rows converted for the tables as they were,
-    already reduced to at most one change a key, with their operation.
+    It holds no session and no lock between barriers, and nothing in the database is its own. It
+    stages rows in the form that the committer applies: converted for the tables as they were,
+    reduced to at most one change per key, with their operation.
     """
 
     def __init__(self, settings: SqlSettings, context: WriterContext) -> None:
         """Match the rows to the table.
 
         Raises:
-            ConfigError: The table does not take the rows, or there is no checkpoint storage.
+            ConfigError: The table does not accept the rows, or there is no checkpoint storage.
             SinkError: The server cannot be reached now.
         """
         self._stager = RowStager(
@@ -405,7 +414,7 @@ class SqlStagedWriter(SqlWriter):
 
         Raises:
             BadRow: A value does not fit the table; names column and value.
-            SinkError: A table that is new to the writer cannot be looked at now.
+            SinkError: The description of a table that is new to the writer cannot be read now.
         """
         super().write(batch)
         self._disconnect()
