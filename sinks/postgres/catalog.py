@@ -1,8 +1,8 @@
-"""What the server says about itself and about the table to be written.
+"""The queries of the catalogs that describe the table to be written.
 
-One query of the catalogs in place of SQLAlchemy's inspector, because every writer asks it: the
-inspector needs a query for each aspect and does not see what COPY depends on, which is the base
-type under domains, enums as such, generated columns and the privilege on each column.
+One query is used in place of SQLAlchemy's inspector, because every writer runs it. The inspector
+needs a query for each aspect. It does not see what COPY depends on: the base type under domains,
+enums as such, generated columns and the privilege on each column.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _TYPMOD_OFFSET = 4
 """Postgres stores the limit of a type plus 4, the size of a value's header."""
 _MICROSECOND_DIGITS = 6
 _TIMES = frozenset({"timestamp", "timestamptz", "time"})
-# The fields of an interval are bits of the upper half of its modifier, its digits the lower half.
-# Source: src/include/utils/timestamp.h and datetime.h, PostgreSQL 12 to 18.
+# The fields of an interval are bits in the upper half of its modifier; its digits are the lower
+# half. Source: src/include/utils/timestamp.h and datetime.h, PostgreSQL 12 to 18.
 _NO_DIGITS = 0xFFFF
 _ALL_FIELDS = 0x7FFF
 _HOURS, _MINUTES, _SECONDS = 1 << 10, 1 << 11, 1 << 12
@@ -32,19 +32,19 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
 def quote(name: str) -> str:
-    """Return `name` as an identifier.
+    """Return `name` as a quoted identifier.
 
     Raises:
-        ConfigError: Postgres would cut it.
+        ConfigError: Postgres would cut the name.
     """
     check_name(name)
     return f'"{name.replace(chr(34), chr(34) * 2)}"'
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError unless Postgres keeps the whole of `name`.
+    """Raise ConfigError if Postgres would cut `name`.
 
-    It cuts longer names without an error, so that two names may mean one table.
+    Postgres cuts longer names without an error, so that two names may refer to one table.
     """
     size_bytes = len(name.encode())
     if size_bytes > _NAME_BYTES_MAX:
@@ -55,40 +55,40 @@ def check_name(name: str) -> None:
 
 
 def literal(value: str) -> str:
-    """Return `value` as SQL, whatever the server's standard_conforming_strings."""
+    """Return `value` as a SQL literal, valid for both values of standard_conforming_strings."""
     escaped = value.replace("'", "''")
     return f" E'{escaped.replace(chr(92), chr(92) * 2)}'" if "\\" in value else f"'{escaped}'"
 
 
 def identifier(name: TableName) -> str:
-    """Return a table's name, quoted."""
+    """Return the quoted name of a table."""
     return f"{quote(name.schema)}.{quote(name.name)}" if name.schema else quote(name.name)
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresType:
-    """A type as its wire format sees it: the base type under any domains."""
+    """A type as its wire format requires it: the base type under any domains."""
 
     name: str
-    """The type in the catalogs' words: int4, timestamptz; `enum` for enums, empty when unknown."""
+    """The type as the catalogs name it: int4, timestamptz; `enum` for enums, empty if unknown."""
     shown: str
-    """The type in SQL's words, as the column was declared."""
+    """The type as SQL names it, as the column was declared."""
     precision: int | None = None
     scale: int | None = None
-    """The scale of numeric(precision, scale); None without limit."""
+    """The scale of numeric(precision, scale); None if there is no limit."""
     element: str = ""
     """The name of an array's elements; empty for other types."""
     base: str = ""
-    """The type under any domains, in SQL's words without limits: what values are cast to."""
+    """The type under any domains, as SQL names it, without limits. Values are cast to it."""
     length: int | None = None
-    """The length of varchar(length) and char(length) in characters; None without limit."""
+    """The length of varchar(length) and char(length) in characters; None if there is no limit."""
     unit_us: int = 1
     """The smallest part of a time or interval that the column keeps, in microseconds: the server
     rounds to it without an error. 0 if it keeps none, as `interval day`."""
 
     @property
     def element_type(self) -> PostgresType:
-        """The type of an array's elements, which has the array's modifiers."""
+        """The type of an array's elements, with the array's modifiers."""
         return replace(self, name=self.element, element="")
 
 
@@ -107,8 +107,8 @@ _TABLE = """
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.to_regclass({name})
 """
-# A domain leads to the type under it, which may be a domain again; only the last one counts. The
-# limits of a domain are its own, a domain's column has none.
+# A domain refers to its base type, which may be a domain again; only the last type counts. A domain
+# has its own limits; a column of a domain has none.
 _COLUMNS = """
     WITH RECURSIVE layer AS (
         SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier, 0 AS depth,
@@ -155,7 +155,7 @@ _COLUMNS = """
     WHERE t.typtype <> 'd'
     ORDER BY a.attnum
 """
-# Not those over a part of the rows, over expressions, or checked only at the end.
+# Without partial indexes, indexes over expressions, and those that are checked only at the end.
 _UNIQUE_KEYS = """
     SELECT i.indexrelid::regclass::text, array_agg(a.attname::text)
     FROM pg_catalog.pg_index AS i
@@ -168,7 +168,7 @@ _UNIQUE_KEYS = """
 
 
 def find_schema(session: Session, name: TableName) -> str | None:
-    """Return the schema in which the search path finds the table, or in which it creates one.
+    """Return the schema in which the search path finds the table, or would create it.
 
     None if the path names no schema.
     """
@@ -206,7 +206,10 @@ def find_table(session: Session, name: TableName) -> Table | None:
 
 
 def find_child(session: Session, name: TableName) -> str:
-    """Return a table that inherits from the ordinary table called `name`; or empty."""
+    """Return a table that inherits from the ordinary table called `name`.
+
+    Empty if there is none.
+    """
     rows = session.query(
         "SELECT h.inhrelid::regclass::text FROM pg_catalog.pg_inherits AS h"
         " JOIN pg_catalog.pg_class AS c ON c.oid = h.inhparent"
@@ -217,9 +220,11 @@ def find_child(session: Session, name: TableName) -> str:
 
 
 def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:
-    """Return the facts of each column of the table called `name`; empty if it is no logged table.
+    """Return the facts of each column of the table called `name`.
 
-    No column needs a value here: the server refuses each row that lacks one.
+    Empty if it is not a logged table.
+
+    `needs_value` is False for all columns, because the server refuses each row that lacks a value.
     """
     table = literal(identifier(name))
     rows = session.query(
@@ -241,10 +246,12 @@ def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFact
 
 
 def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:
-    """Say why COPY cannot write a table, or a prepared transaction not keep what it wrote.
+    """Return why COPY cannot write a table, or why a prepared transaction loses what it wrote.
 
-    `kind` is pg_class.relkind: r table, p partitioned table, v, m, f as in `_KINDS`.
-    `persistence` is pg_class.relpersistence: p permanent, u unlogged, t temporary.
+    Or None.
+
+    `kind` is pg_class.relkind: r table, p partitioned table, v, m, f as in `_KINDS`. `persistence`
+    is pg_class.relpersistence: p permanent, u unlogged, t temporary.
     """
     area = Area(f"table {name}")
     if kind not in ("r", "p"):
@@ -261,7 +268,7 @@ def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:
 
 
 def _unfit_partition(name: TableName, partition: Sequence[str] | None) -> Finding | None:
-    """Say why a table does not keep rows of one partition: its name, its kind and persistence."""
+    """Return why a table loses rows of `partition` (its name, kind and persistence), or None."""
     if partition is None:
         return None
     shown, kind, persistence = partition
@@ -276,7 +283,7 @@ def _unfit_partition(name: TableName, partition: Sequence[str] | None) -> Findin
 
 
 def _unfit_for_policies(name: TableName, grantee: str) -> Finding:
-    """Say why rows of a table with row-level security cannot be written or changed."""
+    """Return why rows of a table with row-level security cannot be written or changed."""
     needed = "a user whom no policy limits: policies hide rows from changes, and COPY refuses them"
     grant = f"ALTER ROLE {grantee} BYPASSRLS; or connect as the owner of the table"
     return Area(f"table {name}").problem("row-level security applies to the user", needed, grant)
@@ -312,7 +319,7 @@ def _column(row: Sequence[Any], grantee: str) -> TableColumn:
 
 
 def _describe_update_fault(name: str) -> str:
-    """Say that Postgres takes a value for the column in a new row alone."""
+    """Return the fault that Postgres accepts a value for the column only in a new row."""
     return (
         f"column {name!r} is GENERATED ALWAYS AS IDENTITY, which no row may be updated in: drop it"
         f" from the rows, or run ALTER TABLE … ALTER COLUMN {quote(name)} SET GENERATED BY DEFAULT"
@@ -320,11 +327,14 @@ def _describe_update_fault(name: str) -> str:
 
 
 def _numeric_limits(kind: str, modifier: int) -> tuple[int | None, int | None]:
-    """Return precision and scale of numeric(precision, scale); None for each without a limit."""
+    """Return the precision and scale of numeric(precision, scale).
+
+    None for each without a limit.
+    """
     if kind != "numeric" or modifier < _TYPMOD_OFFSET:
         return None, None
     packed = modifier - _TYPMOD_OFFSET
-    # Eleven bits with sign: numeric(3, -2) is a type since PostgreSQL 15.
+    # Eleven bits with a sign: numeric(3, -2) is a valid type since PostgreSQL 15.
     return packed >> 16, ((packed & 0x7FF) ^ 1024) - 1024
 
 
@@ -334,7 +344,7 @@ def _unit_of_digits(digits: int) -> int:
 
 
 def _unit_us(kind: str, modifier: int) -> int:
-    """Return the smallest part of a time that a column of `kind` keeps; see `PostgresType`."""
+    """Return the smallest part of a time that a column of `kind` stores; see `PostgresType`."""
     if modifier < 0 or kind not in (*_TIMES, "interval"):
         return 1
     if kind in _TIMES:
@@ -348,7 +358,7 @@ def _unit_us(kind: str, modifier: int) -> int:
 
 
 def _describe_key_fault(name: str, kind: str) -> str:
-    """Say that keys which are different text may be equal in the table."""
+    """Return the fault that keys with different text may be equal in the table."""
     if kind == "jsonb":
         compares, mend = "JSON by its meaning", "give it type text"
     else:

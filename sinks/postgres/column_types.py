@@ -1,4 +1,4 @@
-"""The types of columns that Postgres creates for Arrow's, by SQLAlchemy, which it imports."""
+"""The types of columns that Postgres creates for Arrow's. Imports SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES: Mapping[pa.DataType, _SqlType] = MappingProxyType(
         pa.uint8(): sa.SmallInteger(),
         pa.uint16(): sa.Integer(),
         pa.uint32(): sa.BigInteger(),
-        # bigint ends at half of uint64.
+        # The maximum of bigint is half that of uint64.
         pa.uint64(): sa.Numeric(20, 0),
         pa.bool_(): sa.Boolean(),
         pa.float16(): postgresql.REAL(),
@@ -40,14 +40,14 @@ _TYPES: Mapping[pa.DataType, _SqlType] = MappingProxyType(
 
 
 def compiler() -> Compiler:
-    """Return what writes the text of CREATE and ALTER."""
+    """Return the SQLAlchemy dialect that writes the text of CREATE and ALTER."""
     # In another parameter style each % of a name would be doubled.
     made: Compiler = cast("Any", PGDialect)(paramstyle="named")
     return made
 
 
 def column_type(field: pa.Field) -> _SqlType | None:
-    """Return the type of a column that is created for `field`; None when there is none."""
+    """Return the type of a column that is created for `field`, or None if there is none."""
     given = to_plain_type(field.type)
     if isinstance(field.type, pa.UuidType):
         return postgresql.UUID()
@@ -59,8 +59,8 @@ def column_type(field: pa.Field) -> _SqlType | None:
 
 
 def _element_type(given: pa.DataType) -> _SqlType | None:
-    """Return the type of an array's elements; None where rows could not be written to it."""
-    # COPY announces elements of these types under another one: see `_ELEMENTS` of `types`.
+    """Return the type of an array's elements, or None if rows could not be written to it."""
+    # COPY announces elements of these types under another type: see `_ELEMENTS` of `types`.
     is_zoned = arrow.is_timestamp(given) and given.tz is not None
     if is_zoned or arrow.is_time(given) or arrow.is_duration(given):
         return None
@@ -76,7 +76,7 @@ def _scalar_type(given: pa.DataType) -> _SqlType | None:
     if arrow.is_timestamp(given):
         return sa.DateTime(timezone=given.tz is not None)
     if arrow.is_decimal(given) and given.precision <= DECIMAL_PRECISION_MAX:
-        # Arrow's negative scales mean trailing zeros before the point.
+        # A negative scale in Arrow means zeros before the point.
         return sa.Numeric(given.precision - min(given.scale, 0), max(given.scale, 0))
     for is_kind, made in (
         (is_bytes, postgresql.BYTEA()),

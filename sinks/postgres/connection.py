@@ -1,8 +1,8 @@
-"""Where the database is, and sessions with it on which every wait has a deadline.
+"""The endpoints of Postgres databases, and sessions on which every wait has a deadline.
 
-The only module that knows psycopg: its errors become those of `sql.errors` here. No session state
-is relied on: settings are `SET LOCAL`, no statement is prepared by name, so that a session may go
-through a pooler that gives each transaction another one.
+The only module that uses psycopg: it translates its errors into those of `sql.session`. It does not
+rely on session state: settings are `SET LOCAL`, and no statement is prepared by name. So a session
+may go through a pooler that gives each transaction another server session.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from onceflow.sinks.sql.silence import (
 
 _T = TypeVar("_T")
 
-# Class 08 is the connection's own; by 57P the server ends the session, as it stops or crashed.
-# Class 21: two rows of one statement are one row of the table. Class 22: a value does not fit its
-# type. Class 23: a constraint forbids the row. Class 44: a view does. P0001: a trigger does. 54000:
-# a value is too long for an index or for a page. The classes of the last line are about what a
-# statement, or a trigger, does.
+# Class 08: the connection broke. 57P: the server ends the session because it stops or crashed.
+# Class 21: two rows of one statement have the same row of the table. Class 22: a value does not fit
+# its type. Class 23: a constraint refuses the row. Class 44: a view does. P0001: a trigger does.
+# 54000: a value is too long for an index or for a page. The classes of the last line are faults of
+# a statement or a trigger.
 _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("08", ConnectionLost),
     ("57P", ConnectionLost),
@@ -69,7 +69,7 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("44", RowRefused),
     ("P0001", RowRefused),
     ("54000", RowRefused),
-    # Too many columns of a table.
+    # A table has too many columns.
     ("54011", StatementInvalid),
     ("25006", ReadOnly),
     ("55P03", LockTimeout),
@@ -82,18 +82,17 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
 _CLASSES = re.compile(
     r"0[0-389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX", re.ASCII
 )
-"""The classes of SQLSTATEs that servers use. Another one is a trigger's own, by RAISE … ERRCODE.
-
+"""The classes of SQLSTATEs that servers use. Other classes come from a trigger's RAISE … ERRCODE.
 Source: PostgreSQL 18, Appendix A, "PostgreSQL Error Codes"."""
-# Limits of the role's own would end a COPY that lasts as long as a checkpoint interval; the wait
-# for each reply has its deadline in the client. Keepalives and the user timeout: should this
-# machine vanish without a word, the server rolls back within a minute, also where a reply of its is
-# on its way, and a new attempt finds no lock of ours in its way.
-# A commit after which nobody has the rows any more must not be in the server's memory alone.
-# Without array_nulls a null in an array would become the text NULL.
-# Without row_security the server raises an error for a table with row-level security. With it, an
-# UPDATE or DELETE would pass over rows that a policy hides, without a word.
-# READ WRITE would write through a default_transaction_read_only that is to stop all writers.
+# Timeouts are off, because the role's own would end a COPY that lasts as long as a checkpoint
+# interval; the client has a deadline for each reply. Keepalives and the user timeout: if this
+# machine vanishes, the server rolls back within a minute, even while it sends a reply, so a new
+# attempt finds no lock of this session. synchronous_commit: after a commit no other copy of the
+# rows exists, so it must not be only in the server's memory. array_nulls: without it, a null in an
+# array would become the text NULL. row_security off: the server then raises an error for a table
+# with row-level security. With it, an UPDATE or DELETE would silently skip rows that a policy
+# hides. Transactions are not READ WRITE, which would override a default_transaction_read_only set
+# to stop all writers.
 _BEGIN = """
     BEGIN ISOLATION LEVEL READ COMMITTED;
     SET LOCAL lock_timeout = {lock_timeout_ms};
@@ -110,10 +109,10 @@ _BEGIN = """
     SELECT pg_catalog.set_config('synchronous_commit', 'on', true)
     WHERE pg_catalog.current_setting('synchronous_commit') = 'off';
 """
-# A server that hangs is left alone after it; the end of the connection rolls back too.
+# After this time a hanging server is no longer waited for; closing the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0
 
-# Found out within half a minute when the server's machine is gone without a word.
+# The loss of the server's machine is detected within half a minute.
 _DEFAULTS: dict[str, str] = {
     "client_encoding": "utf8",
     "keepalives_idle": str(KEEPALIVE_IDLE_S),
@@ -139,19 +138,19 @@ _WRONG_SETTING = re.compile(
 
 
 class ReplyTimeout(psycopg.OperationalError):
-    """Raised when the server did not answer in time; the connection is closed by then."""
+    """Raised if the server did not answer in time; the connection is already closed."""
 
 
 class _BoundedConnection(psycopg.Connection[TupleRow]):
-    """A connection that is given up when the server is silent for too long."""
+    """A connection that is closed if the server is silent for too long."""
 
     reply_timeout_s: float = 120.0
     unacknowledged_s: float | None = None
-    """Our own limit for unacknowledged packets. None if the user has set one."""
+    """The limit of unacknowledged time that this module sets, or None if the user has set one."""
 
     @contextmanager
     def transfer(self) -> Generator[None]:
-        """Allow the server to read nothing for `reply_timeout_s`, as long as the block runs."""
+        """Allow the server to read nothing for up to `reply_timeout_s` while the block runs."""
         usual_s = self.unacknowledged_s
         if usual_s is None:
             yield
@@ -164,7 +163,7 @@ class _BoundedConnection(psycopg.Connection[TupleRow]):
                 limit_silence(self.fileno(), usual_s)
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Return what `gen` returns, or close the connection.
+        """Return the result of `gen`, or close the connection.
 
         Raises:
             ReplyTimeout: The server neither answered nor took data for `reply_timeout_s`, or the
@@ -180,7 +179,7 @@ class _BoundedConnection(psycopg.Connection[TupleRow]):
             raise
 
     def _find_loss(self, repeated: RepeatedPackets) -> str:
-        """Say that the network loses all packets; empty if it does not."""
+        """Return a text if the network loses all packets; empty if it does not."""
         repeated_s = repeated.measure(self.fileno(), time.monotonic())
         limit_s = self.unacknowledged_s
         if limit_s is None or repeated_s < limit_s:
@@ -197,7 +196,9 @@ def until_silent(
     timeout_s: float,
     find_loss: Callable[[], str] = _find_nothing,
 ) -> Generator[Any, Any, _T]:
-    """Return what `gen` returns, unless it hears nothing for `timeout_s` or `find_loss` objects.
+    """Return the result of `gen`.
+
+    Raise ReplyTimeout after `timeout_s` or if `find_loss` returns a text.
 
     psycopg resumes it ten times a second, with 0 while nothing happens.
     """
@@ -216,30 +217,30 @@ def until_silent(
 
 
 def type_number(name: str) -> int:
-    """Return the number by which the wire format knows a type."""
+    """Return the number (OID) of a type in the wire format."""
     return psycopg.postgres.types[name].oid
 
 
 def writer_name(sink_id: str, attempt: int, subtask: int) -> str:
-    """Return the application name of a writer's session, by which its attempt is known."""
+    """Return the application name of a writer's session, which identifies its attempt."""
     return f"onceflow {sink_id}/{attempt}/{subtask} writer"
 
 
 def attempt_of_writer(application_name: str, sink_id: str) -> int | None:
-    """Return the attempt of the writer called so; None when it is no writer of `sink_id`."""
+    """Return the attempt of the writer with this name, or None if it is no writer of `sink_id`."""
     match = _WRITER_NAME.fullmatch(application_name)
     return int(match[2]) if match is not None and match[1] == sink_id else None
 
 
 @dataclass(frozen=True, slots=True)
 class BinaryArray:
-    """The value of one array parameter, as it goes over the wire."""
+    """The value of one array parameter in wire format."""
 
     data: bytes
 
 
 class _BinaryArrayDumper(Dumper):
-    """Leaves the type open: the statement casts each parameter."""
+    """A dumper that leaves the type open, because the statement casts each parameter."""
 
     format = Format.BINARY
     oid = 0
@@ -250,10 +251,10 @@ class _BinaryArrayDumper(Dumper):
 
 
 class PostgresSession(Session):
-    """A session whose transactions bring their settings with them. Used by one thread."""
+    """A session whose transactions set their own settings. Used by one thread."""
 
     def __init__(self, connection: _BoundedConnection, lock_timeout_s: float) -> None:
-        """Ask nothing yet; errors of `connection` are translated here and nowhere else."""
+        """Send nothing yet; only this class translates errors of `connection`."""
         self._connection = connection
         self._begin = _BEGIN.format(lock_timeout_ms=round(lock_timeout_s * 1000)).encode()
         connection.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
@@ -270,7 +271,7 @@ class PostgresSession(Session):
 
     @property
     def backend_pid(self) -> int:
-        """The session's number, as the other side told it at the login."""
+        """The process id of the session that the other side sent at the login."""
         return self._connection.info.backend_pid
 
     @override
@@ -284,14 +285,14 @@ class PostgresSession(Session):
             return self._connection.execute(statement.encode()).rowcount
 
     def execute_arrays(self, statement: str, parameters: Sequence[BinaryArray]) -> None:
-        """Carry out `statement` with `parameters`, which it calls $1 and so on."""
+        """Carry out `statement` with `parameters`, to which it refers as $1 and so on."""
         with _translate_errors(self._connection), psycopg.RawCursor(self._connection) as cursor:
             cursor.execute(statement.encode(), parameters)
 
     def end_transaction(self, statement: str, answer: str) -> None:
-        """Carry out `statement`; return only when the server says `answer`.
+        """Carry out `statement`; raise StatementRefused unless the server replies `answer`.
 
-        In a failed transaction it says ROLLBACK, and no error.
+        In a failed transaction the server replies ROLLBACK, without an error.
         """
         with _translate_errors(self._connection):
             status = self._connection.execute(statement.encode()).statusmessage
@@ -321,7 +322,7 @@ class PostgresSession(Session):
             self.close()
 
     def copy_in(self, statement: str) -> CopyIn:
-        """Begin the COPY … FROM STDIN that `statement` is."""
+        """Begin the COPY … FROM STDIN of `statement`."""
         return CopyIn(self._connection, statement)
 
     @override
@@ -336,51 +337,54 @@ class PostgresSession(Session):
 
 
 def own(session: Session) -> PostgresSession:
-    """Return `session` as what it is: a `PostgresEndpoint` made it."""
+    """Return `session` as a `PostgresSession`, which a `PostgresEndpoint` created."""
     assert isinstance(session, PostgresSession), session
     return session
 
 
 class CopyIn:
-    """One COPY into a table, from its beginning to its end."""
+    """A single COPY into a table, from its beginning to its end."""
 
     def __init__(self, connection: _BoundedConnection, statement: str) -> None:
         self._connection = connection
         self._open = ExitStack()
         with _translate_errors(connection):
-            # A COPY that waits for a lock reads no rows meanwhile.
+            # A COPY that waits for a lock reads no rows in the meantime.
             self._open.enter_context(connection.transfer())
             copying = connection.cursor().copy(statement.encode())
             self._copy = self._open.enter_context(copying)
 
     def write(self, data: bytes) -> None:
-        """Send `data`. libpq does not tell of an error before the end."""
+        """Send `data`. libpq reports an error only at the end."""
         with _translate_errors(self._connection):
             self._copy.write(data)
 
     def end(self) -> None:
-        """End the rows and wait until the server has taken all of them.
+        """End the rows and wait until the server has accepted all of them.
 
         Raises:
-            SqlError: It has not; the transaction has failed.
+            SqlError: The server refused them; the transaction has failed.
         """
         with _translate_errors(self._connection):
             self._open.close()
 
     def give_up(self) -> None:
-        """Tell the server that no more rows come; the transaction has failed then."""
+        """Tell the server that no more rows follow; the transaction then fails."""
         given_up = _GivenUp("the writer was closed")
         with suppress(psycopg.Error):
             self._open.__exit__(_GivenUp, given_up, None)
 
 
 class _GivenUp(Exception):
-    """Tells the server that no more rows come."""
+    """Raised to tell the server that no more rows follow."""
 
 
 @contextmanager
 def _translate_errors(connection: _BoundedConnection) -> Generator[None, None, None]:
-    """Raise psycopg's errors as `SqlError`; one that tells of a lost connection also closes it."""
+    """Raise psycopg's errors as `SqlError`.
+
+    Close the connection if the error says that it is lost.
+    """
     try:
         yield
     except psycopg.Error as error:
@@ -401,7 +405,7 @@ def _kind_of(state: str) -> type[SqlError]:
 
 
 def _describe(error: psycopg.Error) -> str:
-    """Return what the server said on one line: text, constraint, detail, hint, place, SQLSTATE."""
+    """Return the server's message on one line: text, constraint, detail, hint, place, SQLSTATE."""
     diagnostics = error.diag
     if diagnostics.message_primary is None:
         return " ".join(str(error).split())
@@ -412,15 +416,19 @@ def _describe(error: psycopg.Error) -> str:
         parts.append(f"column {diagnostics.column_name}")
     parts += [part for part in (diagnostics.message_detail, diagnostics.message_hint) if part]
     if diagnostics.context:
-        # The innermost first; the last line is the COPY's own and names row and column.
+        # The innermost context is first; the last line is that of the COPY and names row and
+        # column.
         parts += diagnostics.context.splitlines()[-2:]
-    # A deadlock's detail has a line for each process in it.
+    # The detail of a deadlock has a line for each process.
     return f"{' '.join('; '.join(parts).split())} (SQLSTATE {error.sqlstate})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PostgresEndpoint:
-    """A database and how to reach it; pickles with what the user gave and never prints it."""
+    """A database and how to reach it.
+
+    Pickles contain the user's settings; texts never show secrets.
+    """
 
     parameters: tuple[tuple[str, str], ...]
     connect_timeout_s: float
@@ -439,11 +447,12 @@ class PostgresEndpoint:
         )
 
     def connect(self, name: str) -> PostgresSession:
-        """Return a new session in autocommit mode, shown to the server's operator as `name`.
+        """Return a new session in autocommit mode, shown to its operator as `name`.
 
         Raises:
             SettingsRefused: Password, database, role, host or encryption is refused.
-            SinkError: It is refused now: not running, starting, full, or too slow.
+            SinkError: The connection is refused now: the server is not running, starting, full or
+                too slow.
         """
         parameters = cast("dict[str, Any]", self._connection_parameters(name))
         try:
@@ -458,13 +467,16 @@ class PostgresEndpoint:
         return PostgresSession(connection, self.lock_timeout_s)
 
     def conninfo(self, name: str) -> str:
-        """Return what another client of libpq connects with, secrets included: never to be kept."""
+        """Return the connection string for another client of libpq.
+
+        It contains secrets: do not store it.
+        """
         return make_conninfo(**self._connection_parameters(name))
 
     def _connection_parameters(self, name: str) -> dict[str, str]:
         parameters = {**_DEFAULTS, **self._follow_references()}
         parameters["application_name"] = name[:_APPLICATION_NAME_LENGTH_MAX]
-        # libpq takes whole seconds, and 1 as 2.
+        # libpq takes whole seconds, and treats 1 as 2.
         parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
         return parameters
 
@@ -476,14 +488,14 @@ class PostgresEndpoint:
         return kind(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:
-        """Return `text` with the password, if it is there, replaced by asterisks."""
+        """Return `text` with the passwords replaced by asterisks."""
         for key, value in self._follow_references().items():
             if key in ("password", "sslpassword") and value:
                 text = text.replace(value, "***")
         return text
 
     def _follow_references(self) -> dict[str, str]:
-        """Return the parameters with references to secrets followed, for here and now."""
+        """Return the parameters with references to secrets resolved for this process."""
         return {
             key: follow_references(value, setting=f"the sink's {key} ({self})")
             for key, value in self.parameters
@@ -491,13 +503,14 @@ class PostgresEndpoint:
 
 
 def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> PostgresEndpoint:
-    """Return what `url` says, in libpq's terms, with `user` and `password` over it.
+    """Return the endpoint that `url` describes; `user` and `password` override the url's.
 
     Takes libpq's URLs (`postgresql://h1,h2/db?sslmode=require`), SQLAlchemy's
     (`postgresql+psycopg://…`) and JDBC's (`jdbc:postgresql://…?user=…`).
 
     Raises:
-        ConfigError: It is none of these. The text never repeats the URL, which may hold a password.
+        ConfigError: The URL has another form. The error text does not repeat it, because it may
+            contain a password.
     """
     url = access.url
     scheme, separator, _ = url.partition("://")
@@ -505,7 +518,8 @@ def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> PostgresEnd
     if not separator or driverless not in ("postgresql", "postgres"):
         raise ConfigError(
             "url must begin with postgresql://, postgresql+psycopg:// or jdbc:postgresql://"
-            # Only what is surely a scheme: the rest of an unreadable url may be a password.
+            # Show only a text that is certainly a scheme: other parts of an unreadable url may be a
+            # password.
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
     parameters = _from_sqlalchemy(url) if "+" in scheme else _from_libpq(url)
@@ -525,7 +539,7 @@ def _from_libpq(url: str) -> dict[str, str]:
     try:
         parsed = conninfo_to_dict(url.removeprefix("jdbc:"))
     except psycopg.ProgrammingError as error:
-        # What follows the first quote or colon is a piece of the URL.
+        # The text after the first quote or colon is a part of the URL.
         reason = re.split(r"[:\"]", str(error), maxsplit=1)[0].strip()
         raise ConfigError(
             f"url cannot be read as postgresql://user@host:port/database: {reason}; "

@@ -1,4 +1,4 @@
-"""Postgres for the tools: what its databases hold in doubt, and what the catalog finds."""
+"""The part of the command line tools for Postgres: transactions in doubt, and the connector."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SESSIONS = (
 
 
 def _sink_of_tools(access: ServerAccess, timeout_s: float) -> PostgresSink:
-    """Return a sink that says how a tool reaches the server.
+    """Return a sink that describes how a tool reaches the server.
 
     Raises:
-        ConfigError: The URL cannot be read.
+        ConfigError: The URL is not valid.
     """
     return PostgresSink(
         access.url,
@@ -43,7 +43,7 @@ def _sink_of_tools(access: ServerAccess, timeout_s: float) -> PostgresSink:
 
 
 def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
-    """Return the statements, as a superuser connected to another database runs them."""
+    """Return the remedies as statements for a superuser who is connected to another database."""
     del error
     assert isinstance(sink, PostgresSink), sink
     given = dict(sink.endpoint.parameters)
@@ -67,10 +67,10 @@ def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
 
 
 class PostgresResourceManager(SqlResourceManager):
-    """One database, and what every sink id has prepared in it."""
+    """A resource manager of one database and all transactions that are prepared in it."""
 
     def __init__(self, access: ServerAccess) -> None:
-        """Raise `ConfigError` when the URL cannot be read; connect to nothing yet."""
+        """Raise `ConfigError` if the URL is not valid; connect to nothing yet."""
         super().__init__(_sink_of_tools(access, access.timeout_s))
 
     @override
@@ -95,4 +95,4 @@ CONNECTOR = SinkConnector(
     diagnosis=_DIAGNOSIS,
     examine=_DIAGNOSIS.examine,
 )
-"""What the catalog finds."""
+"""The connector that the catalog of connectors loads."""

@@ -1,4 +1,4 @@
-"""What Postgres does its own way."""
+"""The dialect of Postgres."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect as Compiler
     from sqlalchemy.types import TypeEngine
 
-# Taken in every transaction that creates or alters something: IF NOT EXISTS alone loses to a
-# concurrent creator with a unique violation in the catalogs. The number is "onceflow" in ASCII.
+# Held in every transaction that creates or alters something. IF NOT EXISTS alone can fail with a
+# unique violation in the catalogs if another session creates the same object. The number is
+# "onceflow" in ASCII.
 _DDL_LOCK = int.from_bytes(b"onceflow", "big")
 _DEFAULT_SCHEMA = "public"
 
 
 class PostgresDialect(Dialect):
-    """Transactions bring their settings with them, so that a pooler may stand in between."""
+    """The Postgres dialect.
+
+    Transactions set their own settings, so that a pooler may be in between.
+    """
 
     log: ClassVar[logging.Logger] = logging.getLogger("onceflow.sinks.postgres")
     product: ClassVar[str] = "Postgres type"
@@ -69,7 +73,10 @@ class PostgresDialect(Dialect):
 
     @override
     def describe_altered_keys(self, session: Session, table: Table) -> str:
-        """Look for tables that inherit from it. A statement without its index is refused."""
+        """Look for tables that inherit from it.
+
+        The server itself refuses statements without their index.
+        """
         child = "" if table.inherited_by else catalog.find_child(session, table.name)
         return child and f"table {child} inherits from it now, whose keys no index of it covers"
 
@@ -77,7 +84,7 @@ class PostgresDialect(Dialect):
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         schema = name.schema
         if schema is None:
-            # Only the server knows the search path, and which of its schemas has the table.
+            # Only the server knows the search path, and which of its schemas contains the table.
             with endpoint.connect("onceflow looks for a table") as session:
                 schema = catalog.find_schema(session, name)
         return replace(name, schema=None if schema == _DEFAULT_SCHEMA else schema)
@@ -104,7 +111,7 @@ class PostgresDialect(Dialect):
     @contextmanager
     @override
     def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
-        """Hold a lock in a transaction: a crash leaves all that is done in it, or nothing."""
+        """Hold a lock in a transaction; a crash leaves either all effects of the block or none."""
         with session.transaction():
             session.query(f"SELECT pg_catalog.pg_advisory_xact_lock({_DDL_LOCK})")
             yield
@@ -151,7 +158,7 @@ class PostgresDialect(Dialect):
 
     @override
     def guard_of_record(self, transaction: TransactionId) -> str:
-        # That one's ledger row would hold the statement up until the lock timeout, and say nothing.
+        # The statement would wait for that transaction's ledger row until the lock timeout.
         name = catalog.literal(str(transaction))
         return f" AND NOT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {name})"
 
@@ -166,7 +173,7 @@ class PostgresDialect(Dialect):
     @override
     def end_older_writers(self, session: Session, schema: str, context: CommitterContext) -> None:
         if is_pooled(session):
-            # A pooler's sessions serve whoever comes; in one of them nothing stays open for long.
+            # A pooler's sessions serve any client, and no transaction stays open in them for long.
             return
         for pid, name in session.query(
             "SELECT pid, application_name FROM pg_catalog.pg_stat_activity "

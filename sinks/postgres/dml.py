@@ -1,18 +1,19 @@
-"""How rows go in: by binary COPY, or by statements that change rows by their key.
+"""The statements that write rows: binary COPY for inserts, statements over arrays by key.
 
-Those take their rows as one array parameter a column. `unnest($1, $2, …)` gives a statement its
-rows without a temporary table, which a prepared transaction may not touch, and which has a cost in
-the catalogs each time. Parameters are numbered, for names of columns may hold a percent sign.
+Statements by key take their rows as one array parameter per column. `unnest($1, $2, …)` turns the
+arrays into rows without a temporary table. A prepared transaction may not touch a temporary table,
+and each one costs work in the catalogs. Parameters are numbered, because column names may contain a
+percent sign.
 
-The bytes of an array are the encoder's own for a list: number of dimensions, whether there are
+The bytes of an array are those that the encoder writes for a list: number of dimensions, a flag for
 nulls, element type, length, first index, then the elements, each with its length. Only the element
-type is ours, because the encoder names the one that it would have chosen.
+type is replaced, because the encoder names the type that it would have chosen.
 
-Inserts go by binary COPY in the open transaction. libpq does not tell of an error before the COPY
-is ended, and the server drops what comes after one in silence. So a COPY is ended after a second
-and another begun in the same transaction: a refused row is heard of soon, whatever the checkpoint
-interval, at the cost of one round trip a second. It also bounds what the server queues for the end
-of the statement, the checks of foreign keys.
+Inserts use binary COPY in the open transaction. libpq reports no error before the COPY is ended,
+and the server silently drops rows that follow an error. So a COPY is ended after a second and
+another one begins in the same transaction. A refused row is then reported soon, whatever the
+checkpoint interval, at the cost of one round trip per second. This also bounds the checks of
+foreign keys that the server queues until the end of the statement.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode
 
 _COPY_S_MAX = 1.0
-"""How long one COPY takes rows before it is ended, and the server says what it refuses."""
+"""The time after which a COPY is ended, so that the server reports the rows that it refuses."""
 
 
 class CopyStream(InsertStream):
-    """One COPY after another into one table."""
+    """A sequence of COPYs into one table."""
 
     def __init__(self, target: Target) -> None:
         """Begin nothing yet."""
@@ -84,22 +85,22 @@ class CopyStream(InsertStream):
 
 
 class BinaryRows:
-    """Converted rows as the bytes of one COPY after another: begin, encode*, end, and again."""
+    """An encoder of converted rows into the bytes of COPYs: begin, encode*, end, and again."""
 
     def __init__(self, fits: Sequence[PostgresFit]) -> None:
         """Begin no COPY yet."""
-        # Nullable throughout: for other fields the encoder would write a null's stray bytes.
+        # All fields are nullable: for other fields the encoder would write stray bytes for a null.
         self._schema = pa.schema([pa.field(fit.name, type_to_encode(fit.wire)) for fit in fits])
         self._jsonb = frozenset(fit.name for fit in fits if fit.type.name == "jsonb")
         self._encoder = self._new_encoder()
 
     def begin(self) -> bytes:
-        """Return the head of a new COPY; an unfinished one is forgotten."""
+        """Return the head of a new COPY; an unfinished COPY is discarded."""
         self._encoder = self._new_encoder()
         return self._encoder.write_header()
 
     def encode(self, rows: pa.RecordBatch) -> bytes:
-        """Return `rows`, whose columns are those of the fits, converted."""
+        """Return the bytes of `rows`, which are converted and have the columns of the fits."""
         if not rows.schema.equals(self._schema):
             columns = [encodable(column) for column in rows.columns]
             rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -117,12 +118,12 @@ class BinaryRows:
 
 
 def type_to_encode(wire: pa.DataType) -> pa.DataType:
-    """Return what the encoder is given: for nulls, which have no bytes, any type that it knows."""
+    """Return the type that the encoder receives. Nulls have no bytes, so any known type will do."""
     return pa.int64() if arrow.is_null(wire) else wire
 
 
 def encodable(column: pa.Array) -> pa.Array:
-    """Return `column` in its `encoded_type`."""
+    """Return `column` in the type of `type_to_encode`."""
     return pa.nulls(len(column), pa.int64()) if arrow.is_null(column.type) else column
 
 
@@ -137,15 +138,15 @@ def _builder(field: pa.Field, *, jsonb: bool) -> Any:
 
 _BYTES_A_STATEMENT = 16 * 1024 * 1024
 
-# Signature, flags and length of the extension area of a COPY; its row is a number of columns, then
-# each with its length.
+# The signature, flags and extension length of a COPY. A row is a number of columns, then each
+# column with its length.
 _COPY_HEAD_BYTES = 11 + 4 + 4
 _COUNT = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _ELEMENT_TYPE_AT = 8
-"""Where the element's type is in the binary form of an array: behind two numbers of 4 bytes."""
+"""The position of the element type in the binary form of an array: after two numbers of 4 bytes."""
 _ELEMENT_TYPE = struct.Struct(">I")
-# The others have no array form of their own on the wire, or need a version byte: they go as text.
+# Other types have no own array format on the wire, or need a version byte: they are sent as text.
 _OWN_ARRAYS = frozenset(
     {"int2", "int4", "int8", "float4", "float8", "bool", "bytea", "numeric", "date", "timestamp"}
     | {"timestamptz", "time", "interval", "uuid"}
@@ -153,7 +154,7 @@ _OWN_ARRAYS = frozenset(
 
 
 class PostgresDmlExecutor(DmlExecutor):
-    """COPY for inserts, statements over arrays for changes by key."""
+    """The executor of Postgres: COPY for inserts, statements over arrays for changes by key."""
 
     @override
     def inserts(self, target: Target) -> CopyStream:
@@ -177,7 +178,7 @@ class PostgresDmlExecutor(DmlExecutor):
 
 
 def _split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch, so that each INSERT statement stays near `_BYTES_A_STATEMENT`."""
+    """Split a batch into parts, so that each statement stays near `_BYTES_A_STATEMENT`."""
     parts = max(1, -(-rows.nbytes // _BYTES_A_STATEMENT))
     size = max(1, -(-rows.num_rows // parts))
     for start in range(0, rows.num_rows, size):
@@ -185,10 +186,10 @@ def _split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | None:
-    """Return what puts rows of all columns; None when the mode changes nothing with them.
+    """Return the statement that writes rows by `mode`, or None if it would change nothing.
 
-    Values are cast to the type without its limits, so that a value over a limit is refused: an
-    explicit cast to the limited type would cut it in silence.
+    Values are cast to the type without its limits, so that the server refuses a value over a limit.
+    An explicit cast to the limited type would silently cut it.
     """
     fits = fits_of(target)
     others = [number for number, fit in enumerate(fits) if fit.name not in key]
@@ -211,7 +212,7 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | 
 
 
 def delete_statement(target: Target, key: Sequence[str]) -> str:
-    """Return what deletes the rows of the keys given, one array a key column."""
+    """Return the statement that deletes the rows of the given keys, one array per key column."""
     fits = fits_of(target, key)
     return f"DELETE FROM {identifier(target.name)} AS t USING {_rows(fits)} WHERE {_same(fits)}"
 
@@ -249,12 +250,12 @@ def _same(fits: Sequence[PostgresFit], key: Sequence[str] | None = None) -> str:
 
 
 def parameter_type(target: PostgresType) -> str:
-    """Return the element type in which values of `target` travel: its own, or text."""
+    """Return the element type in which values of `target` are sent: their own, or text."""
     return target.name if target.name in _OWN_ARRAYS and not target.element else "text"
 
 
 def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[BinaryArray]:
-    """Return the columns of `rows`, which are converted, that `fits` name, each as one array."""
+    """Return the columns of the converted `rows` that `fits` name, each as one array."""
     columns = [_element_form(fit, rows.column(fit.name)) for fit in fits]
     bounds = pa.array([0, rows.num_rows], pa.int32())
     lists = [pa.ListArray.from_arrays(bounds, column) for column in columns]
@@ -262,7 +263,7 @@ def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[
     single = pa.RecordBatch.from_arrays(lists, schema=pa.schema(fields))
     encoder = pgpq.ArrowToPostgresBinaryEncoder(single.schema)
     data = bytearray(encoder.write_header())
-    # What it holds back of a small batch comes at the end.
+    # The encoder holds back data of a small batch until the end.
     data += encoder.write_batch(single)
     data += encoder.finish()
     encoded = _fields(data, len(fits))
@@ -274,7 +275,7 @@ def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[
 
 
 def _fields(data: bytearray, expected: int) -> list[tuple[int, int]]:
-    """Return where each field of the only row begins and ends, without its length."""
+    """Return the start and end of each field of the only row, without its length."""
     position = _COPY_HEAD_BYTES
     (count,) = _COUNT.unpack_from(data, position)
     if count != expected:
@@ -298,7 +299,7 @@ def _element_form(fit: PostgresFit, column: pa.Array) -> pa.Array:
 
 
 def array_literals(lists: pa.Array) -> pa.Array:
-    """Return each list as the text that Postgres reads as an array: {"a",NULL}."""
+    """Return each list as the text of a Postgres array: {"a",NULL}."""
     values = lists.flatten()
     if arrow.is_binary(values.type) or arrow.is_large_binary(values.type):
         text = pa.array(

@@ -1,4 +1,4 @@
-"""Who holds locks: for the error of a writer that waited in vain, and while it waits."""
+"""The holders of locks: for the error of a writer that waited in vain, and while it waits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from onceflow.sinks.postgres.connection import attempt_of_writer
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import TableName
 
-# Readers hold nothing that a writer waits for. Of a statement only its command is shown: the rest
-# may hold values. A user without pg_read_all_stats sees no state and no command of others.
+# Readers hold no lock that blocks a writer. Of a statement only its command is shown, because the
+# rest may contain values. Without pg_read_all_stats a user sees no state and no command of others.
 _SESSIONS = """
     SELECT a.pid, a.usename::text, a.application_name, a.state,
            substring(ltrim(a.query) FROM '^[A-Za-z]{{1,20}}'), max(l.mode),
@@ -41,7 +41,8 @@ _WAITING_WRITERS = """
     WHERE datname = current_database() AND usename = current_user AND wait_event_type = 'Lock'
       AND application_name LIKE 'onceflow %'
 """
-# A prepared transaction blocks under process id 0: it is found by the lock that is waited for.
+# pg_blocking_pids reports a prepared transaction as process id 0, so it is found by the awaited
+# lock.
 _BLOCKING_SESSIONS = """
     SELECT a.pid, a.usename::text, a.application_name, a.state,
            substring(ltrim(a.query) FROM '^[A-Za-z]{{1,20}}'),
@@ -66,7 +67,7 @@ _BLOCKING_PREPARED = """
 
 
 def lock_holders(session: Session, table: TableName, writer: str, most: int) -> Sequence[str]:
-    """Describe who holds locks on `table` now, except for the session called `writer`."""
+    """Describe the holders of locks on `table` now, except for the session called `writer`."""
     named = {
         "table": catalog.literal(catalog.identifier(table)),
         "writer": catalog.literal(writer),
@@ -84,7 +85,7 @@ def lock_holders(session: Session, table: TableName, writer: str, most: int) -> 
 
 
 def list_blockers(session: Session, sink_id: str, attempt: int, most: int) -> Sequence[str]:
-    """Describe whom the writers of `attempt` wait for now, not those that wait themselves."""
+    """Describe the sessions that block the writers of `attempt` now, without those writers."""
     waiting = ", ".join(
         str(int(pid))
         for pid, name in session.query(_WAITING_WRITERS)

@@ -1,4 +1,4 @@
-"""What a Postgres server is asked, how the answers are judged, and what mends them."""
+"""The queries to a Postgres server for preflight and doctor, with judgements and remedies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from onceflow.sinks.sql.session import Session, SqlEndpoint, StatementRefused
 from onceflow.sinks.sql.tables import TableName
 
 SERVER_VERSION_MIN = 120000
-"""PostgreSQL 12: the oldest whose catalogs have generated columns."""
+"""PostgreSQL 12, the oldest version whose catalogs have generated columns."""
 OLD_S = 3600.0
 _DURABLE = "what is committed outlives the server's process and its machine"
 
 
 def is_pooled(session: Session) -> bool:
-    """Return whether something between here and the server hands out its sessions.
+    """Return True if a pooler between this client and the server shares server sessions.
 
-    A pooler tells its clients a process id of its own making, by which they cancel queries; the
-    server tells its real one. PgBouncer, pgcat, Odyssey and the proxies of managed databases do so.
-    One that passes the id on keeps one session a client, and needs no care.
+    A pooler tells its clients a process id of its own, by which they cancel queries; the server
+    tells the real one. PgBouncer, pgcat, Odyssey and the proxies of managed databases do so. A
+    pooler that passes the id on keeps one server session per client, and needs no special
+    treatment.
 
     Source: PgBouncer 1.15 to 1.25, BackendKeyData of a client login.
     """
@@ -36,10 +37,10 @@ def is_pooled(session: Session) -> bool:
 
 
 def check_prepared_room(slots: int, parallelism: int, *, at_once: int = 2) -> Finding:
-    """Return whether so many `max_prepared_transactions` do for one sink.
+    """Judge whether `slots`, the value of `max_prepared_transactions`, is enough for one sink.
 
-    A subtask of a job has two `at_once`: one waits for its commit while the next one is prepared. A
-    task of a batch has one.
+    A subtask of a job has two transactions `at_once`: one waits for its commit while the next one
+    is prepared. A task of a batch has one.
     """
     text = f"max_prepared_transactions = {slots}"
     needed = at_once * parallelism
@@ -56,10 +57,10 @@ def check_prepared_room(slots: int, parallelism: int, *, at_once: int = 2) -> Fi
 
 
 class PostgresDiagnosis(ServerDiagnosis):
-    """A server's settings and rights, as they are now."""
+    """A server's current settings and the user's rights."""
 
     def __init__(self, session: Session) -> None:
-        """Ask it."""
+        """Query the server."""
         self.version = own(session).server_version
         """The version as a number: 160004 is 16.4."""
         (
@@ -98,7 +99,10 @@ class PostgresDiagnosis(ServerDiagnosis):
         return [*(findings or [DATABASE.ok(f"{shown}, {where}")]), *self._durability()]
 
     def _durability(self) -> Sequence[Finding]:
-        """`synchronous_commit = off` does no harm: sinks turn it on for what they commit."""
+        """Judge fsync and full_page_writes.
+
+        Sinks themselves turn synchronous_commit on for commits.
+        """
         settings = {"fsync": self.fsync, "full_page_writes": self.full_page_writes}
         findings = [
             DATABASE.warning(
@@ -158,7 +162,7 @@ class PostgresDiagnosis(ServerDiagnosis):
 
     @override
     def absent(self, session: Session, name: TableName, area: Area) -> Finding:
-        # Of a name without a schema: the server passes over those that the role may not use.
+        # For a name without a schema: the server skips schemas that the role may not use.
         searched = "ANY(string_to_array(translate(current_setting('search_path'), ' \"', ''), ','))"
         rows = session.query(
             "SELECT pg_catalog.quote_ident(n.nspname) FROM pg_catalog.pg_namespace AS n "
@@ -221,7 +225,7 @@ class PostgresDiagnosis(ServerDiagnosis):
 
 
 def _not_writable(session: Session, schema: str, tables: Sequence[str]) -> list[str] | None:
-    """Return the tables of ours that may not be written; None when they are not there yet."""
+    """Return onceflow's tables that may not be written, or None if they do not exist yet."""
     rows = [
         (table, *_one_row(session, "SELECT c.oid, coalesce("
         "has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
@@ -237,10 +241,10 @@ def _not_writable(session: Session, schema: str, tables: Sequence[str]) -> list[
 
 
 def _one_row(session: Session, statement: str, *values: str) -> tuple[Any, ...]:
-    """Return the one row of `statement`.
+    """Return the single row of `statement`.
 
     Raises:
-        SqlError: The server refuses it.
+        SqlError: The server refuses the statement.
     """
     for value in values:
         statement = statement.replace("%s", literal(value), 1)

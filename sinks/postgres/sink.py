@@ -1,4 +1,4 @@
-"""What a user writes to have rows in Postgres."""
+"""The sink for Postgres that users configure."""
 
 from __future__ import annotations
 

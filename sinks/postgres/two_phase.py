@@ -1,4 +1,4 @@
-"""Transactions that Postgres prepares, and their ends by name from any session."""
+"""The transactions that Postgres prepares, and their end by name from any session."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from onceflow.sinks.sql.transactions import PreparedTransactions
 
 
 class PostgresTransactions(PreparedTransactions):
-    """Transactions of which each gets its name only when it is prepared."""
+    """The transactions of one writer, each of which gets its name only when it is prepared."""
 
     def __init__(self, endpoint: SqlEndpoint, context: WriterContext) -> None:
-        """Connect, and check that the server has room for what all subtasks prepare.
+        """Connect, and check that the server has enough slots for the transactions of all subtasks.
 
         Raises:
-            PreparedLimitReached: It has not.
+            PreparedLimitReached: The server has too few slots.
             SinkError: The server cannot be reached or asked now.
         """
         name = writer_name(context.sink_id, context.attempt, context.subtask)
         super().__init__(partial(endpoint.connect, name), context.first_checkpoint)
         self._context = context
         try:
-            # A batch has one checkpoint and never comes back, so what others hold at the moment is
-            # what is missing for good.
+            # A batch has one checkpoint and never waits for commits of others, so slots that others
+            # hold now are not available to it.
             if context.checkpoints_at_once == 1:
                 _require_room_beside_others(self.session, context)
             else:
@@ -72,7 +72,10 @@ class PostgresTransactions(PreparedTransactions):
 
 
 class PostgresTwoPhase(TwoPhase):
-    """Prepared transactions belong to a database; their names to the whole server."""
+    """The two-phase operations of Postgres.
+
+    Prepared transactions belong to a database; names are unique in the whole server.
+    """
 
     commit_words: ClassVar[str] = "COMMIT PREPARED"
     roll_back_words: ClassVar[str] = "ROLLBACK PREPARED"
@@ -104,8 +107,8 @@ class PostgresTwoPhase(TwoPhase):
 
     @override
     def commit(self, session: Session, transaction: TransactionId) -> None:
-        # Refused when another session is deciding the same one (55000), it was prepared by another
-        # role (42501) or in another database (0A000): it is still there.
+        # Refused if another session is deciding the same transaction (55000), or if it was prepared
+        # by another role (42501) or in another database (0A000). It is still prepared then.
         session.execute(f"COMMIT PREPARED {literal(str(transaction))}")
 
     @override
@@ -133,12 +136,12 @@ def _require_room(session: Session, context: WriterContext) -> None:
 
 
 def _require_room_beside_others(session: Session, context: WriterContext) -> None:
-    """Raise PreparedLimitReached unless a batch, written once, finds room for all its subtasks.
+    """Raise PreparedLimitReached unless there are free slots for all subtasks of a batch.
 
-    What others hold now counts: a batch waits for nobody's commits. What this attempt has prepared
-    does not: each subtask has a number, and so a share of the room, prepared or not.
+    Slots that others hold now count as used, because a batch does not wait for their commits. Slots
+    of this attempt do not: each subtask has a number, and so a share of the slots, prepared or not.
     """
-    # With the slash at the end: attempt 1 must not take attempt 12 for its own.
+    # With the slash at the end, so that attempt 1 does not match attempt 12.
     own_prefix = literal(f"{context.sink_id}/{context.attempt}/")
     ((maximum, others),) = session.query(
         "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) "

@@ -1,13 +1,12 @@
-"""Which Arrow type has the bytes that binary COPY wants for a Postgres type, and which values fit.
+"""The Arrow type whose bytes binary COPY accepts for each Postgres type, and the checks of values.
 
-The encoder writes an Arrow type's own wire format, whatever the column is: int64 sent to int4 is
-refused by the server as malformed. So the pair (Arrow type, Postgres type) decides to which Arrow
-type a column is converted. Nothing is converted that could change a value unseen: a float does not
-become numeric, nor a time without zone one with a zone.
+The encoder writes an Arrow type's own wire format, whatever the column is. For example the server
+refuses an int64 for an int4 column as malformed. So the pair (Arrow type, Postgres type) decides to
+which Arrow type a column is converted. No conversion may silently change a value: a float is not
+converted to numeric, and a time without a zone not to one with a zone.
 
-Of the values only what Postgres would refuse late, round in silence or read as infinity is looked
-at, and whole columns at a time: text is searched for NUL by memchr, int64 for bigint is not touched
-at all.
+Checked are only values that Postgres would refuse late, round silently or read as infinity, whole
+columns at a time. Text is searched for NUL by memchr, and int64 for bigint is not checked at all.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ DECIMAL_PRECISION_MAX = 38
 
 _MANTISSA_BITS = {"float4": 24, "float8": 53}
 _INTEGERS: dict[str, pa.DataType] = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
-# Their receive functions take the text itself.
+# The receive functions of these types read the text itself.
 _TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "json", "enum", "jsonb"})
-# Types whose array elements the encoder announces under the right type.
+# The types of array elements that the encoder announces under the right type.
 _ELEMENTS = frozenset(
     {"int2", "int4", "int8", "float4", "float8", "bool", "text", "bytea", "numeric", "date"}
     | {"timestamp"}
 )
 
-# The first day and microsecond that Postgres has, 4714-11-24 BC, and the day after its last one,
-# counted from 1970. Its last microsecond is beyond Arrow's.
-# Source: src/include/datatype/timestamp.h, PostgreSQL 12 to 18.
+# The first day and microsecond of Postgres, 4714-11-24 BC, and the day after its last, counted from
+# 1970. Its last microsecond is beyond Arrow's. Source: src/include/datatype/timestamp.h, PostgreSQL
+# 12 to 18.
 _DAY_FIRST = -2_440_588
 _DAY_END = 2_145_042_906
 _MICROSECOND_FIRST = -210_866_803_200_000_000
@@ -56,9 +55,9 @@ _UUID_DIGITS = "[0-9a-fA-F]{32}"
 
 
 def wire_of(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
-    """Return what a column of `given` is converted to for `target`; None when it cannot unchanged.
+    """Return the type to which `given` is converted for `target`, or None if values change.
 
-    `given` is a plain type: dictionaries, run-end encodings and extensions are decoded before.
+    `given` is a plain type: dictionaries, run-end encodings and extensions are already decoded.
     """
     if arrow.is_null(given):
         return given
@@ -80,7 +79,7 @@ def _list_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
 def _scalar_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
     name = target.name
     if name in _TEXTS:
-        # Views have fewer compute functions than they need here.
+        # Views lack some compute functions that are needed here.
         text = pa.large_string() if arrow.is_string_view(given) else given
         return text if is_text(given) else None
     if name == "bool":
@@ -126,17 +125,17 @@ def _temporal_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | No
     if name == "time":
         return pa.time64("us") if arrow.is_time(given) else None
     if name == "interval":
-        # The encoder writes hours and smaller parts alone, and `interval day` keeps none of them.
+        # The encoder writes only hours and smaller parts, and `interval day` keeps none of them.
         return pa.duration("us") if arrow.is_duration(given) and target.unit_us else None
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresFit(ColumnFit):
-    """Takes one column of a batch to what the encoder wants for one column of the table."""
+    """A conversion of a column of a batch to the encoder's type for its table column."""
 
     type: PostgresType = field(kw_only=True)
-    """The column's."""
+    """The type of the table's column."""
 
     @override
     def takes(self, given: pa.DataType) -> bool:
@@ -171,8 +170,8 @@ class PostgresFit(ColumnFit):
 
     def _check_elements(self, elements: pa.Array) -> None:
         self._check_values(elements)
-        # In changes by key arrays go as text, in which Arrow spells other years as Postgres does
-        # not read them.
+        # In changes by key, arrays are sent as text, and Postgres cannot read Arrow's spelling of
+        # other years.
         if arrow.is_date32(elements.type):
             days = elements.view(pa.int32())
             self._check_range(elements, days, _DAY_OF_YEAR_1, _DAY_OF_YEAR_10000, _IN_ARRAY)
@@ -182,7 +181,7 @@ class PostgresFit(ColumnFit):
             self._check_range(elements, microseconds, first, end, _IN_ARRAY)
 
     def _check_last_spaces(self, values: pa.Array) -> None:
-        """Refuse spaces at the end where the server fills up with them, or compares without."""
+        """Refuse trailing spaces if the server pads with spaces, or ignores them in comparisons."""
         if self.type.name == "bpchar" and (self.is_key or self.type.length is not None):
             last = pc.ends_with(values, " ")
             self.refuse(values, last, "spaces at its end are not kept, or not told apart")
@@ -243,7 +242,7 @@ def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[Postgre
 
 
 def _may_hold_nul(values: pa.Array) -> bool:
-    """Return whether a NUL is among the bytes of `values`, perhaps of a value that is null."""
+    """Return True if the bytes of `values`, including those under nulls, contain a NUL."""
     _, offsets, data = values.buffers()
     if data is None or offsets is None or not len(values):
         return False
