@@ -1,9 +1,8 @@
-"""What the server says about itself and about the table to be written.
+"""The queries of information_schema that describe the table to be written.
 
-Queries of information_schema in place of SQLAlchemy's inspector, because every writer asks them:
-the inspector does not see generated columns, privileges and the collation of each column.
-
-Names and values are SQL text under the modes that every session here is given.
+They are used in place of SQLAlchemy's inspector, because every writer runs them. The inspector does
+not see generated columns, privileges and the collation of each column. Names and values are SQL
+text, valid under the SQL modes that every session here sets.
 """
 
 from __future__ import annotations
@@ -23,18 +22,21 @@ LOG_ROWS = ". Run SET GLOBAL binlog_format = 'ROW', and write it into the server
 _FORMAT_ID = int.from_bytes(b"once", "big")
 _QUALIFIER_LENGTH_MAX = 64
 CHARSET = "utf8mb4"
-# Text that differs in a byte is another key.
+# In this collation, texts that differ in any byte are different keys.
 KEY_COLLATION = "utf8mb4_bin"
 _BYTES_OF_HASH = 16
 
 
 def quote(name: str) -> str:
-    """Return `name` as an identifier."""
+    """Return `name` as a quoted identifier."""
     return f"`{name.replace('`', '``')}`"
 
 
 def literal(value: str | int | None) -> str:
-    """Return `value` as SQL; backslashes escape, because no session here says otherwise."""
+    """Return `value` as a SQL literal.
+
+    Backslashes escape, because no session here disables that.
+    """
     if value is None:
         return "NULL"
     if isinstance(value, int):
@@ -44,44 +46,48 @@ def literal(value: str | int | None) -> str:
 
 
 def identifier(table: TableName) -> str:
-    """Return a table's name, quoted."""
+    """Return the quoted name of a table."""
     return f"{quote(table.schema)}.{quote(table.name)}" if table.schema else quote(table.name)
 
 
 @dataclass(frozen=True, slots=True)
 class XaNames:
-    """The names under which one ledger's transactions and sessions are known to the server.
+    """The names of one ledger's transactions and session locks on the server.
 
-    XA ids belong to the whole server and say nothing of databases. So the branch qualifier tells
-    the ledger's database: two jobs of one sink id in two databases never touch each other's.
+    XA ids belong to the whole server and contain no database. So the branch qualifier names the
+    ledger's database: two jobs with one sink id in two databases never touch each other's
+    transactions.
     """
 
     ledger_database: str
 
     @property
     def qualifier(self) -> str:
-        """The bqual of all ids: the database, or its hash where it is not 64 bytes of ASCII."""
+        """The bqual of all ids: the database, or its hash unless it is ASCII of up to 64 bytes."""
         name = self.ledger_database
-        # Readable where it can be, for people who look at XA RECOVER.
+        # Readable if possible, for people who look at XA RECOVER.
         plain = name.isascii() and name.isprintable() and len(name) <= _QUALIFIER_LENGTH_MAX
         return name if plain else _hash(name)
 
     def xid(self, transaction: TransactionId) -> str:
-        """Return the id as XA statements take it."""
+        """Return the id in the form of XA statements."""
         return f"{literal(str(transaction))},{literal(self.qualifier)},{_FORMAT_ID}"
 
     def parse(self, format_id: int, gtrid_bytes: int, data: bytes) -> TransactionId | None:
-        """Return the transaction that XA RECOVER lists so; None when it is not of this ledger."""
+        """Return the transaction of a row of XA RECOVER, or None if it is not of this ledger."""
         if format_id != _FORMAT_ID or data[gtrid_bytes:] != self.qualifier.encode():
             return None
         return TransactionId.parse(data[:gtrid_bytes].decode("ascii", "replace"))
 
     def writers_lock(self, sink_id: str) -> str:
-        """Return how the locks of all writers of a sink id begin; the subtask's number follows."""
+        """Return the prefix of the lock names of all writers of a sink id.
+
+        The subtask's number follows.
+        """
         return f"onceflow/{_hash(f'{self.ledger_database}/{sink_id}')}/"
 
     def owner_lock(self, transaction: TransactionId) -> str:
-        """Return the lock held by the session that prepares `transaction`."""
+        """Return the name of the lock held by the session that prepares `transaction`."""
         return f"onceflow/{_hash(f'{self.ledger_database}/{transaction}')}"
 
 
@@ -94,7 +100,7 @@ TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtex
 
 @dataclass(frozen=True, slots=True)
 class MySQLType:
-    """A column's type, as far as values depend on it."""
+    """The properties of a column's type on which its values depend."""
 
     name: str
     """DATA_TYPE: int, varchar, datetime."""
@@ -104,29 +110,32 @@ class MySQLType:
     scale: int | None = None
     """The scale of numbers. The precision of bit(n) is n."""
     fraction_digits: int = 0
-    """Digits of fractions of seconds."""
+    """The number of digits of fractions of seconds."""
     length: int | None = None
     """The length in characters, or in bytes for binary types."""
     octets: int | None = None
     charset: str = ""
     collation: str = ""
     has_negative_zero: bool = True
-    """Whether a float keeps the sign of zero; MariaDB's does not."""
+    """True if a float keeps the sign of zero; MariaDB's does not."""
 
     @property
     def unsigned(self) -> bool:
-        """Whether there is nothing below zero."""
+        """True if the column is UNSIGNED."""
         return "unsigned" in self.shown
 
     @property
     def members(self) -> tuple[str, ...]:
-        """What an enum may be."""
+        """The members of an enum."""
         quoted = re.findall(r"'((?:[^']|'')*)'", self.shown) if self.name == "enum" else []
         return tuple(member.replace("''", "'") for member in quoted)
 
 
 def resolve_table(session: Session, name: TableName) -> TableName:
-    """Return `name` without the session's own database; in lower case if case does not matter."""
+    """Return `name` without the session's own database.
+
+    In lower case if the server ignores case.
+    """
     ((database, ignores_case),) = session.query("SELECT DATABASE(), @@lower_case_table_names")
     if ignores_case:
         name = TableName(name.schema and name.schema.lower(), name.name.lower())
@@ -135,7 +144,7 @@ def resolve_table(session: Session, name: TableName) -> TableName:
 
 
 def find_table(session: Session, name: TableName) -> Table | None:
-    """Return the table called `name`, in the session's database unless it names one; or None."""
+    """Return the table called `name`, or None. Without a schema it is in the session's database."""
     where = _where(name)
     known = session.query(
         "SELECT table_schema, table_name, table_type, engine, CURRENT_USER(), VERSION() "
@@ -164,7 +173,10 @@ def find_table(session: Session, name: TableName) -> Table | None:
 
 
 def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:
-    """Return the facts of each column of the table called `name`; empty if it is not InnoDB's."""
+    """Return the facts of each column of the table called `name`.
+
+    Empty if it is no InnoDB table.
+    """
     where = _where(name)
     rows = session.query(
         "SELECT column_name, column_type, is_nullable, column_default, extra, data_type,"
@@ -194,7 +206,7 @@ def _has_default(default: object, extra: str) -> bool:
 
 
 def _is_generated(extra: str) -> bool:
-    # `DEFAULT_GENERATED` is a default that is an expression. Such a column can be written.
+    # `DEFAULT_GENERATED` marks a default that is an expression. Such a column can be written.
     return "generated" in extra.replace("default_generated", "")
 
 
@@ -205,7 +217,7 @@ def _where(name: TableName) -> str:
 
 
 def _unfit(name: TableName, kind: str, engine: str) -> Finding | None:
-    """Say why a transaction does not keep what it writes to a table, and nothing else."""
+    """Return why a transaction does not keep what it writes to a table, or None."""
     if kind != "BASE TABLE":
         kind_text = f"it is a {kind.lower()}"
         return Area(f"table {name}").problem(kind_text, "a table", "name an ordinary table")
@@ -219,7 +231,7 @@ def _unfit(name: TableName, kind: str, engine: str) -> Finding | None:
 
 
 def grantee(user: str) -> str:
-    """Return CURRENT_USER() as GRANT takes it."""
+    """Return the value of CURRENT_USER() in the form that GRANT accepts."""
     name, _, host = user.rpartition("@")
     return f"{literal(name)}@{literal(host)}"
 
@@ -227,9 +239,9 @@ def grantee(user: str) -> str:
 def read_unique_keys(
     session: Session, name: TableName
 ) -> tuple[tuple[tuple[str, frozenset[str]], ...], bool]:
-    """Return each unique index over whole columns, and whether the table has unique ones of others.
+    """Return the unique indexes over whole columns, and True if there are others.
 
-    An index is its name and its columns.
+    Each index is a pair of its name and its columns.
     """
     rows = session.query(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
@@ -237,8 +249,8 @@ def read_unique_keys(
     )
     parts: dict[str, list[str | None]] = {}
     for index, column, prefix in rows:
-        # A key of a prefix, or of an expression, makes rows unique by something that no column
-        # holds as it is.
+        # A unique index over a prefix or an expression makes rows unique by a value that no column
+        # stores.
         whole = column is not None and prefix is None
         parts.setdefault(str(index), []).append(str(column) if whole else None)
     whole_ones = tuple(
@@ -279,7 +291,10 @@ def _column(table: TableName, row: tuple[Any, ...], *, is_mariadb: bool) -> Tabl
 
 
 def _key_fault(table: TableName, name: str, kind: MySQLType, *, nullable: bool) -> str:
-    """Say why equal values may differ in their bytes; spaces at the end are looked at apart."""
+    """Return why equal values may differ in their bytes; empty if not.
+
+    Trailing spaces are separate.
+    """
     exact = kind.collation.endswith("_bin") or kind.collation == "binary"
     if kind.name not in TEXTS or exact:
         return ""

@@ -1,4 +1,4 @@
-"""The types of columns that MySQL creates for Arrow's, by SQLAlchemy, which it imports."""
+"""The types of columns that MySQL creates for Arrow's. Imports SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_type
 from onceflow.sinks.mysql.catalog import CHARSET, KEY_COLLATION
 
 _SqlType = TypeEngine[Any]
-# An index takes 3072 bytes: three key columns of so many letters.
+# An index can have 3072 bytes: three key columns of this many characters.
 _KEY_LENGTH = 255
 _BINARY_LENGTH_MAX = 255
 _DECIMAL_PRECISION_MAX, _DECIMAL_SCALE_MAX = 65, 30
@@ -39,14 +39,14 @@ _TYPES: dict[pa.DataType, _SqlType] = {
 
 
 def compiler() -> Compiler:
-    """Return what writes the text of CREATE and ALTER."""
+    """Return the SQLAlchemy dialect that writes the text of CREATE and ALTER."""
     # In another parameter style each % of a name would be doubled.
     made: Compiler = cast("Any", MySQLCompiler)(paramstyle="named")
     return made
 
 
 def column_type(field: pa.Field, *, is_key: bool) -> _SqlType | None:
-    """Return the type of a column that is created for `field`; None when there is none."""
+    """Return the type of a column that is created for `field`, or None if there is none."""
     given = to_plain_type(field.type)
     key_type = _key_type(given) if is_key else None
     return key_type or _TYPES.get(given) or _other_type(given)
@@ -67,7 +67,7 @@ def _other_type(given: pa.DataType) -> _SqlType | None:
     if arrow.is_timestamp(given):
         return mysql.TIMESTAMP(fsp=6) if given.tz else mysql.DATETIME(fsp=6)
     if arrow.is_decimal(given):
-        # Arrow's negative scales mean trailing zeros before the point.
+        # A negative scale in Arrow means zeros before the point.
         precision, scale = given.precision - min(given.scale, 0), max(given.scale, 0)
         fits = precision <= _DECIMAL_PRECISION_MAX and scale <= _DECIMAL_SCALE_MAX
         return mysql.DECIMAL(precision, scale) if fits else None

@@ -1,11 +1,11 @@
-"""Sessions with the database, on which a reply may be awaited later and files come from memory.
+"""Sessions with the database that can await a reply later and send files from memory.
 
-PyMySQL sends a file of this machine when the server asks for one. Here the permission is given to
-the server only (CLIENT.LOCAL_FILES) and not to PyMySQL, which then refuses every such request: what
-answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask for anything else.
+PyMySQL sends a file of this machine when the server asks for one. Here only the server gets that
+permission (CLIENT.LOCAL_FILES), not PyMySQL, which refuses every such request. LOAD DATA LOCAL
+receives the data that was passed to `send`, and no server can ask for anything else.
 
-The only module that knows PyMySQL: its errors become those of `sql.errors` here. Private names of
-PyMySQL are used, and pyproject.toml bounds the version for them: Connection._create_ssl_ctx,
+This is the only module that uses PyMySQL: it translates its errors into those of `sql.session`. It
+uses private names of PyMySQL, so pyproject.toml bounds the version: Connection._create_ssl_ctx,
 _current_timeout, _execute_command, _next_seq_id, _read_packet, _read_timeout, _rfile, _sock,
 _write_timeout; Cursor._result.
 """
@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 else:
     _Connection = Connection
 
-# Nothing is cut, rounded to another day or defaulted in silence, and 0 is no "next number".
+# The server must not silently cut a value, round it to another day or use a default. The value 0
+# must not mean "next number".
 SQL_MODE = (
     "STRICT_ALL_TABLES",
     "NO_ZERO_DATE",
@@ -69,10 +70,10 @@ SQL_MODE = (
     "NO_ENGINE_SUBSTITUTION",
     "NO_AUTO_VALUE_ON_ZERO",
 )
-# A source may be idle for long while a transaction is open; what a vanished machine left behind is
-# ended by the next attempt.
+# A source may be idle for a long time while a transaction is open. The next attempt ends sessions
+# that a vanished machine left behind.
 _IDLE_S_MAX = 86_400
-# Limits of the server's own would end a transaction that waits for the next row or barrier.
+# The server's own limits would end a transaction that waits for the next row or barrier.
 _MARIADB_TIMEOUTS: Mapping[str, str] = MappingProxyType(
     {
         "max_statement_time": "0",
@@ -82,50 +83,50 @@ _MARIADB_TIMEOUTS: Mapping[str, str] = MappingProxyType(
     }
 )
 _COMMAND_BYTES = 1
-"""The size of the command that stands before a statement in its packet."""
+"""The size of the command byte before a statement in its packet."""
 _ROWS_MAX = 2**64 - 1
 """The value of sql_select_limit that sets no limit."""
 _ROW_NUMBERS_MAX = 1_000_000
-"""Above the rows of any statement, which are 10,000."""
-# A server that hangs is left alone after it; the end of the connection rolls back too.
+"""A limit above the number of rows of any statement, which is at most 10,000."""
+# After this time a hanging server is no longer waited for; closing the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0
 XA_FATAL = "1401"
-"""What MySQL says of XA RECOVER to users who may not list what is prepared."""
+"""The error of XA RECOVER in MySQL for users who may not list prepared transactions."""
 
 _PACKET_TOO_LARGE = 1153
 """ER_NET_PACKET_TOO_LARGE."""
 
-# A value does not fit its column, or a constraint forbids the row, or a trigger's SIGNAL does.
+# A value does not fit its column, or a constraint or a trigger's SIGNAL refuses the row.
 _ROW_REFUSED = frozenset(
     {1048, 1118, 1169, 1216, 1217, 1261, 1262, 1263, 1264, 1265, 1292, 1300, 1301}
     | {1364, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1451, 1452, 1526, 1557, 1586, 1690}
     | {1644, 1748, 1761, 1762, 3819, 4025, 4078}
-    # A statement with a row of this length is over max_allowed_packet.
+    # The statement of a row of this length is longer than max_allowed_packet.
     | {_PACKET_TOO_LARGE}
     # Text that is not JSON, in MySQL and in MariaDB.
     | set(range(3140, 3158))
     | set(range(4035, 4045))
 )
-# A column is gone, may not be assigned or is of another kind; the table has no primary key where
-# the server asks for one; a trigger does what a trigger must not. Of CREATE and ALTER, the second
-# line: names and keys that are too long, two of a name, too many columns.
+# A column is gone, may not be assigned or is of another kind; the server requires a primary key
+# that the table lacks; a trigger does what it must not. Second line, for CREATE and ALTER: names
+# and keys that are too long, duplicate names, too many columns.
 _INVALID = frozenset(
     {1054, 1064, 1093, 1109, 1136, 1173, 1235, 1305, 1336, 1356, 1422, 1442, 1906, 3098, 3105, 3750}
     | {1059, 1060, 1070, 1071, 1074, 1102, 1103, 1117, 1166}
 )
-# The client's: could not connect, gone, lost. The server's: it stops, it ends the session.
+# Client errors: could not connect, gone, lost. Server errors: it stops, or ends the session.
 _LOST = frozenset({0, 2002, 2003, 2006, 2013, 2014, 2055, 1053, 1077, 1152, 1184, 1927, 3169, 4031})
 _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
     {
         **dict.fromkeys(_ROW_REFUSED, RowRefused),
         **dict.fromkeys(_INVALID, StatementInvalid),
         **dict.fromkeys(_LOST, ConnectionLost),
-        # Of a database, a login, a table, a column, the server, a routine.
+        # For a database, a login, a table, a column, the server, a routine.
         **dict.fromkeys((1044, 1045, 1142, 1143, 1227, 1370), AccessDenied),
         1062: DuplicateKey,
         1146: TableMissing,
         1205: LockTimeout,
-        # By an option of the server, by the transaction's own mode, by its engine.
+        # Because of a server option, the transaction's own mode, or its engine.
         **dict.fromkeys((1290, 1792, 1836), ReadOnly),
         **dict.fromkeys((1665, 1666), BinaryLogRefuses),  # it takes statements alone
         **dict.fromkeys((1094, 1397), NameUnknown),  # a session, a transaction
@@ -136,7 +137,8 @@ _LOOK_S = 1.0
 """The interval at which a transfer of rows looks for lost packets."""
 _PIECE_BYTES = 1 << 20
 """The size of the packets in which a file's content is sent."""
-# First bytes of a row's packet: the text's length, or how many bytes that takes, or it is no row.
+# The first byte of a row's packet: the text's length, the number of bytes of that length, or a mark
+# that the packet is no row.
 _NULL, _EOF_PACKET, _ERROR_PACKET = 0xFB, 0xFE, 0xFF
 _LENGTHS = {0xFC: 3, 0xFD: 4, 0xFE: 9}
 _TOO_LONG = 1301
@@ -147,7 +149,7 @@ _PACKET_LENGTH_MAX = 0xFFFFFF
 _OUT_OF_SYNC = 2014
 """The client error "Commands out of sync"."""
 _NO_CHARSET = 63
-"""Called binary."""
+"""The number of the character set called binary."""
 _TYPES: dict[int, str] = {
     FIELD_TYPE.TINY: "tinyint",
     FIELD_TYPE.SHORT: "smallint",
@@ -167,23 +169,22 @@ _TYPES: dict[int, str] = {
     FIELD_TYPE.JSON: "json",
     FIELD_TYPE.GEOMETRY: "geometry",
 }
-"""What the protocol numbers; the rest is text or bytes."""
-"""CR_COMMANDS_OUT_OF_SYNC: a statement was sent before the last one's reply was read."""
+"""The types that the protocol numbers; all others are text or bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server said to a statement that returns no rows."""
+    """The server's reply to a statement that returns no rows."""
 
     rows: int
-    """How many it changed."""
+    """The number of changed rows."""
     warnings: int
 
 
 class PyMySQLConnection(_Connection):
-    """One that does not read the machine's certificates for a login that verifies nobody.
+    """A connection that loads the machine's certificates only if the login verifies a certificate.
 
-    Reading them would take longer than all else that a login does.
+    Loading them would take longer than all other steps of a login.
     """
 
     def _create_ssl_ctx(self, settings: ssl.SSLContext | Mapping[str, Any]) -> ssl.SSLContext:
@@ -195,25 +196,28 @@ class PyMySQLConnection(_Connection):
 
 @dataclass(frozen=True, slots=True)
 class ResultColumn:
-    """A column of what a statement answers, as the protocol describes it."""
+    """A column of a statement's result, as the protocol describes it."""
 
     name: str
     type: str
-    """The type as DATA_TYPE has it; `varchar` for all texts, `varbinary` for all bytes."""
+    """The type in the words of DATA_TYPE; `varchar` for all texts, `varbinary` for all bytes."""
     length: int
-    """The length; of a number in characters, with sign and point."""
+    """The length; for a number in characters, including sign and point."""
     scale: int
     is_unsigned: bool
 
 
 class WireConnection:
-    """A connection whose every wait ends. Errors are `SqlError`s. Used by one thread."""
+    """A connection on which every wait has a timeout. Raises `SqlError`s. Used by one thread."""
 
     def __init__(self, arguments: dict[str, Any], *, timeout_s: float, reply_timeout_s: float):
-        """Connect and log in within `timeout_s` a step; later replies take `reply_timeout_s`."""
+        """Connect and log in within `timeout_s` per step.
+
+        Later replies may take `reply_timeout_s`.
+        """
         self._awaits_reply = False
         self._transfers = False
-        """Whether the statement whose reply is awaited came with a file of rows."""
+        """True if the statement whose reply is awaited was sent with a file of rows."""
         self._reply_timeout_s = timeout_s
         with _translate_errors(timeout_s):
             self._connection = PyMySQLConnection(
@@ -235,11 +239,11 @@ class WireConnection:
 
     @property
     def reply_timeout_s(self) -> float:
-        """How long the server may be silent."""
+        """The time for which the server may be silent."""
         return self._reply_timeout_s
 
     def wait_at_most(self, reply_timeout_s: float) -> None:
-        """Give the server up after so long a silence from now on."""
+        """From now on, give up the server after this time of silence."""
         self._reply_timeout_s = reply_timeout_s
         private = cast("Any", self._connection)
         private._read_timeout = reply_timeout_s
@@ -247,28 +251,28 @@ class WireConnection:
 
     @property
     def open(self) -> bool:
-        """Whether there is a connection; false after it broke."""
+        """True if there is a connection; False after it broke."""
         return bool(self._connection.open)
 
     @property
     def session_id(self) -> int:
-        """The number of the session, as the other side told it at the login."""
+        """The number of the session, as the other side sent it at the login."""
         return int(cast("Any", self._connection).server_thread_id[0])
 
     @property
     def encrypted(self) -> bool:
-        """Whether TLS is on."""
+        """True if TLS is used."""
         return bool(cast("Any", self._connection)._secure)
 
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
-        """Return the rows that `statement` answers; none when it answers with a count."""
+        """Return the rows of `statement`; none if it returns only a count."""
         self._require_settled()
         with self._bound(), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return cast("Sequence[tuple[Any, ...]]", cursor.fetchall() or ())
 
     def describe(self, statement: str) -> list[ResultColumn]:
-        """Return the columns of what `statement` answers."""
+        """Return the columns of the result of `statement`."""
         self._require_settled()
         with self._bound(), self._connection.cursor() as cursor:
             cursor.execute(statement)
@@ -286,15 +290,17 @@ class WireConnection:
         ]
 
     def execute(self, statement: str | bytes) -> Reply:
-        """Return what `statement`, which answers no rows, did."""
+        """Carry out `statement`, which returns no rows, and return the reply."""
         self.send(statement)
         return self.receive()
 
     def send(self, statement: str | bytes, file: Sequence[memoryview] | None = None) -> None:
-        """Send `statement` and the `file` that it loads, if it does; `receive` has its reply.
+        """Send `statement`, and the `file` that it loads if there is one.
+
+        `receive` reads the reply.
 
         Raises:
-            SqlError: The connection broke, or the server does not want the file.
+            SqlError: The connection broke, or the server does not ask for the file.
         """
         self._require_settled()
         private = cast("Any", self._connection)
@@ -304,7 +310,7 @@ class WireConnection:
                 packet = private._read_packet()
                 if not packet.is_load_local_packet():
                     raise InternalError(_OUT_OF_SYNC, "the server did not ask for the rows")
-                # A LOAD DATA that waits for a lock reads no rows meanwhile.
+                # A LOAD DATA that waits for a lock reads no rows in the meantime.
                 limit_silence(self._descriptor, max(UNACKNOWLEDGED_S, self._reply_timeout_s))
                 for chunk in file:
                     for start in range(0, len(chunk), _PIECE_BYTES):
@@ -314,7 +320,7 @@ class WireConnection:
         self._awaits_reply = True
 
     def receive(self) -> Reply:
-        """Return the reply to what was sent."""
+        """Return the reply to the last `send`."""
         self._awaits_reply = False
         with self._bound():
             if self._transfers:
@@ -330,10 +336,10 @@ class WireConnection:
         return Reply(int(reply.affected_rows), int(reply.warning_count))
 
     def _write_packet(self, payload: bytes | memoryview) -> None:
-        """Send one packet of a file. PyMySQL would not notice meanwhile that packets are lost.
+        """Send one packet of a file, and detect lost packets, which PyMySQL would not notice.
 
         Raises:
-            OperationalError: The server takes nothing, or the network loses all packets.
+            OperationalError: The server accepts no data, or the network loses all packets.
         """
         private = cast("Any", self._connection)
         head = len(payload).to_bytes(3, "little") + bytes([private._next_seq_id])
@@ -371,21 +377,23 @@ class WireConnection:
         """Set the socket's own timeout until PyMySQL reads or writes next."""
         private = cast("Any", self._connection)
         private._sock.settimeout(timeout_s)
-        # PyMySQL sets its timeout only where the last one that it knows of was another.
+        # PyMySQL sets its timeout only if it differs from the last timeout that it has set.
         private._current_timeout = timeout_s
 
     def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
         """Yield the rows of `statement`, which has one column without nulls, as lines of text.
 
-        About `chunk_bytes` at a time, as they come; what is not read is given up with the
-        connection. PyMySQL would take each value apart; here a row costs a look at its length.
+        Yields about `chunk_bytes` at a time, as rows arrive. Rows that are not read are lost with
+        the connection. PyMySQL would decode each value; here only the length of each row is
+        decoded.
         """
         self._require_settled()
         private = cast("Any", self._connection)
         with self._bound():
             private._execute_command(COMMAND.COM_QUERY, statement)
             head = private._read_packet()
-            # The number of columns, each column, and the end of the columns.
+            # The number of columns, the description of each column, and the end of the
+            # descriptions.
             for _ in range(head.read_length_encoded_integer() + 1):
                 private._read_packet()
             yield from self._lines(private, chunk_bytes)
@@ -415,7 +423,7 @@ class WireConnection:
             yield b"\n".join(lines)
 
     def _row_packets(self, private: Any) -> Iterator[bytes]:
-        """Yield packets up to the one that says that there are no more rows."""
+        """Yield the packets of rows, up to the packet that ends them."""
         while True:
             payload, number = self._packet(private)
             length = len(payload)
@@ -443,15 +451,15 @@ class WireConnection:
         return payload, header[3]
 
     def close(self) -> None:
-        """Disconnect without a word, by which the server rolls back what is open. May be repeated.
+        """Disconnect without COM_QUIT, which would wait for a hanging server. May be repeated.
 
-        A farewell would wait for a server that hangs.
+        The server rolls back an open transaction.
         """
         cast("Any", self._connection)._force_close()
 
     @contextmanager
     def _bound(self) -> Generator[None, None, None]:
-        """Raise PyMySQL's errors as `SqlError`; after a lost connection it is closed."""
+        """Raise PyMySQL's errors as `SqlError`; close the connection if it was lost."""
         try:
             with _translate_errors(self._reply_timeout_s):
                 yield
@@ -469,7 +477,7 @@ class WireConnection:
 
 
 class _TransferWatch:
-    """The limits of one wait during a transfer of rows, or for the reply to them."""
+    """The limits of one wait while rows are sent, or while their reply is awaited."""
 
     def __init__(self, descriptor: int, timeout_s: float) -> None:
         self._descriptor = descriptor
@@ -480,7 +488,7 @@ class _TransferWatch:
         """Raise OperationalError if the wait is over.
 
         Raises:
-            OperationalError: The timeout is over, or the network loses all packets.
+            OperationalError: The timeout has passed, or the network loses all packets.
         """
         now_s = time.monotonic()
         repeated_s = self._repeated.measure(self._descriptor, now_s)
@@ -493,7 +501,7 @@ class _TransferWatch:
 
 
 def _peek(reader: BufferedReader) -> bytes | None:
-    """Return bytes that `reader`, of a socket that does not block, has; None if TLS needs more.
+    """Return the available bytes of `reader`, of a non-blocking socket; None if TLS needs more.
 
     Raises:
         OperationalError: The connection is broken.
@@ -507,17 +515,17 @@ def _peek(reader: BufferedReader) -> bytes | None:
 
 
 class MySQLSession(Session):
-    """A session that is given up when the server is silent for too long. Used by one thread.
+    """A session that is closed if the server is silent for too long. Used by one thread.
 
-    Strict, in UTC, utf8mb4, READ COMMITTED: a prepared transaction then holds no locks between its
-    rows.
+    It is strict, in UTC, in utf8mb4 and READ COMMITTED. With READ COMMITTED a prepared transaction
+    holds no locks between its rows.
     """
 
     def __init__(self, wire: WireConnection, *, lock_timeout_s: float) -> None:
-        """Set the session up, and see that it is.
+        """Set the session's variables, and check that they took effect.
 
         Raises:
-            ConfigError: Something between here and the server keeps settings from it.
+            ConfigError: A proxy between this client and the server discards the settings.
         """
         self._wire = wire
         lock_timeout = max(1, round(lock_timeout_s))
@@ -529,10 +537,10 @@ class MySQLSession(Session):
             "foreign_key_checks": "1",
             "unique_checks": "1",
             "sql_safe_updates": "0",
-            # What a server may give all its sessions: statements that begin a transaction, which
-            # the driver does not notice, answers cut short, large queries refused, a COMMIT that
-            # begins another transaction or disconnects, rounding that no warning tells of, and a
-            # meaning of its own for IS NULL.
+            # Server defaults that would break the session: statements that begin a transaction
+            # unseen by the driver, results cut short, large queries refused, a COMMIT that begins
+            # another transaction or disconnects, rounding without a warning, and a special meaning
+            # of IS NULL.
             "autocommit": "1",
             "sql_select_limit": str(_ROWS_MAX),
             "sql_big_selects": "1",
@@ -542,7 +550,7 @@ class MySQLSession(Session):
             "innodb_lock_wait_timeout": str(lock_timeout),
             "lock_wait_timeout": str(lock_timeout),
             "wait_timeout": str(_IDLE_S_MAX),
-            # Statements that are given columns number their rows by a recursive query.
+            # Statements that receive columns number their rows by a recursive query.
             **(
                 _MARIADB_TIMEOUTS
                 if self.is_mariadb
@@ -560,7 +568,8 @@ class MySQLSession(Session):
             "CONNECTION_ID(), @@SESSION.max_allowed_packet"
         )
         self.statement_bytes_max = int(packet_bytes) - _COMMAND_BYTES
-        """The longest statement that the server takes: it disconnects at a longer one."""
+        """The longest statement that the server accepts. It disconnects if a statement is
+        longer."""
         if set(str(modes).split(",")) != set(SQL_MODE) or (zone, charset) != ("+00:00", "utf8mb4"):
             wire.close()
             raise ConfigError(
@@ -576,20 +585,20 @@ class MySQLSession(Session):
 
     @property
     def reply_timeout_s(self) -> float:
-        """How long the server may be silent."""
+        """The time for which the server may be silent."""
         return self._wire.reply_timeout_s
 
     @property
     def is_pooled(self) -> bool:
-        """Whether something in between hands out the server's sessions.
+        """True if a pooler between this client and the server shares server sessions.
 
-        A pooler tells its clients numbers of its own making.
+        A pooler tells its clients session numbers of its own.
         """
         return self._wire.session_id != int(self.session_id)
 
     @cached_property
     def loads(self) -> bool:
-        """Whether the server allows LOAD DATA LOCAL; it is asked once."""
+        """True if the server allows LOAD DATA LOCAL; queried once."""
         variables = self.query("SHOW GLOBAL VARIABLES LIKE 'local_infile'")
         return [value for _, value in variables] == ["ON"]
 
@@ -602,10 +611,10 @@ class MySQLSession(Session):
         return self._wire.execute(statement).rows
 
     def send(self, statement: str | bytes, file: Sequence[memoryview] | None = None) -> None:
-        """Send `statement` with the file it loads, and await the reply in `receive`.
+        """Send `statement` and the file that it loads; `receive` reads the reply.
 
         Raises:
-            RowRefused: The statement is over the server's max_allowed_packet.
+            RowRefused: The statement is longer than the server's max_allowed_packet.
         """
         if len(statement) > self.statement_bytes_max:
             packet_bytes = self.statement_bytes_max + _COMMAND_BYTES
@@ -617,11 +626,11 @@ class MySQLSession(Session):
         self._wire.send(statement, file)
 
     def receive(self) -> Reply:
-        """Return the reply to what was sent."""
+        """Return the reply to the last `send`."""
         return self._wire.receive()
 
     def describe(self, statement: str) -> list[ResultColumn]:
-        """Return the columns of what `statement` answers."""
+        """Return the columns of the result of `statement`."""
         return self._wire.describe(statement)
 
     def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
@@ -630,7 +639,7 @@ class MySQLSession(Session):
 
     @override
     def begin(self) -> None:
-        # READ WRITE would write through a transaction_read_only that is to stop all writers.
+        # READ WRITE would override a transaction_read_only that is set to stop all writers.
         self.execute("START TRANSACTION")
 
     @override
@@ -656,7 +665,7 @@ class MySQLSession(Session):
 
 
 def make_unverified_tls() -> ssl.SSLContext:
-    """Return what encrypts, and takes any certificate of the server's."""
+    """Return a TLS context that encrypts and accepts any certificate of the server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -664,7 +673,7 @@ def make_unverified_tls() -> ssl.SSLContext:
 
 
 def own(session: Session) -> MySQLSession:
-    """Return `session` as what it is: a `MySQLEndpoint` made it."""
+    """Return `session` as a `MySQLSession`, which a `MySQLEndpoint` created."""
     assert isinstance(session, MySQLSession), session
     return session
 
@@ -679,7 +688,10 @@ def to_sql_error(number: int, text: str) -> SqlError:
 
 @contextmanager
 def _translate_errors(reply_timeout_s: float) -> Generator[None, None, None]:
-    """Raise PyMySQL's errors as `SqlError`; one that tells of a silence says how long it was."""
+    """Raise PyMySQL's errors as `SqlError`.
+
+    For a timeout the text says how long the silence was.
+    """
     try:
         yield
     except MySQLError as error:
@@ -691,7 +703,7 @@ def _translate_errors(reply_timeout_s: float) -> Generator[None, None, None]:
 
 
 def _has_timed_out(error: MySQLError) -> bool:
-    """Return whether `error` tells of a silence that was too long."""
+    """Return True if `error` means that a timeout has passed."""
     lost = (CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR, CR.CR_CONN_HOST_ERROR)
     return (
         isinstance(error, OperationalError)

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB for the tools: what they hold in doubt, and what the catalog finds."""
+"""The part of the command line tools for MySQL and MariaDB, and their connector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onceflow.sinks.sql.diagnosis import Remedies, SqlDiagnosis
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.sink import SqlSink
 
-# A recursion ends at 1000 rows unless a server is told otherwise; so do the subtasks looked at.
+# By default a recursion ends at 1000 rows, so at most 999 subtasks are looked at.
 _HELD_LOCKS = """
     WITH RECURSIVE every_subtask (number) AS (
         SELECT 0 UNION ALL SELECT number + 1 FROM every_subtask WHERE number < 998
@@ -36,10 +36,10 @@ _ACCOUNT = re.compile(r"for user ('.*'@'.*') to database")
 
 
 def _sink_of_tools(access: ServerAccess, timeout_s: float) -> MySQLSink:
-    """Return a sink that says how a tool reaches the server; the password may be in MYSQL_PWD.
+    """Return a sink that describes how a tool reaches the server; MYSQL_PWD may hold the password.
 
     Raises:
-        ConfigError: The URL cannot be read.
+        ConfigError: The URL is not valid.
     """
     sink = MySQLSink(
         access.url,
@@ -55,11 +55,12 @@ def _sink_of_tools(access: ServerAccess, timeout_s: float) -> MySQLSink:
 
 
 def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
-    """Return the statements, as an administrator runs them."""
+    """Return the remedies as statements for an administrator."""
     assert isinstance(sink, MySQLSink), sink
     where = sink.endpoint
     user, database = where.user.replace("'", "''"), quote(where.database)
-    # The account is in the text when the login was right; else it may be at any host.
+    # The error contains the account if the login succeeded; otherwise the account may be for any
+    # host.
     account = match[1] if (match := _ACCOUNT.search(str(error))) else f"'{user}'@'%'"
     password = (
         f"ALTER USER {account} IDENTIFIED BY '…', or CREATE USER if there is none; which there"
@@ -76,10 +77,10 @@ def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
 
 
 class MySQLResourceManager(SqlResourceManager):
-    """One server, and what every sink id has prepared there with one ledger."""
+    """A resource manager of one server, and of all transactions prepared with one ledger."""
 
     def __init__(self, access: ServerAccess) -> None:
-        """Raise `ConfigError` when the URL cannot be read; connect to nothing yet."""
+        """Raise `ConfigError` if the URL is not valid; connect to nothing yet."""
         super().__init__(_sink_of_tools(access, access.timeout_s))
         self._names = XaNames(self._settings.ledger_schema)
 
@@ -101,7 +102,7 @@ class MySQLResourceManager(SqlResourceManager):
 
     @override
     def rows(self, transaction: TransactionId) -> int | None:
-        # The ledger row is in the transaction itself, and nobody else may see it otherwise.
+        # The ledger row is inside the prepared transaction, so only READ UNCOMMITTED shows it.
         statement = (
             f"SELECT row_count FROM {self._settings.ledger.ledger} "
             f"WHERE transaction_id = {literal(str(transaction))}"
@@ -122,4 +123,4 @@ CONNECTOR = SinkConnector(
     diagnosis=_DIAGNOSIS,
     examine=_DIAGNOSIS.examine,
 )
-"""What the catalog finds."""
+"""The connector that the catalog of connectors loads."""

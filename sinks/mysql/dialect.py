@@ -1,4 +1,4 @@
-"""What MySQL and MariaDB do their own way."""
+"""The dialect of MySQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect as Compiler
     from sqlalchemy.types import TypeEngine
 
-# Of every subtask that a job may have on one server, which has fewer connections.
+# The locks of up to 10,000 subtasks; a server has fewer connections.
 _HELD_LOCKS = """
     SELECT IS_USED_LOCK(CONCAT({prefix}, subtask)) AS session FROM (
         SELECT a.n + 10 * b.n + 100 * c.n + 1000 * d.n AS subtask
         FROM {ten} AS a, {ten} AS b, {ten} AS c, {ten} AS d
     ) AS every_subtask HAVING session IS NOT NULL
 """
-# A server without performance_schema does not say who waits for whom.
+# Without performance_schema a server does not tell which session blocks which.
 _WAITS = """
     SELECT DISTINCT COALESCE(p.state, '')
     FROM information_schema.processlist AS p
@@ -43,7 +43,8 @@ _WAITS = """
     WHERE p.id <> CONNECTION_ID() AND p.user = SUBSTRING_INDEX(USER(), '@', 1)
       AND p.db = DATABASE() AND (t.trx_state = 'LOCK WAIT' OR p.state LIKE 'Waiting for %lock%')
 """
-# What is prepared has no connection. Needs PROCESS; performance_schema may be switched off.
+# Prepared transactions have no connection. The query needs the PROCESS privilege. It avoids
+# performance_schema, which may be switched off.
 _LOCKING_TRANSACTIONS = """
     SELECT p.id, p.user, p.host, p.command, t.trx_started, t.trx_state
     FROM information_schema.innodb_trx AS t
@@ -65,7 +66,7 @@ def _describe_locking(
 
 
 class MySQLDialect(Dialect):
-    """Sessions keep their settings, so every transaction on one has them."""
+    """The dialect of MySQL and MariaDB. Sessions keep their settings for all their transactions."""
 
     log: ClassVar[logging.Logger] = logging.getLogger("onceflow.sinks.mysql")
     product: ClassVar[str] = "type"
@@ -101,7 +102,7 @@ class MySQLDialect(Dialect):
 
     @override
     def describe_altered_keys(self, session: Session, table: Table) -> str:
-        """Return a text also for an added index: ON DUPLICATE KEY goes by any unique one."""
+        """Return a text also for an added index: ON DUPLICATE KEY matches any unique index."""
         then = (table.unique_keys, table.other_unique)
         now = catalog.read_unique_keys(session, table.name)
         if now == then:
@@ -143,13 +144,13 @@ class MySQLDialect(Dialect):
             return others
         first = table.column(rules.primary_key[0])
         alone = len(table.unique_keys) == 1 and not table.other_unique
-        # ON DUPLICATE KEY wants an assignment even where nothing changes.
+        # ON DUPLICATE KEY requires an assignment even if nothing changes.
         return (first,) if first and alone and rules.mode is not WriteMode.UPDATE else ()
 
     @contextmanager
     @override
     def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
-        """Hold a lock of the server's. Each statement is a transaction of its own."""
+        """Hold a lock of the server. Each statement of the block is a transaction of its own."""
         name = catalog.literal("onceflow/ddl")
         wait_s = max(1, round(own(session).reply_timeout_s / 2))
         ((taken,),) = session.query(f"SELECT GET_LOCK({name}, {wait_s})")
@@ -180,7 +181,7 @@ class MySQLDialect(Dialect):
     def lock_holders(
         self, session: Session, table: TableName, context: WriterContext, most: int
     ) -> Sequence[str]:
-        """Describe who has an open transaction with locks on rows, whatever table they are of."""
+        """Describe sessions with an open transaction that locks rows, of any table."""
         return [
             _describe_locking(*row)
             for row in session.query(_LOCKING_TRANSACTIONS.format(most=most))
@@ -190,7 +191,7 @@ class MySQLDialect(Dialect):
     def list_blockers(
         self, session: Session, ledger_schema: str, context: CommitterContext, most: int
     ) -> Sequence[str]:
-        """Describe who may be waited for: neither the writers themselves nor who waits, too."""
+        """Describe sessions that may block the writers and are neither writers nor waiting."""
         waits = [str(state) for (state,) in session.query(_WAITS)]
         if not waits:
             return ()
@@ -209,7 +210,7 @@ class MySQLDialect(Dialect):
         ]
 
     def _writers(self, session: Session, ledger_schema: str, sink_id: str) -> Sequence[int]:
-        """Return the connections of the two-phase writers of `sink_id`."""
+        """Return the connection numbers of the two-phase writers of `sink_id`."""
         prefix = catalog.literal(catalog.XaNames(ledger_schema).writers_lock(sink_id))
         return [int(row[0]) for row in session.query(_HELD_LOCKS.format(prefix=prefix, ten=_TEN))]
 

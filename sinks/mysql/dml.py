@@ -1,27 +1,26 @@
-r"""Sends rows of one table, and checks what the server took of them.
+r"""The statements that write rows of one table, and the checks of what the server accepted.
 
-Inserts go by LOAD DATA where the server allows it. LOAD DATA LOCAL makes of every error a warning
-and goes on without the row, or with another value in it. So a reply counts only if all rows were
-taken and nothing was warned of.
+Inserts use LOAD DATA if the server allows it. LOAD DATA LOCAL turns every error into a warning, and
+continues without the row or with another value in it. So a reply counts only if all rows were
+accepted without a warning.
 
-A reply is read when the next rows are sent, or at the end. So the server works on rows while this
-process spells others, and a refused row is heard of one statement later.
+A reply is read when the next rows are sent, or at the end. So the server processes rows while this
+process formats the next ones, and a refused row is reported one statement later.
 
-Statements come with the rows spelled in them or in a file. Where rows are found by key they stand
-in a table of their own in front of a STRAIGHT_JOIN, so that the server goes through them and looks
-each up in the unique index. A full walk through the target would wait for rows of other
-transactions.
+Rows are part of the statement or in a file. If rows are found by key, they are a derived table in
+front of a STRAIGHT_JOIN, so that the server goes through them and looks each one up in the unique
+index. A full scan of the target would wait for rows of other transactions.
 
-Many rows that MySQL inserts or updates by key go column by column, each column as one literal, from
-which the server cuts the values: of values that are spelled row by row it makes an object each.
-
-Columns are spelled one by one and joined by Arrow's own kernels, without a Python object a value.
+If MySQL inserts or updates many rows by key, they are sent column by column. Each column is one
+literal, from which the server cuts the values: for values formatted row by row it creates an object
+each. Columns are formatted one by one and joined by Arrow's own kernels, without a Python object
+per value.
 
     file        1<tab>it's<tab>00FF<tab><newline>   null is \N, bytes are hex; the last field is
                                                     empty and dropped
     statement   (1,'it''s',x'00FF'),(2,NULL,NULL)
-    columns     '12', 'it''s', x'00FF', '01'        numbers in one width; where values begin and end
-                                                    and which are null, in columns of their own
+    columns     '12', 'it''s', x'00FF', '01'        numbers in one width; start and length of
+                                                    values and marks of nulls in further columns
 """
 
 from __future__ import annotations
@@ -49,23 +48,23 @@ from onceflow.sinks.sql.write_mode import WriteMode
 
 @dataclass(frozen=True, slots=True)
 class RowsStatement:
-    """A statement around the rows that it writes."""
+    """A statement with a place for the rows that it writes."""
 
     before: bytes
     after: bytes = b""
     row_word: str = ""
-    """What each row begins with, before its parenthesis."""
+    """The word before the parenthesis of each row."""
 
     def __call__(self, fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> bytes:
-        """Return the statement with `rows`, which are converted by `fits`, in it."""
+        """Return the statement with `rows`, which are converted by `fits`."""
         return b"".join((self.before, value_rows(fits, rows, word=self.row_word), self.after))
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsStatement:
-    """An INSERT … ON DUPLICATE KEY UPDATE that is given its rows column by column. For MySQL.
+    """An INSERT … ON DUPLICATE KEY UPDATE for MySQL that receives its rows column by column.
 
-    Its rows come out in the order in which they were given:
+    The rows are processed in the order in which they were given:
 
         INSERT INTO t (id, name)
         WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1)
@@ -76,14 +75,14 @@ class ColumnsStatement:
 
     target: Target
     changes: tuple[int, ...]
-    """The positions of the columns that are set where the key is there."""
+    """The positions of the columns that are set if a row with the key exists."""
     unchanged: str
-    """What is set instead where there are none of these."""
+    """The assignment that is used if there are no such columns."""
     few: RowsStatement
-    """The statement for a few rows, and for wide ones."""
+    """The statement that is used for a few rows, and for wide ones."""
 
     def __call__(self, fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> bytes:
-        """Return the statement with `rows`, which are converted by `fits`, in it."""
+        """Return the statement with `rows`, which are converted by `fits`."""
         if rows.num_rows < COLUMN_ROWS_MIN or len(fits) > COLUMNS_MAX:
             return self.few(fits, rows)
         given = GivenColumns(self._free_name("given"), self._free_name("numbers"))
@@ -97,17 +96,17 @@ class ColumnsStatement:
                 f"SELECT {', '.join(values)} FROM (SELECT ".encode(),
                 *given.literals(),
                 f") AS {given.name} STRAIGHT_JOIN {numbers} "
-                # Without it the next ON would be the join's.
+                # Without WHERE TRUE the parser would take ON for the join's condition.
                 f"WHERE TRUE ON DUPLICATE KEY UPDATE {assigned or self.unchanged}".encode(),
             )
         )
 
     def _free_name(self, name: str) -> str:
-        """Return `name`, or another one where the table is called so: both are in scope."""
+        """Return `name`, or another name if the table has that name: both are in scope."""
         return f"{name}_rows" if self.target.name.name.lower() == name else name
 
 
-# Text is compared with a TIME letter by letter: 12:00:00.000000 is not 12:00:00.000.
+# A text is compared with a TIME character by character: 12:00:00.000000 is not 12:00:00.000.
 _TEMPORALS = {
     "date": "DATE",
     "datetime": "DATETIME(6)",
@@ -117,7 +116,10 @@ _TEMPORALS = {
 
 
 def load_statement(target: Target) -> str:
-    """Return the LOAD DATA whose file is of `file_lines`; LOCAL makes an error a warning."""
+    """Return the LOAD DATA statement for a file of `file_lines`.
+
+    LOCAL turns errors into warnings.
+    """
     targets: list[str] = []
     assigned: list[str] = []
     for number, fit in enumerate(fits_of(target)):
@@ -139,14 +141,14 @@ def load_statement(target: Target) -> str:
 
 
 def insert_statement(target: Target) -> RowsStatement:
-    """Return the INSERT of many rows."""
+    """Return the INSERT statement for many rows."""
     return RowsStatement(f"{_insert_into(target)} VALUES ".encode())
 
 
 def put_statements(
     target: Target, mode: WriteMode, key: Sequence[str], *, mariadb: bool
 ) -> tuple[RowsStatement | ColumnsStatement, ...]:
-    """Return what puts rows of all columns by `key`, one after the other; none for no change."""
+    """Return the statements that write rows by `key`, in order; none if nothing would change."""
     others = [number for number, fit in enumerate(fits_of(target)) if fit.name not in key]
     if mode is WriteMode.UPDATE:
         return (_update(target, key, others, mariadb=mariadb),) if others else ()
@@ -156,13 +158,13 @@ def put_statements(
         if mariadb:
             return (by_rows,)
         return (ColumnsStatement(target, tuple(changes), _keep_row(target, key), by_rows),)
-    # ON DUPLICATE KEY goes by any unique index, and would change another key's row.
+    # ON DUPLICATE KEY matches any unique index, so it could change the row of another key.
     update = (_update(target, key, changes, mariadb=mariadb),) if changes else ()
     return (*update, _insert_absent(target, key, mariadb=mariadb))
 
 
 def delete_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
-    """Return what deletes the rows of the keys given."""
+    """Return the statement that deletes the rows of the given keys."""
     fits = fits_of(target, key)
     tail = f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, range(len(fits)))}"
     return _around_rows(fits, "DELETE FROM t USING ", tail, mariadb=mariadb)
@@ -180,7 +182,7 @@ def _on_duplicate_key(
 
 
 def _keep_row(target: Target, key: Sequence[str]) -> str:
-    """Return the assignment that leaves a row as it is."""
+    """Return an assignment that leaves a row unchanged."""
     return f"{quote(key[0])} = {identifier(target.name)}.{quote(key[0])}"
 
 
@@ -213,7 +215,7 @@ def _insert_into(target: Target) -> str:
 
 
 def _around_rows(fits: Sequence[MySQLFit], head: str, tail: str, *, mariadb: bool) -> RowsStatement:
-    """Return a statement on the rows as a table `r` with the columns c0, c1 and so on."""
+    """Return a statement in which the rows are a table `r` with the columns c0, c1 and so on."""
     names = ", ".join(f"c{number}" for number in range(len(fits)))
     typed = ", ".join(_cast_for_index(number, fit) for number, fit in enumerate(fits))
     before = f"{head}(WITH given({names}) AS (VALUES ".encode()
@@ -222,7 +224,7 @@ def _around_rows(fits: Sequence[MySQLFit], head: str, tail: str, *, mariadb: boo
 
 
 def _cast_for_index(number: int, fit: MySQLFit) -> str:
-    """Return a column as values that compare by the index, and assign as they are."""
+    """Return the column expression with the type that the index compares."""
     name, kind = f"c{number}", fit.type
     if fit.is_key and kind.name in _TEMPORALS:
         return f"CAST({name} AS {_TEMPORALS[kind.name]}) AS {name}"
@@ -255,7 +257,7 @@ def _name_with_index(target: Target, key: Sequence[str]) -> str:
 
 
 def file_lines(fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> memoryview:
-    """Return `rows`, which are converted by `fits`, as lines."""
+    """Return `rows`, which are converted by `fits`, as lines of a file."""
     fields = [_field(*one) for one in zip(fits, rows.columns, strict=True)]
     return _bytes_of(pc.binary_join_element_wise(*fields, _NEWLINE, _TAB))
 
@@ -269,10 +271,10 @@ def value_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch, *, word: str = ""
 
 
 class GivenColumns:
-    """Columns as literals of a statement, and what cuts the value of row `n` out of each."""
+    """The columns of a statement as literals, and the expressions of their values in row `n`."""
 
     def __init__(self, name: str, numbers: str) -> None:
-        """Hold no column yet; `name` is that of the table of literals, `numbers` that of `n`."""
+        """Hold no column yet; `name` is the table of literals, `numbers` the table of `n`."""
         self.name = name
         self.numbers = numbers
         self._literals: list[tuple[bytes, bytes | memoryview]] = []
@@ -285,12 +287,16 @@ class GivenColumns:
             yield b"' AS c%d" % number
 
     def cut_values(self, fit: MySQLFit, column: pa.Array) -> str:
-        """Take `column`, which is converted by `fit`; return its value in row `n`."""
+        """Add `column`, which is converted by `fit`.
+
+        Return the expression of its value in row `n`.
+        """
         if column.null_count == len(column):
             return "NULL"
         match fit.spelling:
             case Spelling.TEXT:
-                # Whole characters, and UTF-8 has neither byte within another character.
+                # This replaces whole characters: in UTF-8, neither byte occurs inside another
+                # character.
                 data = bytes(_bytes_of(column)).replace(b"\\", b"\\\\").replace(b"'", b"''")
                 value = f"CONVERT({self._cut_parts(_BINARY, data, column)} USING utf8mb4)"
             case Spelling.HEX:
@@ -305,7 +311,7 @@ class GivenColumns:
         return f"IF({is_null} = '1', NULL, {value})"
 
     def _cut_padded(self, texts: pa.Array) -> str:
-        """Take numbers or dates, all in the width of the longest: the server skips spaces."""
+        """Add numbers or dates, padded to the longest; the server skips the spaces."""
         if texts.null_count:
             texts = pc.fill_null(texts, _text(""))
         lengths = _lengths_of(texts)
@@ -315,7 +321,7 @@ class GivenColumns:
         return self._cut(self._add(_BINARY, _bytes_of(texts)), width)
 
     def _cut_parts(self, kind: bytes, data: bytes, column: pa.Array) -> str:
-        """Take values of any length, by where each begins and how long it is."""
+        """Add values of any length, with their start positions and lengths."""
         lengths = _lengths_of(column)
         literal = self._add(kind, data)
         if lengths.min() == lengths.max():
@@ -357,7 +363,7 @@ def _value(fit: MySQLFit, column: pa.Array) -> pa.Array:
 
 
 def _literals(numbers: pa.Array) -> pa.Array:
-    """Return numbers as SQL's literals; -0 would be an integer, which has no sign at zero."""
+    """Return numbers as SQL literals; -0 would be an integer, which has no negative zero."""
     texts = _to_text(numbers)
     if not arrow.is_floating(numbers.type):
         return texts
@@ -367,12 +373,12 @@ def _literals(numbers: pa.Array) -> pa.Array:
 
 def _to_text(column: pa.Array) -> pa.Array:
     if arrow.is_timestamp(column.type) and column.type.tz:
-        # The microseconds are in UTC, whatever zone they are shown in.
+        # The microseconds are in UTC, in whatever zone they are shown.
         column = column.view(pa.int64()).cast(pa.timestamp("us"))
     elif arrow.is_boolean(column.type):
         column = column.cast(pa.int8())
     elif arrow.is_float32(column.type):
-        # In so few digits as tell it from other floats, the largest one would be over the range.
+        # The shortest float32 text of the largest float would be out of range.
         column = column.cast(pa.float64())
     return column.cast(pa.large_string())
 
@@ -399,7 +405,7 @@ def _escape_for_sql(column: pa.Array) -> pa.Array:
 
 
 def _hex(column: pa.Array) -> pa.Array:
-    """Return the bytes of each value as hexadecimal digits: the whole data at once."""
+    """Return the bytes of each value as hexadecimal digits; converts the whole data at once."""
     validity, offsets, data = column.buffers()
     if offsets is None:
         return pa.array([None] * len(column), pa.large_string())
@@ -418,14 +424,14 @@ def _hex(column: pa.Array) -> pa.Array:
 
 
 def _data_of(column: pa.Array) -> bytes:
-    """Return the bytes of all values, perhaps also of some that are null."""
+    """Return the bytes of all values, possibly also of nulls."""
     if arrow.is_string(column.type):
         column = column.cast(pa.large_string())
     return bytes(_bytes_of(column))
 
 
 def _bytes_of(column: pa.Array) -> memoryview:
-    """Return the bytes of all values, one after the other."""
+    """Return the bytes of all values, concatenated."""
     data = column.buffers()[2]
     if data is None or not len(column):
         return memoryview(b"")
@@ -434,12 +440,12 @@ def _bytes_of(column: pa.Array) -> memoryview:
 
 
 def _lengths_of(column: pa.Array) -> NDArray[np.int64]:
-    """Return how many bytes each value of a column of large texts or bytes has in its data."""
+    """Return the number of bytes of each value of a column of large texts or bytes."""
     return np.diff(_bounds_of(column))
 
 
 def _bounds_of(column: pa.Array) -> NDArray[np.int64]:
-    """Return where each value begins in the data, and where the last one ends."""
+    """Return the start of each value in the data, and the end of the last one."""
     offsets = column.buffers()[1]
     if offsets is None:
         return np.zeros(len(column) + 1, np.int64)
@@ -448,8 +454,8 @@ def _bounds_of(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _text(value: str | None) -> pa.Scalar:
-    # Not by `pa.scalar`: that imports pandas where it is installed, which takes a worker longer
-    # than all else that it needs.
+    # `pa.scalar` would import pandas if it is installed, which takes a worker longer than all its
+    # other imports together.
     if value is None:
         return pa.nulls(1, pa.large_string())[0]
     data = value.encode()
@@ -466,20 +472,21 @@ _TAB, _NEWLINE, _COMMA = _text("\t"), _text("\n"), _text(",")
 
 ROWS_A_STATEMENT = 10_000
 BYTES_A_STATEMENT = 1 << 20
-"""The size of values; spelled out they may take twice as much. See `spell`, too."""
+"""The size of values in a statement; formatted they may take twice as much. See also `spell`."""
 
 COLUMN_ROWS_MIN = 1_000
-"""From so many rows on MySQL is given columns; at 500 there was no gain."""
+"""The number of rows from which MySQL receives columns; at 500 there was no gain."""
 COLUMNS_MAX = 60
-"""A column takes up to four literals, which are columns of one row in a table of the server's own.
-On a disk that is one of InnoDB's, with room for 8,126 bytes in a row, 20 of each long value."""
+"""The largest number of columns. Each takes up to four literals, which are columns of a one-row
+table of the server. On disk that is an InnoDB table, with 8,126 bytes per row and 20 bytes for each
+long value."""
 
-# What a statement's form in the binary log is worth, and words that will be gone one day.
+# Warnings about the statement's form in the binary log, and about deprecated words.
 _HARMLESS = frozenset({1287, 1592, 1681})
 
 
 class PipelinedInserts(InsertStream):
-    """One statement after another, each of so many rows; at most one reply is awaited."""
+    """A stream that sends one statement after another, and awaits at most one reply."""
 
     def __init__(self, target: Target, *, local_infile: bool) -> None:
         """Send nothing yet."""
@@ -532,7 +539,7 @@ class PipelinedInserts(InsertStream):
         self._awaited = rows.num_rows
 
     def _settle(self, session: MySQLSession) -> None:
-        """Raise unless the server took all rows that were sent, unaltered."""
+        """Raise unless the server accepted all sent rows unchanged."""
         awaited, self._awaited = self._awaited, 0
         if awaited:
             _require_taken(session, session.receive(), awaited)
@@ -542,14 +549,14 @@ def execute_checked(session: MySQLSession, statement: bytes) -> None:
     """Carry out `statement`, which may change any number of rows but must not warn.
 
     Raises:
-        SqlError: The server refused, or warns.
+        SqlError: The server refused the statement, or warns.
     """
     session.send(statement)
     _require_taken(session, session.receive(), None)
 
 
 def statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut rows into parts of which one statement is no burden."""
+    """Cut rows into parts of a size that one statement can carry."""
     parts = max(1, -(-rows.nbytes // BYTES_A_STATEMENT))
     size = max(1, min(ROWS_A_STATEMENT, -(-rows.num_rows // parts)))
     for start in range(0, rows.num_rows, size):
@@ -562,7 +569,7 @@ def spell(
     fits: Sequence[MySQLFit],
     rows: pa.RecordBatch,
 ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-    """Yield parts of `rows`, each with a statement that the server takes, or of one row."""
+    """Yield parts of `rows` with their statements, which fit the server's limit or have one row."""
     spelled = statement(fits, rows)
     if len(spelled) <= session.statement_bytes_max or rows.num_rows == 1:
         yield rows, spelled
@@ -573,10 +580,10 @@ def spell(
 
 
 def _require_taken(session: MySQLSession, reply: Reply, rows: int | None) -> None:
-    """Raise unless `reply` says that `rows` rows were taken, without a warning.
+    """Raise unless `reply` says that `rows` rows were accepted, without a warning.
 
     Raises:
-        SqlError: Its number and text are those of the first warning.
+        SqlError: The number and text are those of the first warning.
     """
     if reply.warnings:
         for _, number, text in session.query("SHOW WARNINGS"):
@@ -587,10 +594,10 @@ def _require_taken(session: MySQLSession, reply: Reply, rows: int | None) -> Non
 
 
 class MySQLDmlExecutor(DmlExecutor):
-    """LOAD DATA or INSERT for inserts, statements over tables of values for changes by key."""
+    """The executor of MySQL: LOAD DATA or INSERT for inserts, other statements for changes by key."""
 
     def __init__(self, mode: WriteMode, key: Sequence[str], *, local_infile: bool) -> None:
-        """Prepare nothing; `key` may be empty for inserts."""
+        """Send nothing yet; `key` may be empty for inserts."""
         super().__init__(mode, key)
         self._local_infile = local_infile
 
@@ -605,7 +612,7 @@ class MySQLDmlExecutor(DmlExecutor):
         is_awaited = False
         for part in statement_sized(rows):
             for statement in statements:
-                # Spelled while the server works on the one before.
+                # Format the next statement while the server processes the previous one.
                 for _, spelled in spell(connection, statement, fits, part):
                     if is_awaited:
                         _require_taken(connection, connection.receive(), None)

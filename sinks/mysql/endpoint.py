@@ -1,4 +1,4 @@
-"""Where the database is and how a login to it is encrypted, read from the URLs that users have."""
+"""The address of the database and the encryption of its login, read from the user's URL."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class TlsMode(Enum):
 
     DISABLED = "disabled"
     PREFERRED = "preferred"
-    """Encrypted where the server can; whom one talks to is not verified."""
+    """Encrypted if the server supports it; the server's identity is not verified."""
     REQUIRED = "required"
     VERIFY_CA = "verify_ca"
     VERIFY_IDENTITY = "verify_identity"
 
 
-# Of MySQL's programs and its JDBC driver, and of MariaDB's.
+# The words of MySQL's programs and its JDBC driver, and of MariaDB's.
 _WORDS = {
     **{mode.value: mode for mode in TlsMode},
     "disable": TlsMode.DISABLED,
@@ -51,7 +51,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What a connection asks of encryption."""
+    """The encryption settings of a connection."""
 
     mode: TlsMode = TlsMode.PREFERRED
     ca: str = ""
@@ -61,10 +61,10 @@ class Tls:
 
     @classmethod
     def of(cls, word: str, *, ca: str, certificate: str, key: str, key_password: str) -> Tls:
-        """Return what the settings of a URL say; `word` may be empty.
+        """Return the settings that a URL contains; `word` may be empty.
 
         Raises:
-            ConfigError: There is no such mode, or it verifies against nothing.
+            ConfigError: There is no such mode.
         """
         mode = TlsMode.VERIFY_CA if ca else TlsMode.PREFERRED
         if word:
@@ -77,7 +77,7 @@ class Tls:
         return cls(mode, ca, certificate, key, key_password)
 
     def arguments(self) -> dict[str, Any]:
-        """Return what PyMySQL is given.
+        """Return the TLS arguments for PyMySQL.
 
         Raises:
             OSError: A file cannot be read.
@@ -101,7 +101,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class MySQLEndpoint:
-    """A database and how to reach it; pickles with what the user gave and never prints it."""
+    """A database and how to reach it.
+
+    Pickles contain the user's settings; texts never show secrets.
+    """
 
     host: str
     port: int
@@ -123,7 +126,8 @@ class MySQLEndpoint:
 
         Raises:
             SettingsRefused: Password, database, user, host or encryption is refused.
-            SinkError: It is refused now: not running, starting, full, or too slow.
+            SinkError: The connection is refused now: the server is not running, starting, full or
+                too slow.
         """
         socket = {"unix_socket": self.unix_socket} if self.unix_socket else {}
         try:
@@ -132,7 +136,7 @@ class MySQLEndpoint:
                     "host": self.host,
                     "port": self.port,
                     "user": self.user,
-                    # As bytes: text would be sent in latin1.
+                    # As bytes, because a str would be sent in latin1.
                     "password": self._secret().encode(),
                     "database": self.database,
                     "program_name": name,
@@ -160,26 +164,27 @@ class MySQLEndpoint:
         return (SettingsRefused if wrong else SinkError)(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:
-        """Return `text` with any of its passwords replaced by asterisks."""
+        """Return `text` with the passwords replaced by asterisks."""
         for secret in (self._secret(), self.tls.key_password):
             if secret:
                 text = text.replace(secret, "***")
         return text
 
     def _secret(self) -> str:
-        """Return the password itself, where the user gave a reference to it."""
+        """Return the password, resolved if the user gave a reference to it."""
         return follow_references(self.password, setting=f"the sink's password ({self})")
 
 
 def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> MySQLEndpoint:
-    """Return what `url` says, with `user` and `password` over it.
+    """Return the endpoint that `url` describes; `user` and `password` override the url's.
 
     Takes `mysql://user:password@host:3306/database?ssl_mode=required`, the same with `mariadb` or
-    with SQLAlchemy's `+pymysql`, and JDBC's `jdbc:mysql://host/database?user=…&sslMode=…`, of which
-    properties that only concern the JDBC driver are left alone.
+    with SQLAlchemy's `+pymysql`, and JDBC's `jdbc:mysql://host/database?user=…&sslMode=…`.
+    Properties that only concern the JDBC driver are ignored.
 
     Raises:
-        ConfigError: It is none of these. The text never repeats the URL, which may hold a password.
+        ConfigError: The URL has another form. The error text does not repeat it, because it may
+            contain a password.
     """
     parsed, settings, from_jdbc = _parse(access.url)
     unknown = sorted(set(settings) - _KNOWN)
@@ -242,7 +247,8 @@ def _parse(url: str) -> tuple[_Address, dict[str, str], bool]:
         raise ConfigError(
             "url must begin with mysql://, mariadb://, mysql+pymysql://, jdbc:mysql:// or "
             "jdbc:mariadb://"
-            # Only what is surely a scheme: the rest of an unreadable url may be a password.
+            # Show only a text that is certainly a scheme: other parts of an unreadable url may be a
+            # password.
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
     try:
@@ -257,10 +263,10 @@ def _parse(url: str) -> tuple[_Address, dict[str, str], bool]:
 
 
 def _split(url_path: str) -> tuple[_Address, str]:
-    """Return what stands after the scheme, as SQLAlchemy reads it: a password may hold / and ?.
+    """Split the text after the scheme, as SQLAlchemy does: a password may contain / and ?.
 
     Raises:
-        ValueError: The port is no number.
+        ValueError: The port is not a number.
     """
     login, at, address_and_query = url_path.partition("@")
     if not at or "/" in login.partition(":")[0]:

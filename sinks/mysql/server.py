@@ -1,4 +1,4 @@
-"""What a MySQL or MariaDB server is asked, how the answers are judged, and what mends them."""
+"""The queries to MySQL and MariaDB for preflight and doctor, with judgements and remedies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from onceflow.sinks.sql.tables import TableName
 
 _DURABLE = "what is committed outlives the server's process and its machine"
 _VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
-# Rows of values in MySQL; XA that outlives its session in MariaDB.
+# MySQL: VALUES ROW(…). MariaDB: XA transactions that outlive their session.
 _MYSQL_VERSION_MIN, _MARIADB_VERSION_MIN = (8, 0, 20), (10, 6, 0)
-# xa_detach_on_prepare; Source: MySQL 8.0.29 release notes.
+# xa_detach_on_prepare. Source: MySQL 8.0.29 release notes.
 _DETACH_VERSION = (8, 0, 29)
 _VARIABLES = (
     "read_only",
@@ -42,40 +42,40 @@ _VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the commit modes need to know about a server."""
+    """The facts about a server that the commit modes need."""
 
     mariadb: bool
     version: tuple[int, int, int]
     read_only: bool
     transactions_read_only: bool
-    """Whether transactions only read unless they say otherwise."""
+    """True if transactions are read-only by default."""
     detaches: bool
-    """Whether a session may go on after XA PREPARE, and others commit what it prepared."""
+    """True if a session may continue after XA PREPARE, and others may commit what it prepared."""
     binlog_format: str
-    """Empty when there is no binary log."""
+    """The format of the binary log; empty if there is none."""
     galera: bool
     flush_at_commit: str
-    """innodb_flush_log_at_trx_commit."""
+    """The value of innodb_flush_log_at_trx_commit."""
     sync_binlog: str
     doublewrite: str
     redo_log: bool
     local_infile: bool
     user: str
-    """The user as GRANT takes it."""
+    """The user in the form that GRANT accepts."""
 
     @property
     def shown(self) -> str:
-        """Product and version."""
+        """The product and its version."""
         return f"{'MariaDB' if self.mariadb else 'MySQL'} {'.'.join(map(str, self.version))}"
 
 
 def server_facts(session: Session) -> ServerFacts:
-    """Return the facts as of now."""
+    """Query the server and return its current facts."""
     mine = own(session)
     listed = ", ".join(map(literal, _VARIABLES))
     variables = session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
     values = {str(name).lower(): str(value) for name, value in variables}
-    # Of MySQL alone, and no variable.
+    # Only MySQL has this status; it is not a variable.
     redo_log = session.query("SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'")
     match = _VERSION.match(mine.version_text)
     major, minor, patch = map(int, match.groups()) if match else (0, 0, 0)
@@ -98,12 +98,12 @@ def server_facts(session: Session) -> ServerFacts:
     )
 
 
-# Which crash makes a server forget what it said is prepared or committed. The job deletes its copy
-# of the rows once the server has said so, and does not ask again: a server that forgets then has
-# lost them, and nobody notices.
-# Source: MySQL 8.4 reference manual, 17.14 and 19.1.6.4; MariaDB's list of InnoDB system variables.
+# The crash after which a server forgets transactions that it reported as prepared or committed. The
+# job deletes its copy of the rows after that report and does not ask again. So a server that
+# forgets them has lost rows without an error. Source: MySQL 8.4 reference manual, 17.14 and
+# 19.1.6.4; MariaDB's list of InnoDB system variables.
 class Crash(Enum):
-    """What may happen to a server at any moment."""
+    """A crash of a server that may happen at any moment."""
 
     PROCESS = "its process is killed"
     MACHINE = "its machine loses power or its kernel crashes"
@@ -111,20 +111,20 @@ class Crash(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weakness:
-    """A setting under which the server forgets."""
+    """A setting under which the server forgets transactions."""
 
     setting: str
     """The setting, with its value."""
     forgets_when: Crash
     remedy: str
-    """What mends it."""
+    """The statement or change that corrects the setting."""
 
 
 def weaknesses(facts: ServerFacts) -> tuple[Weakness, ...]:
-    """Return what the server's settings leave uncovered."""
+    """Return the settings of the server under which it forgets transactions."""
     scope = "GLOBAL" if facts.mariadb else "PERSIST"
     weaknesses: list[Weakness] = []
-    if facts.flush_at_commit in {"0", "2"}:  # MariaDB's 3 waits for the disk, as 1 does
+    if facts.flush_at_commit in {"0", "2"}:  # MariaDB's 3 also waits for the disk, as 1 does
         weaknesses.append(
             Weakness(
                 f"innodb_flush_log_at_trx_commit = {facts.flush_at_commit}",
@@ -147,10 +147,10 @@ def weaknesses(facts: ServerFacts) -> tuple[Weakness, ...]:
 
 
 class MySQLDiagnosis(ServerDiagnosis):
-    """A server's settings and rights, as they are now."""
+    """A server's current settings and the user's rights."""
 
     def __init__(self, session: Session) -> None:
-        """Ask it."""
+        """Query the server."""
         self.facts = server_facts(session)
         self.user = self.facts.user
 
@@ -174,7 +174,7 @@ class MySQLDiagnosis(ServerDiagnosis):
                 DATABASE.problem(
                     "transactions are read-only",
                     "transactions that write",
-                    # MariaDB knows it by this name alone before 11.1.
+                    # Before 11.1 MariaDB knows the variable only by this name.
                     f"SET GLOBAL {'tx' if facts.mariadb else 'transaction'}_read_only = OFF",
                 )
             )
@@ -213,7 +213,7 @@ class MySQLDiagnosis(ServerDiagnosis):
         text = f"{self.user} lacks {', '.join(missing)} on database {schema}"
         grant = f"GRANT {', '.join(sorted(needed))} ON {quote(schema)}.* TO {self.user}"
         if not granted:
-            # By a role, or on single tables: the server does not list it here.
+            # Privileges by a role or on single tables are not listed here.
             return DATABASE.warning(f"{text}, as far as it is listed", "both", grant)
         return DATABASE.problem(text, "onceflow's own two tables", grant)
 
@@ -288,7 +288,7 @@ def _loading(facts: ServerFacts) -> Finding:
 
 
 def _obstacles(facts: ServerFacts, session: Session) -> Iterator[Finding]:
-    """Yield why the server cannot prepare for others to commit."""
+    """Yield the reasons why the server cannot prepare transactions for other sessions to commit."""
     if not facts.mariadb and facts.version < _DETACH_VERSION:
         text = f"{facts.shown} lets only its preparing session commit"
         yield DATABASE.problem(text, "8.0.29 or newer", "upgrade it")
@@ -311,5 +311,5 @@ def _obstacles(facts: ServerFacts, session: Session) -> Iterator[Finding]:
 
 
 def _text(value: str) -> str:
-    """Return `value` for use inside quotes, without the quotes that CURRENT_USER's parts have."""
+    """Return `value` for use inside quotes, without the quotes in CURRENT_USER."""
     return value.replace("'", "").replace("\\", "\\\\")

@@ -1,4 +1,4 @@
-"""What a user writes to have rows in MySQL or MariaDB."""
+"""The sink for MySQL and MariaDB that users configure."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""XA transactions: under which names, on whose session, and their ends by name from any other.
+"""XA transactions: their names, their sessions, and their end by name from any session.
 
-XA wants a transaction's name at its beginning, when nobody knows which checkpoint will take it. It
-is named after the next one; should that be given up, the name tells of it still. It is as unique:
-each begins with a higher number than the last.
+XA requires a transaction's name at its beginning, when its checkpoint is not known yet. It is named
+after the next checkpoint. If that checkpoint is given up, the transaction keeps the name. Names
+stay unique, because each transaction begins with a higher number than the last.
 
-An OK of MariaDB's does not prove a commit: while the session that prepared is ending, there is a
-moment in which XA COMMIT finds the name and not the rows, and answers OK (10.11: 4 of 1,260 commits
-that were sent then; 0 of 2,708 once the lock of that session was free). So nothing is sent before
-that lock is free, and the ledger row is looked at after each commit.
+MariaDB's OK does not prove a commit. While the session that prepared is ending, there is a moment
+in which XA COMMIT finds the name but not the rows, and replies OK (10.11: 4 of 1,260 commits that
+were sent then; 0 of 2,708 once the lock of that session was free). So nothing is sent before that
+lock is free, and the ledger row is read after each commit.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from onceflow.sinks.sql.transactions import PreparedTransactions
 
 _logger = logging.getLogger("onceflow.sinks.mysql")
 _LOCK_WAIT_S = 2
-"""How long a writer's next session waits for the one before, which ends within milliseconds."""
+"""The time that a writer's next session waits for the previous one, which ends within
+milliseconds."""
 
 
 class XaTransactions(PreparedTransactions):
-    """Transactions that are prepared, each named when it begins."""
+    """The prepared transactions of one writer, each named when it begins."""
 
     def __init__(self, names: XaNames, endpoint: SqlEndpoint, context: WriterContext) -> None:
-        """Connect; nothing is open yet.
+        """Connect; no transaction is open yet.
 
         Raises:
             ConfigError: The server refuses the connection for good.
-            SinkError: It refuses it now.
+            SinkError: The server refuses the connection now.
         """
         self._names = names
         self._context = context
@@ -72,12 +73,16 @@ class XaTransactions(PreparedTransactions):
 
     @override
     def prepare(self) -> None:
-        """Prepare the open one. MySQL's session goes on; MariaDB's owns it until it is closed."""
+        """Prepare the open transaction. MariaDB's session owns it until the session is closed.
+
+        MySQL's session continues.
+        """
         session, transaction = own(self.session), self.transaction
         if session.is_mariadb:
-            # By it a committer finds the session, should it not end.
+            # By this lock a committer finds the session if it does not end.
             owned = literal(self._names.owner_lock(transaction))
-            # Before XA PREPARE: a session that hangs right after it must be findable already.
+            # The lock is taken before XA PREPARE: a session that hangs right after it can then be
+            # found.
             session.query(f"SELECT GET_LOCK({owned}, 0)")
         xid = self._names.xid(transaction)
         session.execute(f"XA END {xid}")
@@ -88,9 +93,10 @@ class XaTransactions(PreparedTransactions):
 
     @override
     def _set_up(self, session: Session) -> None:
-        """Hold the lock by which the next attempt's check finds and ends this session.
+        """Take the lock by which the next attempt's check finds and ends this session.
 
-        MariaDB's session before this one was closed a moment ago and holds it until it has ended.
+        In MariaDB the previous session was closed a moment ago, and holds the lock until it has
+        ended.
         """
         self._is_locked = self._try_lock(session, _LOCK_WAIT_S)
         if not self._is_locked:
@@ -133,7 +139,10 @@ class XaTransactions(PreparedTransactions):
 
 
 class XaTwoPhase(TwoPhase):
-    """XA ids belong to the whole server; those of one ledger bear the name of its database."""
+    """The two-phase operations of MySQL and MariaDB.
+
+    XA ids belong to the whole server; those of one ledger contain the name of its database.
+    """
 
     commit_words: ClassVar[str] = "XA COMMIT"
     roll_back_words: ClassVar[str] = "XA ROLLBACK"
@@ -161,11 +170,11 @@ class XaTwoPhase(TwoPhase):
 
     @override
     def find_prepare_time(self, session: Session, transaction: TransactionId) -> datetime | None:
-        """Return the time in its ledger row: the server was about to prepare it."""
+        """Return the time in its ledger row, which is written just before it is prepared."""
         if not self.is_prepared(session, transaction):
             return None
-        # The ledger row is part of the prepared transaction, and so not committed: this is the one
-        # reading that shows it.
+        # The ledger row is part of the prepared transaction, so it is uncommitted. Only READ
+        # UNCOMMITTED shows it.
         session.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
         rows = session.query(
             "SELECT UNIX_TIMESTAMP(prepared_at) FROM "
@@ -176,7 +185,7 @@ class XaTwoPhase(TwoPhase):
 
     @override
     def is_held(self, session: Session, transaction: TransactionId) -> bool:
-        # MySQL gives a prepared transaction up to anybody at once; only MariaDB's belongs to its
+        # In MySQL any session may end a prepared transaction at once. In MariaDB it belongs to its
         # session.
         return own(session).is_mariadb and self._owner(session, transaction) is not None
 
@@ -194,10 +203,10 @@ class XaTwoPhase(TwoPhase):
 
     @override
     def end_holding_session(self, session: Session, transaction: TransactionId) -> str:
-        """Say who holds it; end that session if it is the one that prepared it.
+        """Describe the holder; end the session if it is the one that prepared the transaction.
 
-        In MariaDB that one holds it to its end, which comes a moment after its writer has gone.
-        Only a machine that vanished without a word, or a process that hangs, stays connected.
+        In MariaDB that session holds the transaction until it ends, shortly after its writer has
+        gone. It stays connected only if its machine vanished or its process hangs.
         """
         owner = self._owner(session, transaction)
         if owner is None:
@@ -222,14 +231,14 @@ class XaTwoPhase(TwoPhase):
         return f"XA COMMIT or XA ROLLBACK {self.names.xid(transaction)}"
 
     def _owner(self, session: Session, transaction: TransactionId) -> int | None:
-        """Return the session that prepared `transaction`, while it is there."""
+        """Return the session that prepared `transaction`, or None if it has ended."""
         lock = literal(self.names.owner_lock(transaction))
         ((owner,),) = session.query(f"SELECT IS_USED_LOCK({lock})")
         return None if owner is None else int(owner)
 
 
 def may_recover(session: Session) -> bool:
-    """Return whether the user may list prepared transactions, and commit what others prepared."""
+    """Return True if the user may list prepared transactions and commit those of others."""
     try:
         xa_recover(session)
     except AccessDenied:
@@ -238,15 +247,15 @@ def may_recover(session: Session) -> bool:
 
 
 def xa_recover(session: Session) -> Sequence[tuple[Any, ...]]:
-    """Return what XA RECOVER lists: format, lengths of both parts, both parts as bytes.
+    """Return the rows of XA RECOVER: format, lengths of both parts, both parts as bytes.
 
     Raises:
-        AccessDenied: The user may not ask.
+        AccessDenied: The user may not list prepared transactions.
     """
     try:
         branches = session.query("XA RECOVER")
     except SqlError as error:
-        # MySQL says "fatal error" to users without XA_RECOVER_ADMIN.
+        # MySQL replies "fatal error" to users without XA_RECOVER_ADMIN.
         if not isinstance(error, AccessDenied) and error.code != XA_FATAL:
             raise
         ((user,),) = session.query("SELECT CURRENT_USER()")

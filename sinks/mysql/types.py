@@ -1,9 +1,9 @@
-"""To which Arrow type a column is converted for a column of MySQL or MariaDB, and which values fit.
+"""The Arrow type to which a column is converted for MySQL or MariaDB, and the checks of values.
 
-Nothing is converted that could change a value unseen: a float does not become a decimal, nor a time
-without zone an instant. An instant goes into TIMESTAMP as it is, and into DATETIME in UTC. Whatever
-the server would cut, round, pad, replace by a default or refuse late is looked for, whole columns
-at a time.
+No conversion may silently change a value: a float is not converted to a decimal, and a time without
+a zone not to an instant. An instant goes into TIMESTAMP unchanged, and into DATETIME in UTC. The
+checks refuse values that the server would cut, round, pad, replace by a default or refuse late.
+They check whole columns at a time.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _MANTISSA_BITS = {"float": 24, "double": 53}
 BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _DECIMAL128_PRECISION_MAX = 38
 
-# Days and microseconds from 1970. Year 0 is MySQL's mark for invalid dates.
+# Days and microseconds from 1970. MySQL uses year 0 for invalid dates.
 _DAY_FIRST, _DAY_LAST = -719_162, 2_932_896
 _MICROSECOND_FIRST, _MICROSECOND_LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
-# 0 is the zero date, and seconds are 32 bits; MariaDB 11.5 goes further, which nobody relies on.
+# 0 is the zero date, and seconds have 32 bits. MariaDB 11.5 allows later instants, which are not
+# used here.
 _INSTANT_FIRST, _INSTANT_LAST = 1_000_000, 2_147_483_647_999_999
 _MEDIUMINT: Mapping[bool, tuple[int, int]] = MappingProxyType(
     {True: (0, 2**24 - 1), False: (-(2**23), 2**23 - 1)}
@@ -55,18 +56,18 @@ _UUID = "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-
 
 
 class Spelling(Enum):
-    """How values are written in SQL and in files that are loaded."""
+    """The form of values in SQL and in loaded files."""
 
     NUMBER = "number"
     QUOTED = "quoted"
-    """Text in which nothing needs escaping: decimals, dates and times."""
+    """A text in which nothing needs escaping: decimals, dates and times."""
     TEXT = "text"
     HEX = "hex"
     BITS = "bits"
 
 
 def spelling_of(wire: pa.DataType, target: MySQLType) -> Spelling:
-    """Return how values of `wire`, which is of `wire_of`, are written for `target`."""
+    """Return the spelling of values of `wire`, which `wire_of` returned, for `target`."""
     if arrow.is_large_string(wire):
         return Spelling.TEXT
     if arrow.is_large_binary(wire):
@@ -77,9 +78,9 @@ def spelling_of(wire: pa.DataType, target: MySQLType) -> Spelling:
 
 
 def wire_of(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
-    """Return what a column of `given` is converted to for `target`; None when it cannot unchanged.
+    """Return the type to which `given` is converted for `target`, or None if values change.
 
-    `given` is a plain type: dictionaries, run-end encodings and extensions are decoded before.
+    `given` is a plain type: dictionaries, run-end encodings and extensions are already decoded.
     """
     if arrow.is_null(given):
         return given
@@ -100,7 +101,7 @@ def _number_wire(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
     if name == "bit":
         return pa.uint64() if whole else None
     if name in _MANTISSA_BITS:
-        # FLOAT(M,D) rounds to D digits in silence.
+        # FLOAT(M,D) silently rounds to D digits.
         rounds = target.scale is not None
         return None if rounds else float_type(given, mantissa_bits=_MANTISSA_BITS[name])
     return _decimal_type(given, target) if name == "decimal" else None
@@ -110,9 +111,9 @@ def _decimal_type(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
     decimal = decimal_digits(given, target.precision, target.scale)
     if decimal is None:
         return None
-    # Never a negative scale: it would be spelled with an exponent.
+    # The scale is not negative, because such a decimal would be formatted with an exponent.
     digits, scale = decimal[0], max(decimal[1], 0)
-    # Arrow makes no zero of a type with fewer digits than its scale.
+    # Arrow cannot make a zero of a type with fewer digits than its scale.
     precision = max(digits + scale, scale, 1)
     if precision <= _DECIMAL128_PRECISION_MAX:
         return pa.decimal128(precision, scale)
@@ -129,14 +130,14 @@ def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
 
 @dataclass(frozen=True, slots=True)
 class MySQLFit(ColumnFit):
-    """Takes one column of a batch to what is spelled for one column of the table."""
+    """A conversion of a column of a batch to the form that is written for its table column."""
 
     type: MySQLType = field(kw_only=True)
-    """The column's."""
+    """The type of the table's column."""
 
     @property
     def spelling(self) -> Spelling:
-        """How its values are written."""
+        """The form in which the values are written."""
         return spelling_of(self.wire, self.type)
 
     @override
@@ -150,12 +151,12 @@ class MySQLFit(ColumnFit):
             checked(self, values)
 
     def check_decimal(self, values: pa.Array) -> None:
-        """Refuse what is below zero where nothing is."""
+        """Refuse negative values if the column is UNSIGNED."""
         if self.type.unsigned:
             self.refuse(values, pc.less(values, pa.scalar(Decimal(0), values.type)), "below zero")
 
     def check_float(self, values: pa.Array) -> None:
-        """Refuse what is no number."""
+        """Refuse NaN, infinity, and negative values that the column cannot store."""
         self.refuse(values, pc.invert(pc.is_finite(values)), "it stores neither NaN nor infinity")
         if not self.type.has_negative_zero:
             self.refuse(values, are_negative_zeros(values), NO_NEGATIVE_ZERO)
@@ -163,11 +164,11 @@ class MySQLFit(ColumnFit):
             self.refuse(values, pc.less(values, 0), "below zero")
 
     def check_mediumint(self, values: pa.Array) -> None:
-        """Refuse what has over 24 bits."""
+        """Refuse values of more than 24 bits."""
         self._check_range(values, values, *_MEDIUMINT[self.type.unsigned])
 
     def check_bits(self, values: pa.Array) -> None:
-        """Refuse what has more bits than the column."""
+        """Refuse values with more bits than the column."""
         bits = self.type.precision or 1
         self._check_range(values, values, 0, 2**bits - 1)
 
@@ -176,21 +177,21 @@ class MySQLFit(ColumnFit):
         self._check_range(values, values.view(pa.int32()), _DAY_FIRST, _DAY_LAST)
 
     def check_datetime(self, values: pa.Array) -> None:
-        """Refuse times outside the years 1 to 9999, and those that would be rounded."""
+        """Refuse times outside the years 1 to 9999, and times that the server would round."""
         self._check_range(values, values.view(pa.int64()), _MICROSECOND_FIRST, _MICROSECOND_LAST)
         self._check_fraction(values)
 
     def check_timestamp(self, values: pa.Array) -> None:
-        """Refuse instants outside 1970 to 2038, and those that would be rounded."""
+        """Refuse instants outside 1970 to 2038, and instants that the server would round."""
         self._check_range(values, values.view(pa.int64()), _INSTANT_FIRST, _INSTANT_LAST)
         self._check_fraction(values)
 
     def check_time(self, values: pa.Array) -> None:
-        """Refuse times of day that would be rounded."""
+        """Refuse times of day that the server would round."""
         self._check_fraction(values)
 
     def check_text(self, values: pa.Array) -> None:
-        """Refuse what is too long, what loses its last spaces, and what the charset lacks."""
+        """Refuse texts that are too long, would lose last spaces, or are outside the charset."""
         kind = self.type
         lengths = pc.binary_length(values)
         longest = pc.max(lengths).as_py()
@@ -209,13 +210,13 @@ class MySQLFit(ColumnFit):
             self.refuse(values, pc.invert(pc.string_is_ascii(values)), "its charset is ascii")
 
     def check_enum(self, values: pa.Array) -> None:
-        """Refuse what is no member, to the letter."""
+        """Refuse texts that are not exactly a member."""
         members = pa.array(list(self.type.members), values.type)
         foreign = pc.and_(pc.invert(pc.is_in(values, members)), values.is_valid())
         self.refuse(values, foreign, "it is none of its members, letter by letter")
 
     def check_uuid(self, values: pa.Array) -> None:
-        """Refuse text that is no UUID, and in a key UUIDs that are spelled in another form."""
+        """Refuse texts that are no UUID, and in a key UUIDs in another spelling."""
         self.refuse(
             values,
             pc.invert(pc.match_substring_regex(values, _UUID)),
@@ -224,11 +225,11 @@ class MySQLFit(ColumnFit):
         self.require_one_form(values)
 
     def check_json(self, values: pa.Array) -> None:
-        """Refuse what is no JSON, and what loses a key or digits when it is parsed."""
+        """Refuse texts that are no JSON, and documents that lose a key or digits when parsed."""
         self.check_documents(values, find_double_fault)
 
     def check_bytes(self, values: pa.Array) -> None:
-        """Refuse what is too long, or would be padded."""
+        """Refuse values that are too long, or would be padded."""
         limit = self.type.length
         if limit is None:
             return
@@ -249,7 +250,7 @@ class MySQLFit(ColumnFit):
         span = pc.min_max(numbers).as_py()
         if span["min"] < first or span["max"] > last:
             low = pc.less(numbers, pa.scalar(first, numbers.type))
-            # A bound over the type's own is never passed.
+            # Compare in a wider type: a bound may be beyond the range of the type itself.
             wide = pa.decimal128(20)
             high = pc.greater(cast_rows(numbers, wide), pa.scalar(last, wide))
             self.refuse(values, pc.or_(low, high), "out of its range")
@@ -262,7 +263,7 @@ def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[MySQLFi
 
 
 def _pads(collation: str) -> bool:
-    """Return whether a collation takes text for equal that differs in spaces at the end."""
+    """Return True if a collation ignores trailing spaces in comparisons."""
     return not ("_nopad_" in collation or "_0900_" in collation or collation == "binary")
 
 
