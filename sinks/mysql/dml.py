@@ -594,7 +594,7 @@ def _require_taken(session: MySQLSession, reply: Reply, rows: int | None) -> Non
 
 
 class MySQLDmlExecutor(DmlExecutor):
-    """The executor of MySQL: LOAD DATA or INSERT for inserts, other statements for changes by key."""
+    """The executor of MySQL: LOAD DATA or INSERT for inserts, other statements for changes."""
 
     def __init__(self, mode: WriteMode, key: Sequence[str], *, local_infile: bool) -> None:
         """Send nothing yet; `key` may be empty for inserts."""
