@@ -1,7 +1,8 @@
-"""How a SQLite file describes a table, and what the declared types of its columns do to values.
+"""The tables of a SQLite file, and the effect of declared column types on values.
 
-A column's type is a word, by which SQLite converts what it is given ("affinity"): text to a number
-in a column called DECIMAL, a number to text in one called VARCHAR.
+A column's type is a word, by which SQLite converts values ("affinity"): text to a number in a
+column called DECIMAL, a number to text in a column called VARCHAR.
+
 Source: https://www.sqlite.org/datatype3.html, section 3.
 """
 
@@ -25,7 +26,7 @@ _VIEW = Area("table").problem("it is a view", "a table", "name a table")
 
 
 class Affinity(Enum):
-    """What a column makes of values that it is given."""
+    """The conversion that a column applies to its values."""
 
     INTEGER = "integer"
     REAL = "real"
@@ -33,34 +34,34 @@ class Affinity(Enum):
     BLOB = "blob"
     NUMERIC = "numeric"
     TEMPORAL = "temporal"
-    """NUMERIC, but declared for dates and times, which are kept as text."""
+    """NUMERIC, but declared for dates and times, which are stored as text."""
     NONE = "none"
-    """Every value stays as it is."""
+    """No conversion: every value stays unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SQLiteType:
-    """A column's type as it was declared."""
+    """The type of a column as it was declared."""
 
     shown: str
     affinity: Affinity
 
 
 def quote(name: str) -> str:
-    """Return `name` as an identifier."""
+    """Return `name` as a quoted identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """Return `value` as SQL."""
+    """Return `value` as a SQL literal."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def parse_declaration(words: str, *, is_strict: bool = False) -> SQLiteType:
     """Return the type that `words` declare, by SQLite's rules in their order.
 
-    `is_strict` is true for a column of a STRICT table. There alone ANY keeps each value: in an
-    ordinary table it is a word without a meaning, and the column makes numbers of text.
+    `is_strict` is True for a column of a STRICT table. Only there ANY keeps each value. In an
+    ordinary table the word has no meaning, and the column turns numeric text into numbers.
     """
     upper = words.strip().upper()
     if is_strict and upper == "ANY":
@@ -83,7 +84,7 @@ def parse_declaration(words: str, *, is_strict: bool = False) -> SQLiteType:
 
 
 def find_table(session: Session, name: TableName) -> Table | None:
-    """Return the table called `name` in the file itself, or None."""
+    """Return the table called `name` in the file itself (not an attached one), or None."""
     if name.schema not in (None, "", "main"):
         return None
     known = session.query(
@@ -98,7 +99,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     is_strict = _is_strict(session, shown.name)
     keys, collations = _unique_keys(session, shown.name)
     primary = [str(column[1]) for column in columns if column[5]]
-    # The one integer that is the primary key is the row's own number, and has no index.
+    # A single integer column as the primary key is the rowid, and has no index.
     number = (
         primary[0]
         if len(primary) == 1 and not any(key == frozenset(primary) for _, key in keys)
@@ -124,8 +125,8 @@ def find_table(session: Session, name: TableName) -> Table | None:
 
 
 def _is_strict(session: Session, table: str) -> bool:
-    """Return whether each value in the table must have the type of its column."""
-    # SQLite before 3.37 knows neither STRICT tables nor this pragma, and answers without a row.
+    """Return True if the table is STRICT: each value must have the type of its column."""
+    # SQLite before 3.37 has neither STRICT tables nor this pragma, and returns no row.
     listed = session.query(f"PRAGMA main.table_list({literal(table)})")
     return any(row[5] for row in listed)
 
@@ -151,7 +152,7 @@ def _unique_keys(
             collations |= {
                 column: collation_name
                 for _, column, collation_name in parts
-                # SQLite keeps the word as the table's author wrote it, and ignores its case.
+                # SQLite stores the word as the table's author wrote it, and ignores its case.
                 if str(collation_name).upper() != "BINARY"
             }
     return keys, collations
@@ -167,7 +168,7 @@ def _column(row: Sequence[Any], *, is_strict: bool, is_number: bool, collation: 
     return TableColumn(
         name=name,
         type=parse_declaration(words, is_strict=is_strict),
-        # A null for the row's own number would become a number.
+        # A null in the rowid column would be replaced by a number.
         nullable=not (not_null or primary),
         has_default=default is not None or is_number,
         generated=hidden in _GENERATED,

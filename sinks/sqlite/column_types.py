@@ -1,4 +1,4 @@
-"""The types of columns that SQLite creates for Arrow's, by SQLAlchemy, which it imports."""
+"""The types of columns that SQLite creates for Arrow's. Imports SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TYPES: dict[pa.DataType, TypeEngine[Any]] = {
 
 
 def column_type(field: pa.Field) -> TypeEngine[Any] | None:
-    """Return the type of a column that is created for `field`; None when there is none."""
+    """Return the type of a column that is created for `field`, or None if there is none."""
     kept = find_storage(to_plain_type(field.type))
     return _TYPES[kept.wire] if kept else None
 
 
 def compiler() -> Compiler:
-    """Return what makes SQLite's text of SQLAlchemy's elements."""
+    """Return the SQLAlchemy dialect that writes SQLite's text."""
     made: Compiler = cast("Any", SQLiteCompiler)(paramstyle="named")
     return made

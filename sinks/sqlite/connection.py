@@ -1,6 +1,6 @@
-"""A SQLite file and sessions on it; the only module here that uses the driver.
+"""SQLite files and the sessions on them. The only module here that uses the driver.
 
-A transaction locks the whole file against other writers from its begin on, and readers see the last
+A transaction locks the whole file against other writers from its beginning. Readers see the last
 commit meanwhile (write-ahead log). A commit is on the disk when it returns (synchronous=FULL).
 """
 
@@ -32,11 +32,11 @@ from onceflow.sinks.sql.session import (
 )
 
 LIBRARY_VERSION = sqlite3.sqlite_version_info
-"""The version of SQLite itself, which comes with Python."""
+"""The version of SQLite itself, which is part of Python."""
 
 _CLOSE_TIMEOUT_S = 2.0
 _SCHEME = "sqlite:///"
-# By the beginning of the error's symbolic name; the first that matches.
+# Matched by the beginning of the error's symbolic name; the first match counts.
 _KINDS: Sequence[tuple[str, type[SqlError]]] = (
     ("SQLITE_CONSTRAINT_PRIMARYKEY", DuplicateKey),
     ("SQLITE_CONSTRAINT_UNIQUE", DuplicateKey),
@@ -49,19 +49,19 @@ _KINDS: Sequence[tuple[str, type[SqlError]]] = (
     ("SQLITE_READONLY", AccessDenied),
     ("SQLITE_PERM", AccessDenied),
     ("SQLITE_AUTH", AccessDenied),
-    # No such column, a generated column is assigned, a trigger that cannot run. Other errors have
-    # symbolic names of their own.
+    # A column does not exist, a generated column is assigned, or a trigger cannot run. Other errors
+    # have their own symbolic names.
     ("SQLITE_ERROR", StatementInvalid),
-    # Whether a commit that met it is on the disk, only the file can tell.
+    # A commit with this error may or may not be on the disk; only the file can tell.
     ("SQLITE_IOERR", ConnectionLost),
 )
 
 
 class SQLiteSession(Session):
-    """One connection, in autocommit mode between transactions."""
+    """A connection in autocommit mode between transactions."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Take over an open connection."""
+        """Take an open connection, which `close` closes."""
         self._connection: sqlite3.Connection | None = connection
 
     @property
@@ -80,13 +80,14 @@ class SQLiteSession(Session):
             return max(0, connection.execute(statement).rowcount)
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> int:
-        """Carry out `statement` once for each of `rows`, its values; return how many it changed."""
+        """Carry out `statement` once for each of `rows`; return the number of changed rows."""
         with self._translate_errors() as connection:
             return max(0, connection.executemany(statement, rows).rowcount)
 
     @override
     def begin(self) -> None:
-        # A transaction that only becomes a writer later may be refused then, at once.
+        # A transaction that becomes a writer only later may be refused at that moment, without a
+        # wait.
         self.execute("BEGIN IMMEDIATE")
 
     @override
@@ -131,7 +132,7 @@ class SQLiteSession(Session):
 
 @dataclass(frozen=True, slots=True)
 class SQLiteEndpoint:
-    """A file, and how long to wait for others that write to it."""
+    """A file, and the time to wait for other writers of it."""
 
     path: str
     connect_timeout_s: float
@@ -141,11 +142,12 @@ class SQLiteEndpoint:
         return f"SQLite file {self.path}"
 
     def connect(self, name: str) -> SQLiteSession:
-        """Return a new session; creates the file if there is none. Nobody is shown `name`.
+        """Return a new session; create the file if it does not exist. `name` is not used.
 
         Raises:
-            ConfigError: It cannot be opened, is no database, or cannot have a write-ahead log.
-            SinkError: Others have it locked.
+            ConfigError: The file cannot be opened, is no database, or cannot have a write-ahead
+                log.
+            SinkError: Another session has locked the file.
         """
         del name
         try:
@@ -153,7 +155,7 @@ class SQLiteEndpoint:
                 self.path,
                 timeout=self.lock_timeout_s,
                 isolation_level=None,
-                # A session has one user at a time, but the last one may be another thread.
+                # One thread at a time uses a session, but not always the same thread.
                 check_same_thread=False,
             )
         except sqlite3.Error as error:
@@ -177,10 +179,11 @@ class SQLiteEndpoint:
 
 
 def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> SQLiteEndpoint:
-    """Return what `url` says: `sqlite:////absolute/path`, or the path alone.
+    """Return the endpoint of `url`: `sqlite:////absolute/path`, or the path alone.
 
     Raises:
-        ConfigError: It names no file, or one that each process would look for elsewhere.
+        ConfigError: The url names no file, or a relative path, which each process would resolve
+            differently.
     """
     url = access.url
     path = url.removeprefix(_SCHEME)
@@ -191,18 +194,19 @@ def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> SQLiteEndpo
             f"url={url!r}: the path {path} is relative, and each process of a job has a directory "
             f"of its own; give sqlite:///{Path(path).absolute()}"
         )
-    # One file under two names would be two databases, each with transactions of its own.
+    # Resolve links: one file under two names would count as two databases with separate
+    # transactions.
     return SQLiteEndpoint(os.path.realpath(path), access.connect_timeout_s, lock_timeout_s)
 
 
 def own(session: Session) -> SQLiteSession:
-    """Return `session` as what this dialect's endpoints gave."""
+    """Return `session` as a `SQLiteSession`, which this dialect's endpoints create."""
     assert isinstance(session, SQLiteSession), session
     return session
 
 
 def _kind_of(error: sqlite3.Error) -> tuple[type[SqlError], str]:
-    """Return what `error` is, and its symbolic name, which values that cannot be bound lack."""
+    """Return the `SqlError` type and the symbolic name; empty for values that cannot be bound."""
     name: str = getattr(error, "sqlite_errorname", None) or ""
     if str(error).startswith("no such table"):
         return TableMissing, name

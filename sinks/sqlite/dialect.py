@@ -1,4 +1,4 @@
-"""What SQLite does its own way."""
+"""The dialect of SQLite."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from sqlalchemy.types import TypeEngine
 
 _VERSION_MIN = (3, 24, 0)
-"""The oldest with ON CONFLICT DO UPDATE."""
+"""The oldest version with ON CONFLICT DO UPDATE."""
 _NO_TWO_PHASE = "a transaction of a file cannot outlive the process that began it"
 
 
 class SQLiteDialect(Dialect):
-    """A file that one transaction at a time writes to."""
+    """The dialect of SQLite. Only one transaction at a time writes to a file."""
 
     log: ClassVar[logging.Logger] = logging.getLogger("onceflow.sinks.sqlite")
     product: ClassVar[str] = "SQLite type"
@@ -40,7 +40,7 @@ class SQLiteDialect(Dialect):
     folds_names: ClassVar[bool] = True
     adds_columns_one_by_one: ClassVar[bool] = True
     unless_there: ClassVar[str] = " ON CONFLICT DO NOTHING"
-    # A transaction that has begun is the only one that writes.
+    # A transaction that has begun is already the only writer.
     locks_row: ClassVar[str] = ""
     no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
 
@@ -58,7 +58,7 @@ class SQLiteDialect(Dialect):
 
     @override
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
-        # Without asking: connecting would create the file, and a look at it must not.
+        # Do not connect: connecting would create the file.
         schema = None if name.schema == "main" else name.schema
         return TableName(schema, name.name.lower())
 
@@ -84,7 +84,10 @@ class SQLiteDialect(Dialect):
     @contextmanager
     @override
     def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
-        """Hold the file's lock in a transaction: a crash leaves all that is done, or nothing."""
+        """Hold the file's lock in a transaction.
+
+        A crash leaves all effects of the block or none.
+        """
         with session.transaction():
             yield
 
@@ -102,7 +105,7 @@ class SQLiteDialect(Dialect):
 
 
 class SQLiteServer(ServerDiagnosis):
-    """The library, which is in every process that opens the file."""
+    """The diagnosis of the SQLite library in this process."""
 
     user = "of this process"
 

@@ -1,4 +1,4 @@
-"""Statements over the rows of a batch, each prepared once and carried out for every row."""
+"""The statements that write the rows of a batch, each prepared once and run for every row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onceflow.sinks.sqlite.connection import own
 
 
 class SQLiteDmlExecutor(DmlExecutor):
-    """INSERT, with ON CONFLICT for changes by key; UPDATE and DELETE by key."""
+    """The executor of SQLite: INSERT, ON CONFLICT for changes by key, UPDATE and DELETE by key."""
 
     @override
     def inserts(self, target: Target) -> InsertStream:
@@ -48,7 +48,7 @@ class SQLiteDmlExecutor(DmlExecutor):
         own(session).execute_many(statement, _values(rows, self.key))
 
     def _match_key(self) -> str:
-        # The unique index tells every byte apart, and the column itself may ignore case.
+        # The unique index compares every byte, but the column itself may ignore case.
         return " AND ".join(f"{quote(name)} = ? COLLATE BINARY" for name in self.key)
 
 
@@ -62,11 +62,11 @@ class _Inserts(InsertStream):
 
     @override
     def finish(self, session: Session) -> None:
-        """Return: every row was taken when `write` returned."""
+        """Do nothing: every row was accepted when `write` returned."""
 
     @override
     def give_up(self) -> None:
-        """Return: nothing is under way."""
+        """Do nothing: no row is unsent."""
 
 
 def _insert(target: Target) -> str:

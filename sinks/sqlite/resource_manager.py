@@ -1,6 +1,6 @@
-"""What a SQLite file knows of transactions in doubt: whose its sink ids are, and what is applied.
+"""The resource manager of SQLite files: the owners of sink ids and the applied transactions.
 
-Rows wait in checkpoint storage, and only the sink itself knows into which table they go.
+Rows wait in checkpoint storage, and only the sink itself knows their table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onceflow.sinks.sql.connector import SqlResourceManager
 
 
 class SQLiteResourceManager(SqlResourceManager):
-    """One file, for every sink id that has claimed it."""
+    """A resource manager of one file, for each sink id that has claimed it."""
 
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What a user writes to have rows in a SQLite file."""
+"""The sink for SQLite files that users configure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a slot does not pay for it
 
 
 NO_TABLE = "onceflow"
-"""The table's name in a sink that only says how its file is reached."""
+"""The table name of a sink that only describes how its file is reached."""
 _NOT_HERE = "A SQLite file has none"
 
 
@@ -81,7 +81,7 @@ class SQLiteSink(SqlSink):
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Check as `SqlSink` does. A file that does not exist yet is not asked."""
+        """Check as `SqlSink` does. A file that does not exist yet is not opened."""
         if Path(self.endpoint.path).exists():
             super().validate(context, schema)
         elif not self.create:
@@ -104,10 +104,10 @@ class SQLiteSink(SqlSink):
 
 
 def _sink_of_tools(access: ServerAccess, timeout_s: float) -> SQLiteSink:
-    """Return a sink that says how a tool reaches the file, which it does not create.
+    """Return a sink that describes how a tool reaches the file; it must exist.
 
     Raises:
-        ConfigError: The URL cannot be read, or there is no such file.
+        ConfigError: The URL is not valid, or there is no such file.
     """
     sink = SQLiteSink(
         access.url,
@@ -135,4 +135,4 @@ def _diagnosis(access: ServerAccess, names: Sequence[str], parallelism: int, /) 
 
 
 CONNECTOR = SinkConnector(sink=SQLiteSink, resource_manager=_resource_manager, diagnosis=_diagnosis)
-"""What the catalog finds."""
+"""The connector that the catalog of connectors loads."""

@@ -1,8 +1,8 @@
-"""Which values of Arrow a SQLite column keeps unchanged, and as what they are stored.
+"""The Arrow types that a SQLite column keeps unchanged, and the form in which they are stored.
 
-SQLite has numbers, text and bytes. Dates, times and decimals are stored as text, in the forms that
-SQLite's own functions read and that sort as they should: 2024-02-29, 2024-02-29 12:00:00.000000,
-with +00:00 where it is an instant, and 12.50.
+SQLite has numbers, text and bytes. Dates, times and decimals are stored as text, in forms that
+SQLite's own functions read and that sort in the right order: 2024-02-29, 2024-02-29
+12:00:00.000000, with +00:00 for an instant, and 12.50.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NUMERAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 
 @dataclass(frozen=True, slots=True)
 class SQLiteFit(ColumnFit):
-    """Takes one column of a batch to what is bound for one column of the table."""
+    """A conversion of a column of a batch to the values that are bound for its table column."""
 
     type: SQLiteType = field(kw_only=True)
-    """The column's."""
+    """The type of the table's column."""
 
     @override
     def takes(self, given: pa.DataType) -> bool:
@@ -57,20 +57,20 @@ class SQLiteFit(ColumnFit):
         if arrow.is_floating(values.type):
             self.refuse(values, pc.is_nan(values), "SQLite makes null of it")
             if self.type.affinity is Affinity.REAL:
-                # Such a column keeps whole numbers as integers in the file.
+                # Such a column stores whole numbers as integers in the file.
                 self.refuse(values, are_negative_zeros(values), NO_NEGATIVE_ZERO)
         elif self.type.affinity is Affinity.TEMPORAL:
             numerals = pc.match_substring_regex(values, _NUMERAL)
             self.refuse(values, numerals, "SQLite makes a number of it")
 
     def _require_years(self, given: pa.Array) -> None:
-        """Refuse what is outside of the years that SQLite's own functions read."""
+        """Refuse dates and times outside the years that SQLite's own functions read."""
         rows = rows_beyond_python(given)
         if rows:
             raise bad_row_at(given, rows[0], name=self.name, target=self.shown, why=_OUTSIDE)
 
     def _texts(self, given: pa.Array) -> pa.Array:
-        """Return decimals, and times exact to the microsecond, as text; other values as given."""
+        """Return decimals, and times exact to the microsecond, as text; other values unchanged."""
         if arrow.is_decimal(given.type):
             return _digits(given)
         if arrow.is_time(given.type):
@@ -81,7 +81,7 @@ class SQLiteFit(ColumnFit):
         instants = self._exact(given, pa.timestamp("us", zone))
         if not zone:
             return instants
-        # The microseconds are in UTC, whatever zone they are shown in.
+        # The microseconds are in UTC, in whatever zone they are shown.
         texts = instants.view(pa.int64()).cast(pa.timestamp("us")).cast(pa.large_string())
         ended: pa.Array = pc.binary_join_element_wise(texts, _UTC, _NOTHING)
         return ended
@@ -91,7 +91,7 @@ class SQLiteFit(ColumnFit):
 
 
 def _digits(decimals: pa.Array) -> pa.Array:
-    """Return decimals as text without an exponent, which Arrow gives the smallest ones."""
+    """Return decimals as text without an exponent, which Arrow uses for the smallest ones."""
     texts = decimals.cast(pa.large_string())
     if not pc.any(pc.match_substring(texts, "E")).as_py():
         return texts
@@ -100,9 +100,9 @@ def _digits(decimals: pa.Array) -> pa.Array:
 
 
 def wire_of(given: pa.DataType, target: SQLiteType) -> pa.DataType | None:
-    """Return what a column of `given` is converted to for `target`; None when it cannot unchanged.
+    """Return the type to which `given` is converted for `target`, or None if values change.
 
-    `given` is a plain type: dictionaries, run-end encodings and extensions are decoded before.
+    `given` is a plain type: dictionaries, run-end encodings and extensions are already decoded.
     """
     if arrow.is_null(given):
         return given
@@ -114,7 +114,7 @@ def wire_of(given: pa.DataType, target: SQLiteType) -> pa.DataType | None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How values of some types are stored."""
+    """The stored form of values of some types."""
 
     wire: pa.DataType
     affinities: frozenset[Affinity]
@@ -122,7 +122,7 @@ class Stored:
 
 
 def find_storage(given: pa.DataType) -> Stored | None:
-    """Return how values of `given` are stored; None when they cannot be kept unchanged."""
+    """Return the stored form of values of `given`, or None if they cannot be kept unchanged."""
     if arrow.is_integer(given) or arrow.is_boolean(given):
         return _NUMBERS
     if arrow.is_floating(given):
@@ -130,7 +130,7 @@ def find_storage(given: pa.DataType) -> Stored | None:
     if is_bytes(given):
         return _BYTES
     if arrow.is_decimal(given):
-        # Of a negative scale the text would have an exponent.
+        # With a negative scale the text would have an exponent.
         return _DECIMALS if given.scale >= 0 else None
     temporal = arrow.is_date(given) or arrow.is_time(given) or arrow.is_timestamp(given)
     return _TEXTS if temporal or is_text(given) else None
