@@ -1,4 +1,4 @@
-"""Two-phase sinks: what they write survives any crash, and is seen exactly once."""
+"""The two-phase sinks: their rows survive any crash, and readers see them exactly once."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Files of whole checkpoints, for sinks whose target names files: a table format, a load job.
+"""The files of whole checkpoints, for sinks whose target names files: a table format, a load job.
 
     <attempt>-<checkpoint>-<subtask>-<sequence>.<suffix>       whole and durable
     .<the same>.open                                           being written
 
-Nobody reads a file before the target names it, so that is what a commit does. All processes see the
-directory; renaming within it is atomic.
+Readers find a file only through the target, so a commit consists of naming it there. All processes
+see the directory; renaming within it is atomic.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from onceflow.sinks.files.publication import open_files, sink_errors
 def claim_in_files(
     url: str, context: CommitterContext, committed_through: CheckpointId = GENESIS
 ) -> None:
-    """Claim the sink id below `url` for this attempt; no older one may write from then on.
+    """Claim the sink id below `url` for this attempt; no older attempt may write from then on.
 
-    For `open` of a sink whose target has no transactions: the claim is a file, made by one process
-    alone, in `_onceflow` of a directory or bucket. A crash leaves at most the sink id claimed,
-    which the next attempt claims in turn. A sink that commits whole checkpoints gives the last one
-    that is committed: by it `record_in_files` knows what later attempts have committed.
+    For `open` of a sink whose target has no transactions. The claim is a file in `_onceflow` of a
+    directory or bucket, which only one process can create. A crash leaves at most the sink id
+    claimed, which the next attempt claims in turn. A sink that commits whole checkpoints passes the
+    last committed one. `record_in_files` then knows what was committed when each later attempt
+    claimed.
 
     Raises:
         ConfigError: Another job owns the sink id.
@@ -53,7 +54,7 @@ def claim_in_files(
 def record_in_files(
     url: str, context: CommitterContext, committed_through: CheckpointId
 ) -> TargetRecord:
-    """Return what claims below `url` tell, and the last whole checkpoint that is committed.
+    """Return the record of the claims below `url` and of the last whole committed checkpoint.
 
     For `target_record` of a sink that commits whole checkpoints and claims by `claim_in_files`.
 
@@ -70,7 +71,7 @@ def record_in_files(
 
 
 class OpenFile(Protocol):
-    """What writes one file, such as `pyarrow.parquet.ParquetWriter`."""
+    """A writer of one file, such as `pyarrow.parquet.ParquetWriter`."""
 
     def write_batch(self, batch: pa.RecordBatch, /) -> Any:
         """Add rows."""
@@ -90,7 +91,7 @@ class CheckpointFiles:
     suffix: str
 
     def path(self, transaction: TransactionId) -> Path:
-        """Return where the rows of `transaction` are."""
+        """Return the path of the file with the rows of `transaction`."""
         one = transaction
         name = f"{one.attempt}-{one.checkpoint}-{one.subtask}-{one.sequence}.{self.suffix}"
         return self.directory / name
@@ -105,7 +106,7 @@ class CheckpointFiles:
         return [Committable(one) for one in transactions]
 
     def open(self, context: CommitterContext) -> None:
-        """Make the directory, and delete what killed writers of older attempts were writing."""
+        """Create the directory, and delete unfinished files of older attempts' writers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in self.directory.glob(f".*.{self.suffix}.open"):
             if int(path.name[1:].partition("-")[0]) < context.attempt:
@@ -118,7 +119,7 @@ class CheckpointFiles:
     def writer(
         self, context: WriterContext, opened: Callable[[Path, pa.Schema], OpenFile]
     ) -> SinkWriter:
-        """Return the writer of one subtask: a file a checkpoint, which `opened` begins."""
+        """Return the writer of one subtask: one file per checkpoint, which `opened` begins."""
         return _FileWriter(self, context, opened)
 
 

@@ -1,4 +1,4 @@
-"""Who may write under a sink id: the decision log that claimed it, in its newest attempt."""
+"""The fence of a sink id: only the log that claimed it may write, in its newest attempt."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 
 @dataclass(frozen=True, slots=True)
 class FenceOwner:
-    """One attempt of the job that keeps its decisions in one log."""
+    """An attempt of the job that keeps its decisions in one log."""
 
     log_id: str
     attempt: int
     job: str = ""
-    """The job's name; empty where the target does not tell."""
+    """The job's name; empty if the target does not record it."""
 
 
 def check_fence(
@@ -23,7 +23,7 @@ def check_fence(
 ) -> None:
     """Raise an error unless `claimant` may write under `sink_id`, which `recorded` claimed last.
 
-    `take_over` is what an operator does so that the target forgets who claimed the sink id.
+    `take_over` is the action by which an operator deletes the claim of the sink id from the target.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
@@ -42,7 +42,7 @@ def check_fence(
 def check_owner(
     sink_id: str, recorded: FenceOwner | None, claimant: FenceOwner, *, take_over: str
 ) -> None:
-    """Raise ConfigError unless the decision log of `claimant` owns `sink_id`, or nobody does."""
+    """Raise ConfigError if another decision log than that of `claimant` owns `sink_id`."""
     if recorded is None or recorded.log_id == claimant.log_id:
         return
     facts = (

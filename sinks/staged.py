@@ -1,16 +1,17 @@
-"""Base classes of your own sinks into targets that cannot prepare: rows wait in storage.
+"""The base classes for your own sinks into targets that cannot prepare: rows wait in storage.
 
     pre_commit   rows → checkpoint storage, durable under the transaction's name
     commit       rows + proof → target, in one transaction of the target's own; then the rows go
     prune        floor → target, and the proofs below it go, in one transaction
 
-What is left to write is how the target takes rows with a proof, and how it is asked for the proof.
-The proof is a row, record or key that holds the transaction's name and becomes visible if and only
-if the rows do. A target that takes an idempotency key keeps the proof itself.
+You implement only how the target stores rows with a proof, and how it is asked for the proof. The
+proof is a row, record or key that holds the transaction's name and becomes visible if and only if
+the rows do. A target that accepts an idempotency key keeps the proof itself.
 
-A committer may be held up at any moment, while another one commits the same transaction, discards
-its rows and prunes; what it sends arrives when no proof is in its way any more. The floor is:
-nothing below it is applied. What is still to be committed is not below it.
+A committer may be delayed at any moment, while another one commits the same transaction, discards
+its rows and prunes. Its request may then arrive when the proof is already deleted. The floor
+prevents a second write: the target applies no transaction of a checkpoint below it. Transactions
+that still have to be committed are never below it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _logger = logging.getLogger("onceflow.sinks.staged")
 
 
 class StagedSink(Sink):
-    """A sink whose target takes rows and their proof in one step, or not at all.
+    """A sink whose target stores rows and their proof in one step, or not at all.
 
     Pickled by value: holds settings and no open resource. Every call may come from any process and
     thread, at any time, also twice at once.
@@ -65,11 +66,11 @@ class StagedSink(Sink):
     def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
         """Make `rows` and the proof of `transaction` visible and durable at once; return True.
 
-        Returns False, and changes nothing, when the proof is there already, also when another
-        process applies the same transaction at this moment, and when the checkpoint is below the
-        floor that `forget` has stored. Looking for both, writing rows and proof are one atomic
-        step; a crash in it leaves all or nothing. `rows` are opened when the first is asked for:
-        ask inside the transaction that holds the proof, where the target has one.
+        Returns False, and changes nothing, if the proof exists already, also if another process
+        applies the same transaction at this moment, or if the checkpoint is below the floor that
+        `forget` has stored. Looking for both and writing rows and proof are one atomic step; a
+        crash in it leaves all or nothing. `rows` are opened when the first batch is requested:
+        request it inside the transaction that holds the proof, if the target has transactions.
 
         Raises:
             SinkError: The target refused, or did not answer; it is asked again later.
@@ -77,7 +78,7 @@ class StagedSink(Sink):
 
     @abstractmethod
     def is_applied(self, transaction: TransactionId) -> bool:
-        """Return whether the target holds the proof of `transaction`.
+        """Return True if the target holds the proof of `transaction`.
 
         Raises:
             SinkError: The target cannot be asked now.
@@ -86,18 +87,18 @@ class StagedSink(Sink):
     def forget(self, sink_id: str, before: CheckpointId) -> None:
         """Make `before` the sink id's floor and delete the proofs below it, in one atomic step.
 
-        A floor never falls: when it is higher already, it stays. Nothing below it is decided and
-        not applied, but requests for it may be under way. A target that keeps its proofs for ever
-        needs no floor, and does nothing here.
+        A floor never decreases: if it is higher already, it stays. All decided transactions below
+        it are applied, but delayed requests for them may still arrive. A target that keeps its
+        proofs for ever needs no floor, and does nothing here.
 
         Raises:
-            SinkError: The proofs are still there, which does no harm.
+            SinkError: The proofs are not deleted, which does no harm.
         """
 
     def refusals(self, rows: pa.RecordBatch) -> Mapping[int, str]:
-        """Return, by row, why the target can never take it; empty when it can take all.
+        """Return, by row, why the target can never accept it; empty if it can accept all rows.
 
-        What is found only by `apply` is found too late: the rows are decided by then.
+        A row that only `apply` refuses is refused too late: it is decided by then.
         """
         del rows
         return {}
@@ -112,7 +113,7 @@ class StagedSink(Sink):
 
 
 class StagedWriter(SinkWriter):
-    """Stages the rows of each checkpoint."""
+    """A writer that stages the rows of each checkpoint."""
 
     def __init__(self, sink: StagedSink, context: WriterContext) -> None:
         """Begin with no rows."""
@@ -151,14 +152,14 @@ class StagedWriter(SinkWriter):
 
 
 class StagedCommitter(Committer):
-    """Applies what writers staged, once.
+    """A committer that applies staged rows, once.
 
-    Commit and abort of one transaction at one moment are not kept apart; the engine, which decides
-    one or the other, never calls both.
+    A concurrent commit and abort of one transaction are not excluded here. The engine decides for
+    one of the two, and never calls both.
     """
 
     def __init__(self, sink: StagedSink, context: CommitterContext) -> None:
-        """Connect to nothing."""
+        """Connect to nothing yet."""
         self._sink = sink
         self._sink_id = context.sink_id
         self._staging = require_staging(context.staging, context.sink_id, "rows wait")
@@ -175,7 +176,7 @@ class StagedCommitter(Committer):
             if not staged.are_gone:
                 return RetryLater(str(error), until_mended=waits_for_person(error))
         finally:
-            # Only at its end is the file closed that they are read from.
+            # Closing the generator closes the file from which the rows are read.
             rows.close()
         if applied and not staged.are_gone:
             self._discard_quietly(transaction)
@@ -194,7 +195,8 @@ class StagedCommitter(Committer):
 
     @override
     def in_doubt(self) -> Sequence[Committable]:
-        # What is applied and still staged was committed by somebody who died before the last step.
+        # A transaction that is applied and still staged was committed by a process that died before
+        # it discarded the rows.
         return [
             make_staged_committable(transaction)
             for transaction in self._staging.transactions()
@@ -207,7 +209,7 @@ class StagedCommitter(Committer):
             for transaction in self._staging.transactions():
                 if transaction.checkpoint >= before:
                     continue
-                # Whoever applied it may have died before it discarded what was staged.
+                # The process that applied it may have died before it discarded the staged rows.
                 if self._sink.is_applied(transaction):
                     self._staging.discard(transaction)
                 else:
@@ -223,9 +225,10 @@ class StagedCommitter(Committer):
     def _not_applied(
         self, transaction: TransactionId, *, asked_for_rows: bool
     ) -> AlreadyCommitted | Lost | RetryLater:
-        """Tell a transaction that is applied from one below the floor, and from one that is lost.
+        """Tell an applied transaction from one below the floor, and from a lost one.
 
-        A target that asked for rows, which are gone, has found neither proof nor floor before.
+        If the target asked for rows and they were gone, it had found neither proof nor floor
+        before.
         """
         try:
             if self._sink.is_applied(transaction):
@@ -234,11 +237,12 @@ class StagedCommitter(Committer):
             if asked_for_rows:
                 return _make_lost(transaction)
             if not self._staging.contains(transaction):
-                # Another committer has applied and discarded it, and forgotten the proof.
+                # Another committer has applied and discarded it, and has deleted the proof.
                 return AlreadyCommitted()
         except (SinkError, StorageError) as error:
             return RetryLater(str(error))
-        # Never so while one log counts the checkpoints: the floor is below all that is staged.
+        # This cannot happen while one log counts the checkpoints: all staged transactions are above
+        # the floor.
         return RetryLater(
             f"{transaction} is staged, and the target takes nothing of checkpoint"
             f" {transaction.checkpoint} any more: it has committed more of sink id {self._sink_id}"
@@ -251,29 +255,29 @@ class StagedCommitter(Committer):
         try:
             self._staging.discard(transaction)
         except StorageError as error:
-            # `prune` does it, before it deletes the proof.
+            # `prune` discards it, before it deletes the proof.
             _logger.warning("transaction %s is committed and still staged: %s", transaction, error)
 
 
 class _Staged:
-    """The rows of one transaction, read when they are asked for, and not before.
+    """The rows of one transaction, which are read only when they are requested.
 
-    Then a target that holds its proof while it asks cannot get rows that another committer has
-    applied and discarded.
+    So a target that holds its proof while it requests rows cannot get rows that another committer
+    has applied and discarded.
     """
 
     def __init__(self, staging: StagingArea, transaction: TransactionId) -> None:
         self._staging = staging
         self._transaction = transaction
         self.are_gone = False
-        """Whether they were asked for and are not there."""
+        """True if the rows were requested and do not exist."""
 
     def rows(self) -> Generator[pa.RecordBatch, None, None]:
-        """Yield them.
+        """Yield the rows.
 
         Raises:
-            SinkError: They are gone; so the target rolls back what it has begun.
-            StorageError: They cannot be read.
+            SinkError: The rows are gone; so the target rolls back its transaction.
+            StorageError: The rows cannot be read.
         """
         staged = self._staging.read(self._transaction)
         if staged is None:
