@@ -1,4 +1,4 @@
-"""How rows become the bytes of a file."""
+"""The file formats: they encode rows into the bytes of a file."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Compression = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 _JSON_CHUNK_ROWS = 10_000
 _GZIP_LEVEL = 6
 _MILLISECOND_SECONDS_MAX = (2**63 - 1) // 1000
-"""The most seconds that 64 bits of milliseconds hold."""
+"""The largest number of seconds that fits into 64 bits of milliseconds."""
 
 
 class FileEncoder(ABC):
-    """One file on its way; used by one thread."""
+    """An encoder of one file; used by one thread."""
 
     @abstractmethod
     def write(self, rows: pa.Table) -> None:
@@ -43,16 +43,16 @@ class FileEncoder(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Write what the format wants at the end; does not close the file."""
+        """Write the end of the format; do not close the file."""
 
 
 class FileFormat(ABC):
-    """A format with its options. Pickles."""
+    """A file format with its options. Can be pickled."""
 
     @property
     @abstractmethod
     def suffix(self) -> str:
-        """What names of its files end in, without the dot."""
+        """The suffix of its files' names, without the dot."""
 
     @abstractmethod
     def require(self, schema: pa.Schema) -> None:
@@ -67,17 +67,17 @@ class FileFormat(ABC):
         """Return an encoder that writes into `file`."""
 
     def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Return, by row, why the format cannot hold a row's values; empty when it can all."""
+        """Return, by row, why the format cannot hold a row's values; empty if it can hold all."""
         del rows
         return {}
 
     def prepare(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return `rows`, which are not refused, as the encoder takes them: the same values."""
+        """Return the accepted `rows` in the form that the encoder needs, with the same values."""
         return rows
 
 
 def file_format(name: str, compression: str | None) -> FileFormat:
-    """Return the format called `name`; without `compression` the usual one.
+    """Return the format called `name`; without `compression`, use the format's default.
 
     Raises:
         ConfigError: There is no such format or compression.
@@ -99,7 +99,7 @@ def file_format(name: str, compression: str | None) -> FileFormat:
 
 @dataclass(frozen=True, slots=True)
 class ParquetFormat(FileFormat):
-    """Parquet; each `write` makes a row group."""
+    """The Parquet format; each `write` makes a row group."""
 
     compression: Compression
 
@@ -120,7 +120,7 @@ class ParquetFormat(FileFormat):
         self._probe(schema, "the rows' columns together")
 
     def _probe(self, schema: pa.Schema, what: str) -> None:
-        """Raise ConfigError, which says `what`, unless a file of no rows of `schema` is written."""
+        """Raise ConfigError, which names `what`, if no empty file of `schema` can be written."""
         probe = cast("IO[bytes]", pa.BufferOutputStream())
         try:
             encoder = self.encoder(probe, schema)
@@ -165,10 +165,11 @@ class _ParquetEncoder(FileEncoder):
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat(FileFormat):
-    """One JSON object a line.
+    """The JSON format, with one object per line.
 
-    Times are ISO 8601, binary is base64, decimals are texts (a JSON number is read back as a
-    binary fraction by most). NaN and infinity do not exist in JSON, so such rows are refused.
+    Times are ISO 8601, binary values are base64, and decimals are texts, because most readers turn
+    a JSON number into a binary fraction. NaN and infinity do not exist in JSON, so such rows are
+    refused.
     """
 
     compression: Compression
@@ -191,7 +192,7 @@ class JsonFormat(FileFormat):
     def encoder(self, file: IO[bytes], schema: pa.Schema) -> FileEncoder:
         if self.compression == "none":
             return _JsonEncoder(file)
-        # Without a time in its header, so that the same rows are the same bytes.
+        # The header contains no time, so that the same rows have the same bytes.
         return _GzipJsonEncoder(
             gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=file, mtime=0)
         )
@@ -217,7 +218,7 @@ class _JsonEncoder(FileEncoder):
 
     @override
     def end(self) -> None:
-        """Nothing ends a file of lines."""
+        """Do nothing: a file of lines has no end mark."""
 
 
 class _GzipJsonEncoder(_JsonEncoder):
@@ -232,7 +233,7 @@ def _in_json(kind: pa.DataType) -> bool:
     if is_list(kind) or arrow.is_dictionary(kind):
         return _in_json(kind.value_type)
     if arrow.is_timestamp(kind):
-        # Python's times end at the microsecond.
+        # Python's times have no nanoseconds.
         return kind.unit != "ns"
     simple = (
         arrow.is_null, arrow.is_boolean, arrow.is_integer, arrow.is_floating, arrow.is_decimal,
@@ -246,7 +247,7 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 def _refuse(rows: pa.RecordBatch, trait: ValueTrait, why: str) -> dict[int, str]:
-    """Return `why`, after the column's name, for each row of which a value has `trait`."""
+    """Return `why`, after the column's name, for each row with a value that has `trait`."""
     refusals: dict[int, str] = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         for row in np.flatnonzero(find_rows(column, trait)).tolist():

@@ -1,25 +1,25 @@
-"""Every name that the file sink uses below its url. Nobody else puts a path together.
+"""The names of all files of the file sink below its url. No other module builds these paths.
 
     <partition>/…/part-<sink>-<attempt>-<checkpoint>-<subtask>-<sequence>-<number>-<token>.<suffix>
+
     _onceflow/<sink>/owner.json             which decision log owns the sink id
     _onceflow/<sink>/attempts/<attempt>     one for each attempt, created if absent: the fence; says
                                             what was committed when it and those before claimed
-    _onceflow/<sink>/open/<attempt>-<subtask>-<token>-<number>    rows, on their way
+    _onceflow/<sink>/open/<attempt>-<subtask>-<token>-<number>    rows, being written
     _onceflow/<sink>/staged/<transaction>       manifest: pre-committed, nothing of it published
     _onceflow/<sink>/publishing/<transaction>   manifest: its files are being renamed
     _onceflow/<sink>/aborting/<transaction>     manifest: its files are being deleted
     _onceflow/<sink>/committed/<transaction>    manifest: all its files are published; the proof
     _onceflow/<sink>/pruned/<checkpoint>    proofs of checkpoints before it are deleted
 
-`<sink>` is the sink id, or a digest of it where it is no safe file name; `<transaction>` is
-`<attempt>-<checkpoint>-<subtask>-<sequence>`. `<token>` is the writer's own. A new decision log
-begins to count anew, and without a token its files would replace those that an older one has
-published. Readers that take a directory for a table pass over
-names that begin with "_" or "."; those that take a pattern (`**/*.parquet`) find no such suffix in
-`_onceflow`.
+`<sink>` is the sink id, or a digest of it if the sink id is no safe file name. `<transaction>` is
+`<attempt>-<checkpoint>-<subtask>-<sequence>`. `<token>` is unique for each writer. A new decision
+log restarts the numbers, so without a token its files would replace published files of an older
+log. Readers that read a directory as a table skip names that begin with "_" or ".". Readers that
+use a pattern (`**/*.parquet`) find no such suffix in `_onceflow`.
 
-One decision log may write under a sink id, and of its attempts the newest (`claim`). The owner's
-file names the log that came first; the highest attempt that has a file is the newest.
+One decision log may write under a sink id, in its newest attempt (`claim`). The owner's file names
+the log that claimed first; the highest attempt that has a file is the newest.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ HIDDEN = "_onceflow"
 _TRANSACTION = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)")
 _OPEN = re.compile(r"(\d+)-\d+-[0-9a-f]+-\d+")
 _PART_OF_SINK = r"-(\d+)-(\d+)-(\d+)-(\d+)-\d{5,}(?:-[0-9a-f]{12})?\.[a-z0-9.]+"
-"""Ends a public name. An older onceflow wrote no token."""
+"""The end of a public name. Older versions of onceflow wrote no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkPaths:
-    """The names of one sink id."""
+    """The names of the files of one sink id."""
 
     sink_id: str
 
     @property
     def directory(self) -> str:
-        """Where everything of the sink id is that readers do not see."""
+        """The directory of all files of the sink id that readers do not see."""
         return f"{HIDDEN}/{safe_name(self.sink_id)}"
 
     @property
@@ -71,27 +71,30 @@ class SinkPaths:
         return f"{self.directory}/attempts"
 
     def attempt(self, attempt: AttemptId) -> str:
-        """The file that claims `attempt`."""
+        """Return the path of the file that claims `attempt`."""
         return f"{self.attempts}/{attempt:08}"
 
     @property
     def open(self) -> str:
-        """The directory of rows that are written."""
+        """The directory of files that are being written."""
         return f"{self.directory}/open"
 
     def data(self, attempt: AttemptId, subtask: int, token: str, number: int) -> str:
-        """The file that one writer writes as its `number`th; `token` is `draw_writer_token`'s."""
+        """Return the path of the `number`th file of a writer.
+
+        `token` is from `draw_writer_token`.
+        """
         return f"{self.open}/{attempt}-{subtask}-{token}-{number}"
 
     @staticmethod
     def attempt_of(name: str) -> int | None:
-        """Return the attempt that wrote the data file `name`; None: it is not ours."""
+        """Return the attempt that wrote the data file `name`, or None if it is no data file."""
         match = _OPEN.fullmatch(name)
         return int(match[1]) if match else None
 
     @property
     def staged(self) -> str:
-        """The directory of manifests of which nothing is published."""
+        """The directory of manifests with no published files."""
         return f"{self.directory}/staged"
 
     @property
@@ -111,15 +114,15 @@ class SinkPaths:
 
     @property
     def pruned(self) -> str:
-        """The directory of marks up to which proofs were deleted."""
+        """The directory of marks that say which proofs were deleted."""
         return f"{self.directory}/pruned"
 
     def name_pruned_mark(self, before: CheckpointId) -> str:
-        """The mark that proofs of checkpoints before `before` may be gone."""
+        """Return the path of the mark that proofs of checkpoints before `before` may be gone."""
         return f"{self.pruned}/{before:010}"
 
     def transactions(self, names: Iterable[str]) -> list[TransactionId]:
-        """Return the transactions that manifests called `names` are of, oldest first."""
+        """Return the transactions of the manifests called `names`, oldest first."""
         matches = map(_TRANSACTION.fullmatch, names)
         transactions = [TransactionId(self.sink_id, *map(int, m.groups())) for m in matches if m]
         return sorted(transactions, key=lambda t: (t.checkpoint, t.attempt, t.subtask, t.sequence))
@@ -130,13 +133,13 @@ class SinkPaths:
         return f"part-{sink}-{name_of(transaction)}-{number:05}-{token}.{suffix}"
 
     def transaction_of_part(self, name: str) -> TransactionId | None:
-        """Return the transaction that published the file called `name`; None: another's."""
+        """Return the transaction that published the file called `name`, or None for other files."""
         match = re.fullmatch(f"part-{re.escape(safe_name(self.sink_id))}{_PART_OF_SINK}", name)
         return TransactionId(self.sink_id, *map(int, match.groups())) if match else None
 
 
 def draw_writer_token() -> str:
-    """Return what makes the names of one writer's files unlike those of any other."""
+    """Return a random token that makes the names of a writer's files unique."""
     return uuid.uuid4().hex[:12]
 
 
@@ -147,35 +150,36 @@ def name_of(transaction: TransactionId) -> str:
 
 
 _ATTEMPTS_KEPT = 8
-"""How many attempts' claims stay in the directory."""
+"""The number of attempts whose claims are kept in the directory."""
 
 
 def create_file(fs: FileSystem, path: str, data: bytes) -> bool:
-    """Make `path` hold `data` unless it exists; return whether this caller did.
+    """Create `path` with `data` unless it exists; return True if this caller created it.
 
-    `data` is unlike any other caller's, so a call whose reply was lost may be repeated.
+    `data` differs from any other caller's, so a call whose reply was lost may be repeated.
     """
     outcome = fs.create_if_absent(path, data)
     return isinstance(outcome, Created) or outcome.existing == data
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner's file says."""
+    """The content of the owner's file."""
 
     log_id: str
     job: str
     sink_id: str
     token: str
-    """Drawn for each claim, so that no two files have the same bytes."""
+    """A random token per claim, so that no two files have the same bytes."""
 
 
 class FileClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt's file says."""
+    """The content of an attempt's file."""
 
     token: str
-    """Drawn for each claim, so that no two files have the same bytes."""
+    """A random token per claim, so that no two files have the same bytes."""
     through: tuple[tuple[int, int], ...] = ()
-    """The last checkpoint that was wholly committed by then, by attempt, rising, this one last."""
+    """The last whole checkpoint committed when each attempt claimed, in rising order, this one
+    last."""
 
 
 def claim(
@@ -184,10 +188,10 @@ def claim(
     context: CommitterContext,
     through: CheckpointId = GENESIS,
 ) -> None:
-    """Claim the sink id for the attempt of `context`; from then on no older one may write.
+    """Claim the sink id for the attempt of `context`; from then on no older attempt may write.
 
-    `through` is the last whole checkpoint that the target has committed; 0: none, or it commits
-    each transaction by itself.
+    `through` is the last whole checkpoint that the target has committed. It is 0 if there is none,
+    or if the target commits each transaction by itself.
 
     Raises:
         ConfigError: Another job owns the sink id.
@@ -211,7 +215,7 @@ def claim(
 
 
 def owners(fs: FileSystem) -> dict[str, str]:
-    """Return the decision log that owns each sink id that has written here."""
+    """Return the owning decision log of each sink id that has written here."""
     owners: dict[str, str] = {}
     for directory in fs.list(HIDDEN):
         data = fs.read(f"{HIDDEN}/{directory}/owner.json")
@@ -222,7 +226,7 @@ def owners(fs: FileSystem) -> dict[str, str]:
 
 
 def read_claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> AttemptId:
-    """Return the newest attempt that has claimed the sink id; 0: none has.
+    """Return the newest attempt that has claimed the sink id; 0 if there is none.
 
     Raises:
         ConfigError: Another job owns the sink id.
@@ -235,13 +239,13 @@ def read_claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> A
 
 
 def claims_through(fs: FileSystem, paths: SinkPaths) -> tuple[tuple[int, int], ...]:
-    """Return by attempt, rising, which whole checkpoint was committed last when it claimed."""
+    """Return (attempt, last whole checkpoint committed when it claimed), by rising attempt."""
     newest = max((name for name in fs.list(paths.attempts) if name.isdigit()), default=None)
     content = fs.read(f"{paths.attempts}/{newest}") if newest else None
     try:
         return json_decoder(FileClaim).decode(content or b"").through
     except msgspec.DecodeError:
-        return ()  # of an older onceflow, or none
+        return ()  # a file of an older onceflow, or no file
 
 
 def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:

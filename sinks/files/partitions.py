@@ -1,9 +1,9 @@
-"""Splits rows by the values of partition columns, and names the directories as Hive and Spark do.
+"""The split of rows by partition columns, with directories named as Hive and Spark name them.
 
-A directory is `<column>=<value>`; the columns are not in the files. What ends a path or means
-something to a shell or a glob is written `%XX`, which Spark, DuckDB and pyarrow read back. A null
-is `__HIVE_DEFAULT_PARTITION__`, for which reason no value may be that text, or be empty: readers
-would take either for a null.
+A directory is `<column>=<value>`; the columns are not in the files. Characters that end a path or
+are special in a shell or a glob are written `%XX`, which Spark, DuckDB and pyarrow read back. A
+null is `__HIVE_DEFAULT_PARTITION__`. So no value may be that text, or be empty: readers would read
+both as a null.
 
 Source: Spark 4, ExternalCatalogUtils.escapePathName and getPartitionPathString.
 """
@@ -24,11 +24,11 @@ from onceflow.core.errors import ConfigError
 
 NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
 NAME_LENGTH_MAX_BYTES = 255
-"""The length of one name in a directory, on the usual file systems."""
+"""The longest name in a directory, on the usual file systems."""
 
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 _CACHE_MAX = 10_000
-"""Directories whose escaped names are remembered."""
+"""The largest number of directories whose escaped names are cached."""
 
 
 class Partitions:
@@ -38,7 +38,7 @@ class Partitions:
         """Check that `columns` can name directories.
 
         Raises:
-            ConfigError: A column is not there, or of a type that does not go into a name.
+            ConfigError: A column does not exist, or its type cannot be part of a name.
         """
         _require_columns(columns, schema)
         self._columns = tuple(columns)
@@ -51,10 +51,10 @@ class Partitions:
         return self._rest
 
     def split(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Return (directory, rows of it in their order and without the partition columns).
+        """Yield pairs of a directory and its rows, in order and without the partition columns.
 
-        The directory is empty without partition columns, and ends in no "/". Only rows for which
-        `refusals` has no reason may be passed.
+        The directory is empty without partition columns, and does not end in "/". Pass only rows
+        for which `refusals` has no reason.
         """
         if not self._columns:
             yield "", rows
@@ -73,7 +73,7 @@ class Partitions:
             begin = end
 
     def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Return, by row, why a row's values cannot name a directory; empty when all can."""
+        """Return, by row, why a row's values cannot name a directory; empty if all can."""
         refusals: dict[int, str] = {}
         for name in self._columns:
             column = to_plain_column(rows.column(name))
@@ -91,8 +91,8 @@ class Partitions:
         return refusals
 
     def find_long_directories(self, rows: pa.RecordBatch, room_bytes: int) -> dict[int, str]:
-        """Return, by row, why all names of its directory together are too long."""
-        # Each name is short enough by itself: only several of them can be too long.
+        """Return, by row, why the path of its partition directory is too long."""
+        # Each name is short enough by itself; only several names together can be too long.
         if len(self._columns) * (NAME_LENGTH_MAX_BYTES + 1) <= room_bytes:
             return {}
         groups, values = self._groups(rows)
@@ -115,7 +115,8 @@ class Partitions:
         values: list[tuple[str | None, ...]] = [()]
         for name in self._columns:
             codes, texts = _encode(rows.column(name))
-            # At most rows times values, which fits: the groups are numbered anew for each column.
+            # The product is at most rows times values, because the groups are renumbered for each
+            # column.
             combinations, groups = np.unique(groups * len(texts) + codes, return_inverse=True)
             groups = groups.reshape(-1)
             values = [
@@ -138,7 +139,7 @@ class Partitions:
 
 
 def escape(text: str) -> str:
-    """Return `text` as a part of a directory's name."""
+    """Return `text`, escaped for a directory name."""
     return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 

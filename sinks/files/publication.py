@@ -1,13 +1,12 @@
-"""How a transaction's files become visible, and how it is known afterwards that they did.
+"""The publication of a transaction's files, and the proof that they were published.
 
     on a file system with rename     staged → publishing → committed, or staged → aborting
     on an object store               staged → staged and committed → committed
 
-Each word is a directory in which the transaction's manifest lies: a JSON file that says which
-finished file gets which public name. Every step may be repeated, by any number of processes at
-once, and a crash between any two leaves a state from which the next call goes on. Whether a public
-file is (still) there is never asked: what is published belongs to its readers, who may move or
-delete it.
+Each word is a directory that contains the transaction's manifest: a JSON file that gives each
+finished file its public name. Every step may be repeated, by any number of processes at once. After
+a crash between two steps, the next call continues. Whether a public file exists is never the proof:
+published files belong to their readers, who may move or delete them.
 """
 
 from __future__ import annotations
@@ -48,35 +47,35 @@ from onceflow.sinks.files.layout import HIDDEN, SinkPaths, create_file, name_of
 
 
 class ManifestFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file."""
+    """A file of a transaction."""
 
     staged: str
-    """Where it was written, and is until it is published; relative to the sink's url."""
+    """The path where it was written and stays until it is published; relative to the sink's url."""
     path: str
-    """What readers find it under; relative to the sink's url."""
+    """The path where readers find it; relative to the sink's url."""
     rows: int
     size_bytes: int
 
 
 class TransactionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One transaction; holds no secret."""
+    """The manifest of one transaction; contains no secret."""
 
     transaction: str
     staged_at: datetime
-    """When it was staged, by the clock of the machine that did."""
+    """The time of staging, by the clock of the machine that staged it."""
     files: tuple[ManifestFile, ...]
     version: Literal[1] = 1
 
     def encode(self) -> bytes:
-        """Return the manifest as it is written."""
+        """Return the bytes of the manifest's file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @classmethod
     def decode(cls, data: bytes, transaction: TransactionId, location: str) -> TransactionManifest:
-        """Return the manifest of `transaction`, which `location` holds.
+        """Return the manifest of `transaction` that is stored at `location`.
 
         Raises:
-            SinkError: It is not what was written.
+            SinkError: The data are damaged, or of another transaction.
         """
         try:
             manifest = json_decoder(cls).decode(data)
@@ -108,7 +107,7 @@ _ADVICE = Advice(
 )
 
 FAILURES = (SinkError, ConfigError, StorageError)
-"""What a call into the file system may end with; another process may succeed with the same."""
+"""The errors of a call into the file system, after which another process may still succeed."""
 
 
 def open_files(location: FileLocation) -> StreamedFiles:
@@ -118,11 +117,11 @@ def open_files(location: FileLocation) -> StreamedFiles:
 
 @contextmanager
 def sink_errors() -> Generator[None]:
-    """Say what fails in the block as the sink's callers know it.
+    """Translate storage errors in the block into the sink's errors.
 
     Raises:
-        SettingsRefused: The file system refuses, and will again unless somebody acts.
-        SinkError: It failed, and may work later.
+        SettingsRefused: The file system refuses, and will refuse again until a person acts.
+        SinkError: The call failed, and may succeed later.
     """
     try:
         yield
@@ -133,7 +132,7 @@ def sink_errors() -> Generator[None]:
 
 
 class PublicationBegun(SinkError):
-    """Raised when a publication stopped half way: some of its files may be visible."""
+    """Raised if a publication stopped half way: some of its files may be visible."""
 
 
 class Publication(ABC):
@@ -144,11 +143,13 @@ class Publication(ABC):
         self._paths = paths
 
     def stage(self, transaction: TransactionId, manifest: TransactionManifest) -> None:
-        """Make `transaction` committable by any process; its files are finished and durable.
+        """Make `transaction` committable by any process.
+
+        Its files are already finished and durable.
 
         Raises:
-            SinkError: Its name is taken.
-            StorageError: It is not.
+            SinkError: The transaction's name is taken.
+            StorageError: The manifest could not be written.
         """
         path = self._at(self._paths.staged, transaction)
         if not create_file(self._fs, path, manifest.encode()):
@@ -159,39 +160,42 @@ class Publication(ABC):
 
     @abstractmethod
     def commit(self, transaction: TransactionId) -> CommitOutcome:
-        """Publish all files of `transaction` and leave the proof.
+        """Publish all files of `transaction` and write the proof.
 
         Raises:
             PublicationBegun: The file system failed, and some files may be visible.
-            StorageError: It failed before any was.
+            StorageError: The file system failed before any file was visible.
         """
 
     @abstractmethod
     def abort(self, transaction: TransactionId) -> AbortOutcome:
-        """Delete all files of `transaction`, unless it is committed or has begun to be.
+        """Delete all files of `transaction`, unless its commit has begun or is complete.
 
         Raises:
-            StorageError: The file system failed; some may be deleted.
+            StorageError: The file system failed; some files may be deleted.
         """
 
     @abstractmethod
     def in_doubt(self) -> Sequence[TransactionId]:
-        """Return what is staged and neither committed nor aborted, oldest first."""
+        """Return the staged transactions that are neither committed nor aborted, oldest first."""
 
     def proven(self) -> Sequence[TransactionId]:
-        """Return every transaction whose proof of commit is there, oldest first."""
+        """Return every transaction whose proof of commit exists, oldest first."""
         return self._paths.transactions(self._fs.list(self._paths.committed))
 
     def forget(self, transaction: TransactionId) -> bool:
-        """Delete the proof of a transaction that nobody asks for any more; return whether it is.
+        """Delete the proof of a transaction that no process asks for any more.
 
-        It stays while something of the transaction is still staged: it says what that is.
+        Return True if deleted.
+
+        The proof stays while files of the transaction are still staged, because it says what they
+        are.
         """
         self._fs.delete(self._at(self._paths.committed, transaction))
         return True
 
     def find_stage_time(self, transaction: TransactionId) -> datetime | None:
-        """Return the time at which a transaction in doubt was staged, else None."""
+        """Return the time at which a transaction in doubt was staged, or None for others."""
         for directory in (self._paths.staged, self._paths.publishing, self._paths.aborting):
             manifest = self._manifest(directory, transaction)
             if manifest is not None:
@@ -199,7 +203,7 @@ class Publication(ABC):
         return None
 
     def files_in_doubt(self) -> frozenset[str]:
-        """Return the data files, by path, that transactions in doubt need."""
+        """Return the paths of the data files that transactions in doubt need."""
         names: set[str] = set()
         for directory in (self._paths.staged, self._paths.publishing, self._paths.aborting):
             for transaction in self._paths.transactions(self._fs.list(directory)):
@@ -248,7 +252,7 @@ class Publication(ABC):
         return self._fs.size(file.staged) == file.size_bytes
 
     def _missing(self, manifest: TransactionManifest) -> ManifestFile | None:
-        """Return a file that is not what was staged."""
+        """Return a file that differs from what was staged, or None."""
         files = {file.staged: file for file in manifest.files}
         missing: list[ManifestFile] = []
 
@@ -277,11 +281,11 @@ class Publication(ABC):
 
 
 class ByRename(Publication):
-    """One step a file, which readers see as a whole; the manifest's own moves are the journal.
+    """The publication by rename: each file appears at once; the manifest's moves are the journal.
 
-    Before the first rename every file is looked at, and the manifest moves from staged to
-    publishing. From then on a file that is not where it was staged has been renamed. An abort moves
-    it from staged to aborting, so of a commit and an abort at one moment only one goes on.
+    Before the first rename every file is checked, and the manifest moves from staged to publishing.
+    From then on, a file that is missing from its staged path has been renamed. An abort moves the
+    manifest from staged to aborting. So of a concurrent commit and abort only one proceeds.
     """
 
     def __init__(self, fs: Renames, paths: SinkPaths) -> None:
@@ -290,16 +294,17 @@ class ByRename(Publication):
 
     @override
     def commit(self, transaction: TransactionId) -> CommitOutcome:
-        """Steps: 1. look at the files, 2. note the beginning, 3. rename, 4. leave the proof."""
+        """Commit in four steps: 1. check files, 2. move manifest, 3. rename, 4. write the proof."""
         paths = self._paths
-        # In the order in which a manifest moves, so that one that moves meanwhile is met again.
+        # Read in the order in which a manifest moves, so that a manifest that moves meanwhile is
+        # found later.
         manifest = self._manifest(paths.staged, transaction)
         if manifest is not None:
             # 1.
             missing = self._missing(manifest)
             if missing is not None and self._manifest(paths.staged, transaction) is not None:
                 return self._make_lost(transaction, missing)
-            # 2. Nothing happens when another committer was faster.
+            # 2. Does nothing if another committer was faster.
             self._move(transaction, paths.staged, paths.publishing)
         manifest = self._manifest(paths.publishing, transaction)
         if manifest is None:
@@ -325,7 +330,7 @@ class ByRename(Publication):
             self._fs.delete(self._at(paths.aborting, transaction))
             return Aborted()
         if self._manifest(paths.publishing, transaction) is not None:
-            # Some of its files are seen: what was begun can only be finished.
+            # Some of its files are visible: a publication that has begun can only be completed.
             self.commit(transaction)
             return AlreadyCommitted()
         return AlreadyCommitted() if self._has_proof(transaction) else Aborted()
@@ -347,21 +352,24 @@ class ByRename(Publication):
             self._fs.make_names_durable(directory)
 
     def _move(self, transaction: TransactionId, source: str, target: str) -> bool:
-        """Move the manifest; return False when it was not in `source` any more."""
+        """Move the manifest; return False if it was not in `source` any more."""
         moved = self._renaming.rename(self._at(source, transaction), self._at(target, transaction))
         if moved or self._fs.size(self._at(target, transaction)) is not None:
-            # Also when another process moved it, which may have died before this.
+            # Also if another process moved it, because that process may have died before this step.
             self._fs.make_names_durable(target)
         return moved
 
 
 class ByCopy(Publication):
-    """One copy a file, whole or not at all; what was staged stays until the proof is written.
+    """The publication by copy: each file appears at once.
 
-    Copies have names and bytes that the transaction determines, so a repeated one changes nothing,
-    except that it brings back what a reader deleted before the proof was there: readers that
-    delete take only what `list_committed_files` lists. Commit and abort of one transaction at one
-    moment are not kept apart; the engine, which decides one or the other, never calls both.
+    Staged files stay until the proof is written.
+
+    The transaction determines the names and bytes of copies, so a repeated copy changes nothing,
+    with one exception: it restores a file that a reader deleted before the proof was written. So
+    readers may delete only files that `list_committed_files` lists. A concurrent commit and abort
+    of one transaction are not excluded here; the engine decides for one of the two, and never calls
+    both.
     """
 
     def __init__(self, fs: Copies, paths: SinkPaths) -> None:
@@ -370,11 +378,12 @@ class ByCopy(Publication):
 
     @override
     def commit(self, transaction: TransactionId) -> CommitOutcome:
-        """Steps: 1. look for proof and files, 2. copy, 3. leave the proof, 4. clean up.
+        """Commit in steps: 1. look for proof and files, 2. copy, 3. write the proof, 4. clean up.
 
-        Who is overtaken leaves a proof that another one has pruned; the next pruning takes it.
+        A delayed committer may write a proof that another process has pruned. The next pruning
+        deletes it.
         """
-        # 1. The manifest first: it goes only after the proof has come.
+        # 1. The manifest first: it is deleted only after the proof exists.
         manifest = self._manifest(self._paths.staged, transaction)
         if self._has_proof(transaction):
             return self._clean_up_committed(transaction, manifest)
@@ -391,7 +400,8 @@ class ByCopy(Publication):
             # 3.
             self._fs.write(self._at(self._paths.committed, transaction), (manifest.encode(),))
             if self._manifest(self._paths.staged, transaction) is None:
-                # Only what has its proof is cleaned up: another committer has overtaken this one.
+                # Only transactions with a proof are cleaned up, so another committer has committed
+                # this one.
                 return AlreadyCommitted()
         except FAILURES as error:
             raise PublicationBegun(str(error)) from error
@@ -407,24 +417,24 @@ class ByCopy(Publication):
         if manifest is None:
             return Aborted()
         if any(self._fs.size(file.path) is not None for file in manifest.files):
-            # Some of its files are seen: what was begun can only be finished.
+            # Some of its files are visible: a publication that has begun can only be completed.
             self.commit(transaction)
             return AlreadyCommitted()
         self._delete_data(manifest)
-        # The last: until now it lists what is left.
+        # The manifest is deleted last, because it lists the files that are left.
         self._fs.delete(self._at(self._paths.staged, transaction))
         return Aborted()
 
     @override
     def in_doubt(self) -> Sequence[TransactionId]:
-        # Staged first: what is committed between the two looks is then in both.
+        # Staged first: a transaction that is committed between the two reads is then in both lists.
         staged = self._paths.transactions(self._fs.list(self._paths.staged))
         proven = set(self.proven())
         return [transaction for transaction in staged if transaction not in proven]
 
     @override
     def forget(self, transaction: TransactionId) -> bool:
-        # Whoever wrote the proof may have died before it cleaned up.
+        # The process that wrote the proof may have died before it cleaned up.
         manifest = self._manifest(self._paths.staged, transaction)
         if manifest is not None and not self._clean_up(transaction, manifest):
             return False
@@ -440,13 +450,13 @@ class ByCopy(Publication):
     def _judge_missing(
         self, transaction: TransactionId, missing: ManifestFile
     ) -> AlreadyCommitted | Lost:
-        # Another committer may have finished, and cleaned up, since the last look.
+        # Another committer may have committed and cleaned up since the last check.
         if self._has_proof(transaction):
             return AlreadyCommitted()
         return self._make_lost(transaction, missing)
 
     def _copy_files(self, manifest: TransactionManifest) -> ManifestFile | None:
-        """Copy every file; return one that was not there."""
+        """Copy every file; return a file that did not exist, or None."""
         files = {file.staged: file for file in manifest.files}
         missing: list[ManifestFile] = []
 
@@ -455,7 +465,7 @@ class ByCopy(Publication):
             if not self._copying.copy(staged, file.path):
                 missing.append(file)
                 return
-            # Azure answers when a copy has begun.
+            # Azure replies as soon as a copy has begun.
             found_bytes = self._fs.size(file.path)
             if found_bytes != file.size_bytes:
                 raise SinkError(
@@ -468,10 +478,10 @@ class ByCopy(Publication):
         return missing[0] if missing else None
 
     def _clean_up(self, transaction: TransactionId, manifest: TransactionManifest) -> bool:
-        """Delete what is no longer needed; what stays is deleted before the proof is."""
+        """Delete the staged files; remaining ones are deleted before the proof is."""
         try:
             self._delete_data(manifest)
-            # The last: until now it lists what is left.
+            # The manifest is deleted last, because it lists the files that are left.
             self._fs.delete(self._at(self._paths.staged, transaction))
         except FAILURES as error:
             _logger.warning(
@@ -482,7 +492,7 @@ class ByCopy(Publication):
 
 
 def publication(fs: StreamedFiles, paths: SinkPaths) -> Publication:
-    """Return how `fs` publishes."""
+    """Return the kind of publication that `fs` supports."""
     match fs:
         case Renames():
             return ByRename(fs, paths)
@@ -494,12 +504,12 @@ def publication(fs: StreamedFiles, paths: SinkPaths) -> Publication:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFiles:
-    """Files that one sink id has published, each with its transaction, as of one look."""
+    """The files that one sink id has published, with their transactions, at one moment."""
 
     of_transactions: Sequence[tuple[TransactionId, str]]
-    """Wholly published transactions with their paths below the url, in the order of checkpoints."""
+    """Pairs of a wholly published transaction and a path below the url, in checkpoint order."""
     whole_before: CheckpointId
-    """Every checkpoint before this one is published by all subtasks."""
+    """The first checkpoint that may be incomplete. All subtasks have published those before it."""
 
     def paths(self) -> list[str]:
         """Return the files of wholly published transactions."""
@@ -508,7 +518,7 @@ class PublishedFiles:
     def paths_of_whole_checkpoints(self) -> list[str]:
         """Return the files of checkpoints that all subtasks have published: a consistent cut.
 
-        Behind `paths` by as many checkpoints as the job retains.
+        It lags behind `paths` by the number of checkpoints that the job retains.
         """
         return [
             path
@@ -526,12 +536,12 @@ def list_committed_files(
 ) -> PublishedFiles:
     """Return the files below `url` that belong to wholly published transactions of `sink_id`.
 
-    For readers who want transactions or checkpoints as a whole, and not file by file: a listing of
-    the directory may meet a transaction half published. The proofs that committers leave tell which
-    are whole: one is written after the last file has its name. Proofs are deleted once no restore
-    can ask for them, and what is older than that is whole too, in all subtasks.
+    For readers that need whole transactions or checkpoints, not single files: a listing of the
+    directory may contain half-published transactions. The proofs that committers write tell which
+    ones are whole: a proof is written after the last file has its name. Proofs are deleted once no
+    restore can need them, and all older checkpoints are whole too, in all subtasks.
 
-    Files that readers have deleted are not in it. Runs anywhere, beside the running job.
+    Files that readers have deleted are not listed. Runs in any process, also while the job runs.
 
     Raises:
         ConfigError: The url is wrong, or may not be listed.
@@ -540,8 +550,8 @@ def list_committed_files(
     fs = open_files(FileLocation.parse(url, publish=publish, options=storage_options or {}))
     paths = SinkPaths(sink_id)
     with sink_errors():
-        # In this order: a proof that is not seen any more has left its mark before it went, and
-        # files that are seen with a proof were all there before the proof was.
+        # In this order: a proof that is not seen any more wrote its mark before it was deleted.
+        # Files that are seen with a proof were all visible before the proof was written.
         proven = set(paths.transactions(fs.list(paths.committed)))
         marks = [int(mark) for mark in fs.list(paths.pruned) if mark.isdigit()]
         visible = fs.visible_files()

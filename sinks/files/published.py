@@ -1,4 +1,4 @@
-"""What a directory of published files holds, as a table: its checkpoints, columns and rows."""
+"""The checkpoints, columns and rows of published files, read as a table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PublishedTable:
 
     url: str
     sink_id: str | None = None
-    """Whose files; None: those of every sink that has written there."""
+    """The sink whose files are read; None for the files of all sinks that have written there."""
     storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     publish: Publish = "auto"
 
@@ -44,7 +44,7 @@ class PublishedTable:
         """Return the ids of the sinks that have written there.
 
         Raises:
-            ConfigError: None has, or not the one that is asked for.
+            ConfigError: No sink has written there, or not the requested one.
         """
         fs = self._open()
         with sink_errors():
@@ -65,11 +65,11 @@ class PublishedTable:
         return (self.sink_id,)
 
     def files(self) -> list[str]:
-        """Return the files of all transactions that are published whole, as of now."""
+        """Return the files of all wholly published transactions at this moment."""
         return [path for sink_id in self.sinks() for path in self._list_files(sink_id).paths()]
 
     def files_between(self, after: CheckpointId, through: CheckpointId) -> list[str]:
-        """Return the files of checkpoints after `after`, up to and with `through`.
+        """Return the files of checkpoints after `after`, up to and including `through`.
 
         Raises:
             ConfigError: Several sinks have written there, or it is not certain that every subtask
@@ -90,14 +90,17 @@ class PublishedTable:
         ]
 
     def whole_through(self) -> CheckpointId:
-        """Return the last checkpoint that is certain to be published by all subtasks; 0: none."""
+        """Return the last checkpoint that all subtasks have certainly published.
+
+        0 if there is none.
+        """
         return CheckpointId(max(0, self._list_files(self._only_sink()).whole_before - 1))
 
     def schema(self) -> pa.Schema:
         """Return the columns of the newest file, and its partition columns as text.
 
         Raises:
-            ConfigError: Nothing is published yet.
+            ConfigError: No file is published yet.
         """
         files = self.files()
         if not files:
@@ -109,10 +112,10 @@ class PublishedTable:
         return pa.schema([*read, *(pa.field(name, pa.string()) for name in _values(files[-1]))])
 
     def read(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file: what of `schema` it has, nulls for the rest.
+        """Yield the rows of one file with the columns of `schema`; missing columns are null.
 
         Raises:
-            SinkError: It is gone: a reader has moved or deleted it.
+            SinkError: The file is gone: a reader has moved or deleted it.
         """
         values = _values(path)
         file = self._parquet(path)
@@ -173,7 +176,7 @@ def _describe_deleted(where: str) -> str:
 
 
 def _values(path: str) -> dict[str, str | None]:
-    """Return the partition columns that the directories of `path` name, with their values."""
+    """Return the partition columns and their values from the directories of `path`."""
     parts: Sequence[str] = path.split("/")[:-1]
     named = [part.partition("=") for part in parts if "=" in part]
     return {

@@ -1,4 +1,4 @@
-"""What a directory or bucket holds in doubt: files that are staged there, and not yet published."""
+"""The resource manager of a directory or bucket: staged files that are not yet published."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onceflow.sinks.files.publication import open_files, sink_errors
 
 
 class FilesResourceManager(ResourceManager):
-    """One directory or prefix, and what every sink id has staged below it."""
+    """A resource manager of one directory or prefix, and of the staged files of every sink id."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class FilesResourceManager(ResourceManager):
         committer: Callable[[CommitterContext], Committer],
         target_record: Callable[[CommitterContext], TargetRecord],
     ) -> None:
-        """Look at nothing yet; `committer` and `target_record` are the sink's."""
+        """Read nothing yet; `committer` and `target_record` are the sink's."""
         self._location, self._committer = location, committer
         self._target_record = target_record
         self._owners: Mapping[str, str] | None = None

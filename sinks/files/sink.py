@@ -1,7 +1,7 @@
-"""What a user writes to have rows in files, and what commits them.
+"""The file sink that users configure, and its committer.
 
-The committer publishes, deletes and lists what writers staged, from any process, by the
-transaction's name alone.
+The committer publishes, deletes and lists staged files, in any process, by the transaction's name
+alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # a slot does not pay for it
 
 
 class FileCommitter(Committer):
-    """Commits by name alone: who wrote, where, and how often it is asked do not matter."""
+    """A committer that works by name alone, in any process. All calls are repeatable."""
 
     def __init__(self, settings: FileSettings, context: CommitterContext) -> None:
         """Connect to nothing yet."""
@@ -72,9 +72,11 @@ class FileCommitter(Committer):
 
     @override
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Return how it ended; publishing goes on where another process, or a crash, left it.
+        """Return the outcome.
 
-        Unknown means that some files of the transaction may be visible and the rest not yet.
+        Continue a publication that another process or a crash left half done.
+
+        Unknown means that some files of the transaction may be visible and others not yet.
         """
         try:
             return self._publication.commit(committable.transaction)
@@ -85,7 +87,10 @@ class FileCommitter(Committer):
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Return how it ended; a publication that has begun is finished, and told as committed."""
+        """Return the outcome.
+
+        A publication that has begun is completed and reported as committed.
+        """
         try:
             return self._publication.abort(committable.transaction)
         except PublicationBegun as error:
@@ -95,7 +100,7 @@ class FileCommitter(Committer):
 
     @override
     def in_doubt(self) -> Sequence[Committable]:
-        """Return what is staged under exactly this sink id.
+        """Return the transactions that are staged under exactly this sink id.
 
         Raises:
             SinkError: The directory cannot be listed now.
@@ -115,9 +120,9 @@ class FileCommitter(Committer):
 
     @override
     def prune(self, before: CheckpointId) -> None:
-        """Delete the proofs of checkpoints before `before`, and leave a mark that says so.
+        """Delete the proofs of checkpoints before `before`, and write a mark that says so.
 
-        A failure is logged and nothing else: proofs do no harm, and the next call comes soon.
+        A failure is only logged: proofs do no harm, and the next call comes soon.
         """
         if before <= self._pruned_before:
             return
@@ -137,8 +142,8 @@ class FileCommitter(Committer):
         """Release nothing: no connection outlives a call."""
 
     def _prune(self, before: CheckpointId) -> bool:
-        """Return whether nothing is left to prune."""
-        # The mark first: whoever misses a proof must find it.
+        """Delete old proofs; return True if none is left."""
+        # Write the mark first: a reader that misses a proof must find the mark.
         self._fs.create_if_absent(self._paths.name_pruned_mark(before), b"pruned")
         old = [one for one in self._publication.proven() if one.checkpoint < before]
         forgotten = [self._publication.forget(transaction) for transaction in old]
@@ -248,7 +253,7 @@ class FileSink(Sink):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
         location = self.settings.location
-        # Absolute from here on, for the executors may have another working directory.
+        # Make the path absolute now, because executors may have another working directory.
         object.__setattr__(self, "url", location.url)
 
     @override
@@ -260,7 +265,7 @@ class FileSink(Sink):
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Raise ConfigError unless files can be made of such rows; asks no file system.
+        """Raise ConfigError unless files can hold such rows. Does not access the file system.
 
         Raises:
             ConfigError: They cannot: settings, sink id, columns or types.
@@ -270,14 +275,14 @@ class FileSink(Sink):
 
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Prepare the target for rows of `schema`: make the directory, fence the sink id.
+        """Prepare the target for rows of `schema`: create the directory, fence the sink id.
 
-        Also deletes files that writers of older attempts left and no manifest names. A crash in it
+        Also deletes files of older attempts' writers that no manifest names. A crash in this call
         leaves at most the sink id claimed, which the next attempt claims in turn.
 
         Raises:
-            ConfigError: They cannot: settings, rights, missing bucket, columns; or another job has
-                the sink id.
+            ConfigError: The rows cannot be written (settings, rights, missing bucket, columns), or
+                another job has the sink id.
             Fenced: This attempt or a newer one has claimed the sink id.
             SinkError: The target cannot be reached now.
         """
@@ -285,15 +290,15 @@ class FileSink(Sink):
         settings = self.settings
         fs, paths = open_files(settings.location), SinkPaths(context.sink_id)
         with sink_errors():
-            # Before the claim: a directory that cannot be written must not fence the attempt that
-            # runs.
+            # Probe before the claim: a directory that cannot be written must not fence the running
+            # attempt.
             _probe(fs, paths)
             claim(fs, paths, context)
             _sweep(fs, paths, context)
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord:
-        """Return what the proofs below the url say."""
+        """Return the record of the proofs below the url."""
         fs, paths = open_files(self.settings.location), SinkPaths(context.sink_id)
         with sink_errors():
             attempt = read_claim(fs, paths, context)
@@ -309,7 +314,10 @@ class FileSink(Sink):
 
     @property
     def settings(self) -> FileSettings:
-        """What the arguments say, resolved; holds the storage options, and prints without them."""
+        """The resolved settings.
+
+        They contain the storage options, and their repr does not show them.
+        """
         return FileSettings(
             location=FileLocation.parse(
                 self.url, publish=self.publish, options=self.storage_options
@@ -333,7 +341,7 @@ def _require_rows(settings: FileSettings, schema: pa.Schema) -> None:
 
 
 def _probe(fs: StreamedFiles, paths: SinkPaths) -> None:
-    """Write, list, read and delete once, so that a missing right shows now and not at a commit."""
+    """Write, list, read and delete a file, to find a missing right now and not at a commit."""
     path = f"{paths.directory}/probe/{uuid.uuid4().hex}"
     fs.write(path, (b"probe",))
     listed = fs.list(f"{paths.directory}/probe")
@@ -347,12 +355,12 @@ def _probe(fs: StreamedFiles, paths: SinkPaths) -> None:
 
 
 def _sweep(fs: StreamedFiles, paths: SinkPaths, context: CommitterContext) -> None:
-    """Delete what killed writers of older attempts have left and nothing refers to.
+    """Delete files of killed writers of older attempts that no manifest refers to.
 
-    An attempt that is fenced may still be writing. What it stages is never decided, so it makes no
-    difference that its files are gone.
+    A fenced attempt may still be writing. Its transactions are never decided, so its files may be
+    deleted.
     """
-    # Files of this attempt and of newer ones are not looked at: their writers may be at work.
+    # Files of this attempt and of newer ones are kept: their writers may be running.
     names = [
         name
         for name in fs.list(paths.open)
@@ -381,4 +389,4 @@ def _resource_manager(access: ServerAccess) -> ResourceManager:
 
 
 CONNECTOR = SinkConnector(sink=FileSink, resource_manager=_resource_manager)
-"""What the catalog finds."""
+"""The connector that the catalog of connectors loads."""

@@ -1,9 +1,9 @@
-"""The writer of one subtask: rows go into hidden files as they come.
+"""The writer of one subtask: it writes rows into hidden files as they arrive.
 
     write        rows → row groups of files in _onceflow/<sink>/open
     pre_commit   files ended and made durable → their manifest in _onceflow/<sink>/staged
 
-Before the manifest is there, a crash leaves files that nobody refers to; the next attempt's `open`
+Before the manifest exists, a crash leaves files that no manifest names; the next attempt's `open`
 deletes them.
 """
 
@@ -51,7 +51,7 @@ from onceflow.sinks.files.publication import (
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """One directory of files and how to write them."""
+    """The settings of one directory of files and of their writers."""
 
     location: FileLocation
     form: FileFormat
@@ -63,13 +63,13 @@ class FileSettings:
 
 ROW_GROUP_ROWS = 1_000_000
 ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""The size of rows in memory that are encoded at once. A reader must decode as much at once."""
+"""The size of rows in memory that are encoded at once. A reader must decode as many at once."""
 
 
 class _Outlet(io.RawIOBase):
-    """Where an encoder writes: into the file, or nowhere once the file is dropped.
+    """The output of an encoder: the file, or nothing once the file is dropped.
 
-    An encoder that is given up still writes its end, at the latest when it is collected.
+    An abandoned encoder still writes its end, at the latest when it is garbage-collected.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -91,7 +91,10 @@ class _Outlet(io.RawIOBase):
 
 
 class PartFile:
-    """Buffers rows up to a row group, encodes them, writes them. Used by one thread."""
+    """A file that buffers rows up to a row group, then encodes and writes them.
+
+    Used by one thread.
+    """
 
     def __init__(
         self, fs: StreamedFiles, path: str, directory: str, schema: pa.Schema, form: FileFormat
@@ -99,13 +102,13 @@ class PartFile:
         """Create the file.
 
         Raises:
-            StorageError: It cannot be created now.
+            StorageError: The file cannot be created now.
         """
         self.path = path
         self.directory = directory
         self.rows = 0
         self.size_bytes = 0
-        """What is written; all of it once the file is finished."""
+        """The number of bytes written; the file's size once it is finished."""
         self.buffered_bytes = 0
         self._fs = fs
         self._schema = schema
@@ -119,7 +122,7 @@ class PartFile:
             raise
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take `rows`; encode what has come when it makes a row group."""
+        """Buffer `rows`; encode the buffer if it makes a row group."""
         self._buffered.append(rows)
         self._buffered_rows += rows.num_rows
         self.buffered_bytes += rows.nbytes
@@ -128,7 +131,7 @@ class PartFile:
             self.flush()
 
     def flush(self) -> None:
-        """Encode what is buffered."""
+        """Encode the buffered rows."""
         if self._buffered:
             with self._fs.explain_failure("write", self.path):
                 self._encoder.write(pa.Table.from_batches(self._buffered, schema=self._schema))
@@ -138,13 +141,13 @@ class PartFile:
             self.size_bytes = self._outlet.tell()
 
     def end(self) -> None:
-        """Encode the rest; `finish` is all that is left to do."""
+        """Encode the remaining rows and the format's end; only `finish` may follow."""
         self.flush()
         with self._fs.explain_failure("write", self.path):
             self._encoder.end()
 
     def finish(self) -> None:
-        """Make what was written durable. Any thread; nothing may be added after it."""
+        """Make the written data durable. Any thread; no rows may be added after it."""
         file, self._outlet.file = self._outlet.file, None
         if file is not None:
             try:
@@ -154,7 +157,7 @@ class PartFile:
                 raise
 
     def drop(self) -> None:
-        """Close and delete the file, finished or not. Never raises; safe to call twice."""
+        """Close and delete the file, finished or not. Never raises; may be called twice."""
         file, self._outlet.file = self._outlet.file, None
         if file is not None:
             self._fs.drop(file, self.path)
@@ -163,18 +166,21 @@ class PartFile:
 
 
 PATH_LENGTH_MAX_BYTES = 4095
-"""The length of a path on the usual systems, without the byte that ends it. HDFS takes more."""
+"""The longest path on the usual systems, without the final NUL. HDFS allows more."""
 KEY_LENGTH_MAX_BYTES = 1024
-"""The length of an object's key in S3, Google Cloud Storage and Azure."""
+"""The longest object key in S3, Google Cloud Storage and Azure."""
 _CHECKPOINT_MAX, _FILES_MAX = 10**9, 10**5
-"""What no job reaches: they make names as long as they get."""
+"""Numbers that no job reaches, used to compute the longest name."""
 
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
-"""What one writer keeps in memory over all its open files before it encodes the largest."""
+"""The memory that one writer uses for all its open files before it encodes the largest buffer."""
 
 
 class FileWriter(SinkWriter):
-    """Writes rows that no reader sees; any failure deletes them and is the writer's end."""
+    """A writer of rows that no reader sees yet.
+
+    Any failure deletes the files and closes the writer.
+    """
 
     def __init__(self, settings: FileSettings, context: WriterContext) -> None:
         """Create no file yet.
@@ -196,7 +202,7 @@ class FileWriter(SinkWriter):
         self._room_bytes = self._measure_room()
         self._created = 0
         self._open: OrderedDict[str, PartFile] = OrderedDict()
-        """Open files by directory, the least recently written first."""
+        """The open files by directory, the least recently written first."""
         self._finished: list[PartFile] = []
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.location}"
@@ -212,11 +218,11 @@ class FileWriter(SinkWriter):
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        """Steps: 1. end all files, durably, 2. stage the manifest that names them.
+        """Pre-commit in two steps: 1. finish all files, durably, 2. stage their manifest.
 
         Raises:
             PreCommitFailed: The attempt must end. Nothing of this checkpoint is staged, or it is
-                under a name that no decision lists, and will be aborted.
+                staged under a name that no decision lists, and will be aborted.
         """
         context = self._context
         with self._or_close(f"checkpoint {checkpoint} was not pre-committed", PreCommitFailed):
@@ -234,7 +240,7 @@ class FileWriter(SinkWriter):
                 context.sink_id, context.attempt, checkpoint, context.subtask, sequence=0
             )
             self._publication.stage(transaction, self._manifest(transaction, files))
-            # From here on they are the committer's.
+            # From here on the files belong to the committer.
             self._finished = []
             return (Committable(transaction, sum(file.rows for file in files)),)
 
@@ -252,9 +258,9 @@ class FileWriter(SinkWriter):
             file.drop()
 
     def _measure_room(self) -> int:
-        """Return how long the directory of a partition may be below the sink's own."""
+        """Return how many bytes a partition's directory may have below the sink's own."""
         location, context = self._settings.location, self._context
-        # An object store counts what follows the bucket's name, and counts no names apart.
+        # An object store limits the whole key after the bucket's name, and not each name.
         in_bucket = location.publish == "copy"
         own = location.root.partition("/")[2] if in_bucket else location.root
         limit = KEY_LENGTH_MAX_BYTES if in_bucket else PATH_LENGTH_MAX_BYTES
@@ -304,8 +310,8 @@ class FileWriter(SinkWriter):
             self._open.move_to_end(directory)
             return file
         if len(self._open) >= self._settings.max_open_files:
-            # The one that was written to least recently: its partition is the least likely to come
-            # again.
+            # Finish the least recently written file, because its partition is the least likely to
+            # get more rows.
             self._finish([next(iter(self._open))])
         context = self._context
         path = self._paths.data(context.attempt, context.subtask, self._token, self._created)
@@ -315,7 +321,7 @@ class FileWriter(SinkWriter):
         return file
 
     def _finish(self, directories: Sequence[str]) -> None:
-        """End the files of `directories`: encode one after the other, make durable all at once."""
+        """Finish the files of `directories`: encode in turn, make all durable at once."""
         for directory in directories:
             self._open[directory].end()
         self._fs.for_each(lambda directory: self._open[directory].finish(), directories)
@@ -327,15 +333,15 @@ class FileWriter(SinkWriter):
         while total_bytes > BUFFERED_BYTES_MAX:
             largest = buffered.pop()
             total_bytes -= largest.buffered_bytes
-            # It stays open. Encoding frees its memory, and the row group that it makes is the
-            # largest to be had.
+            # The file stays open. Encoding frees its memory, and makes the largest possible row
+            # group.
             largest.flush()
 
     def _accept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that files can hold; keep the others for `take_rejected`, or raise.
 
         Raises:
-            BadRow: There are others, and they are to fail the job.
+            BadRow: There are other rows, and bad rows fail the job.
         """
         refusals = {
             **self._partitions.find_long_directories(batch, self._room_bytes),
