@@ -60,8 +60,7 @@ if TYPE_CHECKING:
 else:
     _Connection = Connection
 
-# The server must not silently cut a value, round it to another day or use a default. The value 0
-# must not mean "next number".
+# No value is silently cut, rounded to another day or defaulted, and 0 does not mean "next number".
 SQL_MODE = (
     "STRICT_ALL_TABLES",
     "NO_ZERO_DATE",
@@ -137,8 +136,7 @@ _LOOK_S = 1.0
 """The interval at which a transfer of rows looks for lost packets."""
 _PIECE_BYTES = 1 << 20
 """The size of the packets in which a file's content is sent."""
-# The first byte of a row's packet: the text's length, the number of bytes of that length, or a mark
-# that the packet is no row.
+# The first byte of a row's packet: the text's length, that length's size, or a mark of no row.
 _NULL, _EOF_PACKET, _ERROR_PACKET = 0xFB, 0xFE, 0xFF
 _LENGTHS = {0xFC: 3, 0xFD: 4, 0xFE: 9}
 _TOO_LONG = 1301
@@ -211,10 +209,7 @@ class WireConnection:
     """A connection on which every wait has a timeout. Raises `SqlError`s. Used by one thread."""
 
     def __init__(self, arguments: dict[str, Any], *, timeout_s: float, reply_timeout_s: float):
-        """Connect and log in within `timeout_s` per step.
-
-        Later replies may take `reply_timeout_s`.
-        """
+        """Connect and log in, `timeout_s` per step; later replies may take `reply_timeout_s`."""
         self._awaits_reply = False
         self._transfers = False
         """True if the statement whose reply is awaited was sent with a file of rows."""
@@ -295,9 +290,7 @@ class WireConnection:
         return self.receive()
 
     def send(self, statement: str | bytes, file: Sequence[memoryview] | None = None) -> None:
-        """Send `statement`, and the `file` that it loads if there is one.
-
-        `receive` reads the reply.
+        """Send `statement` and the `file` that it loads, if any; `receive` reads the reply.
 
         Raises:
             SqlError: The connection broke, or the server does not ask for the file.
@@ -383,17 +376,15 @@ class WireConnection:
     def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
         """Yield the rows of `statement`, which has one column without nulls, as lines of text.
 
-        Yields about `chunk_bytes` at a time, as rows arrive. Rows that are not read are lost with
-        the connection. PyMySQL would decode each value; here only the length of each row is
-        decoded.
+        Yields about `chunk_bytes` at a time, as rows arrive. Unread rows are lost with the
+        connection. PyMySQL would decode each value; this decodes only the length of each row.
         """
         self._require_settled()
         private = cast("Any", self._connection)
         with self._bound():
             private._execute_command(COMMAND.COM_QUERY, statement)
             head = private._read_packet()
-            # The number of columns, the description of each column, and the end of the
-            # descriptions.
+            # The number of columns, the description of each column, and their end.
             for _ in range(head.read_length_encoded_integer() + 1):
                 private._read_packet()
             yield from self._lines(private, chunk_bytes)
@@ -568,8 +559,7 @@ class MySQLSession(Session):
             "CONNECTION_ID(), @@SESSION.max_allowed_packet"
         )
         self.statement_bytes_max = int(packet_bytes) - _COMMAND_BYTES
-        """The longest statement that the server accepts. It disconnects if a statement is
-        longer."""
+        """The longest statement that the server accepts; it disconnects at a longer one."""
         if set(str(modes).split(",")) != set(SQL_MODE) or (zone, charset) != ("+00:00", "utf8mb4"):
             wire.close()
             raise ConfigError(
@@ -688,10 +678,7 @@ def to_sql_error(number: int, text: str) -> SqlError:
 
 @contextmanager
 def _translate_errors(reply_timeout_s: float) -> Generator[None, None, None]:
-    """Raise PyMySQL's errors as `SqlError`.
-
-    For a timeout the text says how long the silence was.
-    """
+    """Raise PyMySQL's errors as `SqlError`; for a timeout the text says how long it was."""
     try:
         yield
     except MySQLError as error:
