@@ -1,4 +1,4 @@
-"""What sinks of lake tables share: data files come first, and a version that names them last.
+"""The common parts of sinks of lake tables: data files first, then a table version that names them.
 
-The head of `table` lists what another format needs, in its folder and outside of it.
+The docstring of `table` lists what another format needs, in its folder and outside of it.
 """

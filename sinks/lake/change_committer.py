@@ -1,8 +1,9 @@
-"""Commits changes that writers have staged: one version a checkpoint, or of several together.
+"""The commit of staged changes: one table version for one checkpoint, or for several together.
 
-The driver reads all changes of a commit into memory, the last one of each key remains, and one
-version of the table applies them with the sink's record. So a commit that is repeated finds the
-record, as with files; what was written for a version that was not made is deleted, or an orphan.
+The driver reads all changes of a commit into memory and keeps the last change of each key. One
+version of the table applies them together with the sink's record. So a repeated commit finds the
+record, as with files. Files that were written for a version that was not made are deleted, or
+become orphans.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from onceflow.sinks.lake.table import TableVersion
 
 
 class LakeChangeCommitter(LakeCommitter):
-    """Commits whole checkpoints of changes to one table."""
+    """A committer of whole checkpoints of changes to one table."""
 
     @override
     def _make_version(
@@ -31,7 +32,7 @@ class LakeChangeCommitter(LakeCommitter):
         batches: list[pa.RecordBatch] = []
         labels: set[ChangesLabel] = set()
         # By attempt, then by checkpoint: the order in which the changes of a key were made. In one
-        # checkpoint all changes of a key are of one subtask.
+        # checkpoint all changes of a key come from one subtask.
         ordered = sorted(transactions)
         staged = self._table.requests.ask(self._read_changes, ordered)
         for transaction, changes in zip(ordered, staged, strict=True):
@@ -65,4 +66,4 @@ class LakeChangeCommitter(LakeCommitter):
 
     @override
     def _delete_data(self, transaction: TransactionId) -> None:
-        """Delete nothing: only the driver writes files, for versions."""
+        """Delete nothing: writers write no files, only the driver does for versions."""

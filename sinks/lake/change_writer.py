@@ -3,8 +3,8 @@
     write        rows → the table's columns and whether each deletes, on their way into storage
     pre_commit   all of them sealed under one transaction
 
-Nothing is in the table's directories before the driver commits. A crash before that leaves nothing
-that anybody has to remove.
+No file is in the table's directories before the driver commits. A crash before that leaves no file
+that must be removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onceflow.sinks.sql.write_mode import ChangeRules
 
 
 class LakeChangeWriter(SinkWriter):
-    """Stages the changes of one subtask, in the order in which they arrive."""
+    """A writer that stages the changes of one subtask, in the order in which they arrive."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LakeChangeWriter(SinkWriter):
         rows = self._columns.sift(rows, self._bad_rows, exempt=classified.deletes)
         if not rows.num_rows:
             return
-        # What is left is classified as before: rows that were emptied delete still.
+        # Classify the remaining rows again: emptied rows still delete.
         deletes = self._rules.classify(rows, self._bad_rows).deletes
         converted = self._columns.cast(rows)
         names = [*self._columns.names, DELETES]
@@ -86,7 +86,7 @@ class LakeChangeWriter(SinkWriter):
         self._staged.close()
 
     def _empty_deletes(self, rows: pa.RecordBatch, deletes: pa.BooleanArray) -> pa.RecordBatch:
-        """Return `rows` with nulls where a row deletes: its values need not fit the table."""
+        """Return `rows` with nulls in rows that delete: their values need not fit the table."""
         if not deletes.true_count:
             return rows
         kept = {*self._rules.primary_key, self._rules.operation_column}

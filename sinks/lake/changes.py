@@ -1,9 +1,9 @@
-"""Changes of rows by key: what a writer stages in checkpoint storage, and a version is made of.
+"""The changes of rows by key, as writers stage them and as versions apply them.
 
     part    JSON: the id of the table, and the columns of its key
     rows    the table's columns, then `onceflow_deletes`: whether the key of the row is deleted
 
-A change that puts a row replaces the whole row of its key. Of a delete only the key means anything.
+A put replaces the whole row of its key. For a delete only the key has a meaning.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from onceflow.core.errors import TargetRefused
 from onceflow.core.msgspec_decoders import json_decoder
 
 DELETES = "onceflow_deletes"
-"""The last column of staged rows."""
+"""The name of the last column of staged rows."""
 _NUMBER = "onceflow_number"
 
 
 class ChangesLabel(msgspec.Struct, frozen=True):
-    """What is staged beside each batch of changes."""
+    """The label that is staged with each batch of changes."""
 
     table_id: str
-    """Of the table that they were written for."""
+    """The id of the table for which the changes were written."""
     key: tuple[str, ...]
 
     def to_part(self) -> str:
@@ -37,10 +37,10 @@ class ChangesLabel(msgspec.Struct, frozen=True):
 
 
 def parse_label(part: str) -> ChangesLabel:
-    """Return what `to_part` wrote.
+    """Return the label that `to_part` encoded.
 
     Raises:
-        TargetRefused: It wrote something else: the rows were staged in another write mode.
+        TargetRefused: The text is another one: the rows were staged in another write mode.
     """
     try:
         return json_decoder(ChangesLabel).decode(part)
@@ -53,7 +53,7 @@ def parse_label(part: str) -> ChangesLabel:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """What one version changes: each key at most once."""
+    """The changes of one version, at most one for each key."""
 
     rows: pa.Table
     """The table's columns, and `DELETES`."""
@@ -61,15 +61,15 @@ class RowChanges:
 
     @property
     def puts(self) -> pa.Table:
-        """The rows that replace those of their keys, or are new."""
+        """The rows to write: they replace the rows of their keys, or are new."""
         kept = self.rows.filter(pc.invert(self.rows[DELETES]))
         return kept.drop_columns([DELETES])
 
 
 def merge_changes(staged: Iterable[pa.RecordBatch], key: Sequence[str]) -> RowChanges:
-    """Return what `staged`, in the order of the changes, come to: the last one of each key.
+    """Return the last change of each key in `staged`, which is in the order of the changes.
 
-    Holds all of them in memory. Batches may lack columns that others have, which are null then.
+    Holds all of them in memory. Columns that a batch lacks and others have are null.
     """
     tables = [pa.Table.from_batches([batch]) for batch in staged]
     rows = pa.concat_tables(tables, promote_options="permissive")

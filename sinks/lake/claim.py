@@ -1,4 +1,4 @@
-"""Claims a sink id in a table for one attempt."""
+"""The claim of a sink id in a table for one attempt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onceflow.sinks.lake.table import CommitConflict, LakeTable, TableVersion
 
 
 def claim_table(table: LakeTable, context: CommitterContext) -> None:
-    """Record in `table` that the attempt of `context` owns the sink id, in a version of its own.
+    """Record in `table`, in a separate version, that the attempt of `context` owns the sink id.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
         Fenced: This attempt or a newer one has claimed it.
-        PreparedTransactionLost: The table has lost what the sink id committed last.
-        SinkError: The table does not answer, or is changed by others all the time.
+        PreparedTransactionLost: The table has lost the last commit of the sink id.
+        SinkError: The table does not answer, or other commits came first too often.
     """
     conflict: CommitConflict | None = None
     for _ in range(CONFLICTS_MAX):
@@ -34,11 +34,11 @@ def claim_table(table: LakeTable, context: CommitterContext) -> None:
 
 
 def read_target_record(version: TableVersion, context: CommitterContext) -> TargetRecord:
-    """Return what the table records of the sink id.
+    """Return the table's record of the sink id.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
-        PreparedTransactionLost: The table has lost what the sink id committed last.
+        PreparedTransactionLost: The table has lost the last commit of the sink id.
     """
     require_undamaged(version)
     return to_target_record(version.record, context)

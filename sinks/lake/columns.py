@@ -1,4 +1,4 @@
-"""Rows of the stream as rows of a table: columns by name, values in the table's types."""
+"""The conversion of the stream's rows to rows of a table: columns by name, values by type."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from onceflow.core.spi.bad_rows import BadRows, quote_value
 
 @dataclass(frozen=True)
 class ValueRule:
-    """Values of one column that the table cannot hold."""
+    """A rule for values of one column that the table cannot hold."""
 
     column: str
     trait: ValueTrait
     why: str
-    """Says what is wrong with them, after the column's name."""
+    """The reason, as error messages show it after the column's name."""
 
     def find_bad_rows(self, column: pa.Array) -> pa.BooleanArray:
-        """Return which rows of `column` have such a value."""
+        """Return for each row of `column` True if its value breaks the rule."""
         return pa.array(find_rows(column, self.trait))
 
 
 class TableColumns:
-    """How rows of one schema become rows of one table. The types are checked by the caller."""
+    """A conversion of rows of one schema to rows of one table. The caller checks the types."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class TableColumns:
         Args:
             table: The table, for errors.
             names: Its columns, in its order.
-            required: Those that take no null.
-            target: What is written: one field for each of `names`, maybe under another name.
+            required: The columns that accept no null.
+            target: The written schema: a field for each of `names`, maybe under another name.
             rows: The schema of the rows.
-            rules: What else the table cannot hold; those of columns that the rows lack are left
-                out.
+            rules: Further values that the table cannot hold. Rules of columns that the rows lack
+                are ignored.
 
         Raises:
-            ConfigError: They have not; names the column, and what to do.
+            ConfigError: The columns are wrong; names the column and the remedy.
         """
         _require_columns(table, names, required, rows)
         self._target = target
@@ -69,7 +69,7 @@ class TableColumns:
         self._rules = [rule for rule in rules if rule.column in rows.names]
 
     def convert(self, rows: pa.RecordBatch, bad_rows: BadRows) -> pa.RecordBatch:
-        """Return `rows` as the table has them; rows that it can never take are rejected.
+        """Return `rows` in the table's form; rows that it can never accept are rejected.
 
         Raises:
             BadRow: There is such a row, and bad rows fail the job.
@@ -83,12 +83,12 @@ class TableColumns:
     def sift(
         self, rows: pa.RecordBatch, bad_rows: BadRows, *, exempt: pa.BooleanArray
     ) -> pa.RecordBatch:
-        """Return those of `rows` that the table can take; others are rejected.
+        """Return those of `rows` that the table can accept, unconverted; others are rejected.
 
-        Those that `exempt` marks may have nulls anywhere.
+        Rows that `exempt` marks may have nulls anywhere.
 
         Raises:
-            BadRow: There is a row that it cannot take, and bad rows fail the job.
+            BadRow: There is a row that the table cannot accept, and bad rows fail the job.
         """
         rows = self._sift_values(rows, bad_rows, exempt)
         try:
@@ -148,14 +148,14 @@ def to_plain_schema(rows: pa.Schema) -> pa.Schema:
 
 
 def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the values of `column` as `kind`, as writers of Parquet take them.
+    """Return the values of `column` as type `kind`, in the form that Parquet writers accept.
 
     Raises:
         ArrowInvalid: A value does not fit, or a required part of it is null.
     """
     column = to_plain_column(column)
     if column.type != kind:
-        # A cast to the same type takes as long as its call.
+        # A cast to the same type costs only its call.
         optional = to_optional_parts(kind, column.type)
         try:
             column = cast_rows(column, optional)

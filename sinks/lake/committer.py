@@ -1,13 +1,14 @@
-"""Commits data files that writers have staged: one version of the table a checkpoint.
+"""The commit of staged data files: one version of the table for each checkpoint.
 
-    1. read the newest version, and what it records of the sink id
-    2. what is recorded as committed is left out; nothing is left: it was committed before
-    3. make the next version on top of that one, with the files and the new record; someone else was
-       faster: 1.
-    4. forget the staged descriptions
+    1. read the newest version, and its record of the sink id
+    2. leave out transactions that the record says are committed; if none is left, the checkpoint
+       was committed before
+    3. make the next version on top of that one, with the files and the new record; if another
+       commit was faster: 1.
+    4. delete the staged descriptions
 
-A crash between 3 and 4 leaves descriptions of committed files, which the next start forgets. A lost
-reply is no failure: the table is read again.
+A crash between 3 and 4 leaves descriptions of committed files, which the next start deletes. After
+a lost reply the table is read again, so it is no failure.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, 
 _logger = logging.getLogger("onceflow.sinks.lake")
 
 _NOT_NOW = (SinkError, StorageError, ConfigError)
-"""ConfigError, too: a secret's file is not there while it is replaced."""
+"""ConfigError is included because a secret's file is missing while it is replaced."""
 CONFLICTS_MAX = 20
-"""Versions of others that may come between, before the engine's own retries go on."""
+"""The number of other commits that may come first, before the engine's own retries follow."""
 
 
 class LakeCommitter(GlobalCommitter):
-    """Commits whole checkpoints to one table."""
+    """A committer of whole checkpoints to one table."""
 
     def __init__(self, table: LakeTable, context: CommitterContext) -> None:
         """Connect to nothing yet."""
@@ -70,7 +71,7 @@ class LakeCommitter(GlobalCommitter):
         except CommitUnknown as error:
             return self._look_for(checkpoint, committables, error)
         except _NOT_NOW as error:
-            # A value or a column that the table cannot take stays so, whoever asks.
+            # A value or a column that the table cannot accept stays so for any committer.
             return RetryLater(str(error), until_mended=waits_for_person(error))
         return RetryLater(f"{CONFLICTS_MAX} other commits to the table came first, one by one")
 
@@ -81,7 +82,9 @@ class LakeCommitter(GlobalCommitter):
 
     @override
     def in_doubt(self) -> Sequence[Committable]:
-        """Return what is staged, and forget what a driver has committed right before it died.
+        """Return the staged transactions.
+
+        Discard those that a driver committed right before it died.
 
         Raises:
             SinkError: The table cannot be asked now.
@@ -100,7 +103,7 @@ class LakeCommitter(GlobalCommitter):
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete its data files and what is staged, unless a version of the table has them."""
+        """Delete its data files and the staged rows, unless a version of the table has them."""
         transaction = committable.transaction
         try:
             version = self._table.load()
@@ -142,13 +145,13 @@ class LakeCommitter(GlobalCommitter):
     def _make_version(
         self, version: TableVersion, record: SinkRecord, transactions: Sequence[TransactionId]
     ) -> CommitOutcome:
-        """Make the version that has what is staged under `transactions`, and `record`.
+        """Make the version that contains the staged files of `transactions`, and `record`.
 
         Raises:
             CommitConflict: Another version came first.
-            CommitUnknown: Nobody knows whether it was made.
-            SinkError: It was not made.
-            StorageError: What is staged cannot be read.
+            CommitUnknown: It is unknown whether the version was made.
+            SinkError: The version was not made.
+            StorageError: The staged rows cannot be read.
         """
         staged: list[pa.RecordBatch] = []
         descriptions = self._table.requests.ask(self._read_staged, transactions)
@@ -162,12 +165,15 @@ class LakeCommitter(GlobalCommitter):
         return Committed(version.append(staged, record, transactions))
 
     def _is_in_table(self, version: TableVersion, transaction: TransactionId) -> bool | None:
-        """Return whether `version` has what is staged under `transaction`; None: nothing is."""
+        """Return True if `version` has the staged files of `transaction`.
+
+        None if nothing is staged.
+        """
         staged = self._read_staged(transaction)
         return None if staged is None else version.refers_to(staged)
 
     def _delete_data(self, transaction: TransactionId) -> None:
-        """Delete what was written into the table's directories under `transaction`."""
+        """Delete the files that were written into the table's directories under `transaction`."""
         staged = self._read_staged(transaction)
         if staged is not None:
             self._table.delete_files(self._table.list_paths(staged))
@@ -183,7 +189,7 @@ class LakeCommitter(GlobalCommitter):
         return version.damage or version.refusal
 
     def _explain_missing(self, checkpoint: int, transaction: TransactionId) -> CommitOutcome:
-        """Tell what another committer has just committed from what is lost."""
+        """Tell a checkpoint that another committer has just committed from lost rows."""
         if self.read_committed_through() >= checkpoint:
             return AlreadyCommitted()
         return Lost(
@@ -196,7 +202,8 @@ class LakeCommitter(GlobalCommitter):
     ) -> CommitOutcome:
         try:
             if self.read_committed_through() < checkpoint:
-                # The request may still be under way; made on an older version, it is then refused.
+                # The request may still be running. If it is made on top of an older version, it
+                # will be refused.
                 return Unknown(str(error))
         except _NOT_NOW as unanswered:
             return Unknown(f"{error}; asked again: {unanswered}")
@@ -204,7 +211,10 @@ class LakeCommitter(GlobalCommitter):
         return AlreadyCommitted()
 
     def _forget_committed(self, version: TableVersion, transaction: TransactionId) -> bool:
-        """Return whether `version` has its files, or nothing is staged; then it is forgotten."""
+        """Discard and return True if `version` has its files or nothing is staged.
+
+        Else return False.
+        """
         if self._is_in_table(version, transaction) is False:
             return False
         self._forget([make_staged_committable(transaction)])
@@ -232,5 +242,5 @@ class LakeCommitter(GlobalCommitter):
         try:
             self._staging.discard(committable.transaction)
         except StorageError as error:
-            # A later abort finds the files in the table, and forgets it then.
+            # A later abort finds the files in the table, and discards the staged rows then.
             _logger.warning("%s is committed and still staged: %s", committable, error)

@@ -1,9 +1,9 @@
-"""Names of the data files of a lake sink: whose they are, and that no other file has the same.
+"""The names of the data files of a lake sink: they contain their owner and are unique.
 
     onceflow-<sink id>-<attempt>-<checkpoint>-<subtask>-<token>-<number>.parquet
 
-`<checkpoint>` is the one that the writer expects next when it begins the file. `<token>` is random,
-32 hex digits, one a writer.
+`<checkpoint>` is the checkpoint that the writer expects next when it begins the file. `<token>` is
+random, 32 hex digits, one per writer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 
 
 class DataFileNames:
-    """Names the files of one writer, or of one version that the driver makes."""
+    """The names of the files of one writer, or of one version that the driver makes."""
 
     def __init__(self, sink_id: str, attempt: int, checkpoint: int, *, subtask: int) -> None:
         """Begin with files of `checkpoint`."""
@@ -35,7 +35,7 @@ class DataFileNames:
         return cls(context.sink_id, context.attempt, first, subtask=context.subtask)
 
     def next(self) -> str:
-        """Return a name that no other file has."""
+        """Return a unique name."""
         number, self._number = self._number, self._number + 1
         return f"{self._prefix}-{self._checkpoint}-{self._suffix}-{number}.parquet"
 
@@ -47,10 +47,10 @@ class DataFileNames:
 def check_own_path(path: str, sink_id: str, directory: Path | None = None) -> None:
     """Raise SinkError unless `path`, below the table's directory, is a data file of the sink id.
 
-    A staged description is read from checkpoint storage: it may add and delete no other file.
+    A staged description is read from checkpoint storage, so it must not add or delete other files.
 
     Raises:
-        SinkError: It is none, or a link leads from `directory` to it.
+        SinkError: The path is no such file, or a link leads from `directory` to it.
     """
     try:
         resolve_stored_name(path, directory)
@@ -68,9 +68,9 @@ def to_name(path: str) -> str:
 
 
 def compile_own_name(sink_id: str) -> re.Pattern[str]:
-    """Return what the names of the sink id's files match as a whole; group 1 is the attempt.
+    """Return the pattern of full names of the sink id's files; group 1 is the attempt.
 
-    A table may have names begin with a hash, in binary digits, that spreads them over a bucket.
+    A table may let names begin with a hash in binary digits, which spreads them over a bucket.
     """
     own = rf"onceflow-{re.escape(sink_id)}-(\d+)-\d+-\d+-[0-9a-f]{{32}}-\d+\.parquet"
     return re.compile(rf"(?:[01]+-)?{own}")

@@ -1,8 +1,8 @@
-"""Which columns of a Parquet file are written with a dictionary: those whose values come again.
+"""The choice of the columns of a Parquet file that get a dictionary: those with repeated values.
 
 Parquet's writers build a dictionary of every column until it gets too large, and only then write
-the values plainly. Of a column of ids, times or other values that hardly come again, all of that is
-lost: half of the time that a data file takes, and a file that is larger.
+plain values. For a column of ids, times or other values that hardly repeat, this work is wasted: it
+takes half of the time of a data file, and makes the file larger.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 _SAMPLED_SHARE = 50
-"""One row of so many is looked at: that costs less than a tenth of what it may save."""
+"""The divisor of the sample: one row in 50 costs less than a tenth of what a good choice saves."""
 _SAMPLED_ROWS_MIN = 1000
 _DISTINCT_SHARE_MAX = 0.95
-"""Of the sampled values. In a row group 50 times as large, where values come evenly, one value of
-five is then a new one: about where a dictionary begins to make a file larger."""
+"""The largest share of distinct values in the sample. If values are spread evenly, a row group 50
+times as large then has one new value in five: about where a dictionary makes a file larger."""
 
 
 def choose_dictionaries(rows: pa.Table) -> list[str] | bool:
-    """Return the columns that get a dictionary, as `ParquetWriter` takes them.
+    """Return the columns that get a dictionary, in the form of `ParquetWriter`'s option.
 
-    `rows` is the first row group of a file. Its first rows are the sample: values that come again
-    right after each other, as sorted ones do, are seen there. With nested columns, whose parts have
-    names of their own, every column gets one.
+    `rows` is the first row group of a file. Its first rows are the sample, because sorted columns
+    repeat their values there. If there are nested columns, whose parts have other names, every
+    column gets a dictionary.
     """
     if any(arrow.is_nested(field.type) for field in rows.schema):
         return True

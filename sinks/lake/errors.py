@@ -1,7 +1,7 @@
-"""What libraries of table formats raise, as errors by name.
+"""The errors of table format libraries, turned into named errors.
 
-Catalogs and stores raise what their clients raise (HTTP, SQL, Thrift, AWS), and the libraries' own
-errors have no root, so every exception is caught at the calls into them.
+Catalogs and stores raise the errors of their clients (HTTP, SQL, Thrift, AWS), and the libraries'
+own errors have no common base class. So every exception is caught at the calls into them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onceflow.core.errors import OnceflowError, SinkError
 
 @contextmanager
 def library_errors(what: str) -> Generator[None, None, None]:
-    """Raise SinkError, which begins with `what`, for whatever a library raises."""
+    """Raise SinkError, whose text begins with `what`, for any exception of a library."""
     try:
         yield
     except OnceflowError:
@@ -24,6 +24,6 @@ def library_errors(what: str) -> Generator[None, None, None]:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the first line of what a library says, after the name of its error."""
+    """Return the name of a library's error, and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,14 +1,14 @@
-"""Removes data files that nothing names: a writer was killed before it had described them.
+"""The removal of orphans: data files whose writer was killed before it had described them.
 
     1. list the files of the sink id's earlier attempts that are old enough
-    2. leave out what a staged description names: it waits for its commit, or for its abort
-    3. leave out what a version of the table needs
-    4. delete the rest
+    2. leave out files that a staged description names: they wait for their commit or abort
+    3. leave out files that a version of the table needs
+    4. delete the other files
 
-Runs once the attempt has claimed the log and the table: nothing is decided under an earlier attempt
-any more, and all that was is staged or committed. A commit of an overtaken driver moves files from
-what is staged into a version, so these are looked at in this order. Other writers' files have other
-names.
+Runs after the attempt has claimed the log and the table. From then on no checkpoint is decided
+under an earlier attempt, and all decided ones are staged or committed. An overtaken driver's commit
+moves files from staged descriptions into a version, so they are read in this order. Files of other
+writers have other names.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from onceflow.sinks.lake.table import LakeTable
 _logger = logging.getLogger("onceflow.sinks.lake")
 
 DELETED_MAX = 1000
-"""Files at one start, which waits for it. The next start goes on."""
+"""The limit of deleted files per start, which waits for the deletion. The next start continues."""
 
 
 def try_to_remove_orphans(table: LakeTable, context: CommitterContext, age_s: float) -> None:
-    """Remove orphan files that are older than `age_s`; log why if that is not possible now."""
+    """Remove orphan files that are older than `age_s`; if that is not possible now, log why."""
     try:
         removed = remove_orphans(table, context, age_s)
     except OnceflowError as error:
@@ -41,10 +41,10 @@ def try_to_remove_orphans(table: LakeTable, context: CommitterContext, age_s: fl
 
 
 def remove_orphans(table: LakeTable, context: CommitterContext, age_s: float) -> int:
-    """Delete at most `DELETED_MAX` files as the module says; return how many.
+    """Delete at most `DELETED_MAX` files as the module says; return their number.
 
     Raises:
-        OnceflowError: Table or staged descriptions cannot be read, so nothing was deleted.
+        OnceflowError: The table or staged descriptions cannot be read, so no file was deleted.
     """
     staging = require_staging(context.staging, context.sink_id, "the description of data files is")
     # 1.

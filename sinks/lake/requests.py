@@ -1,4 +1,4 @@
-"""Requests to a store: several at a time where each answer takes its time."""
+"""Requests to a store, several at a time if each answer is slow."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _SLOW_S = 0.001
 
 
 class Requests:
-    """Asks from threads of its own, which begin when they are needed. Used by one thread."""
+    """A set of threads for requests, started when they are needed. Used by one thread."""
 
     def __init__(self) -> None:
-        """Begin with no thread."""
+        """Start no thread yet."""
         self._threads: ThreadPoolExecutor | None = None
 
     def ask(self, question: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return the answers to `items`, in their order; raise what the first failed one raised.
+        """Return the answers to `items`, in order; raise the exception of the first failed one.
 
-        While answers come faster than a thread would, the questions stay on this one.
+        While answers are faster than a thread would be, the requests stay on the calling thread.
         """
         answers: list[R] = []
         for number, item in enumerate(items):
@@ -40,7 +40,7 @@ class Requests:
         return list(self._threads.map(question, items))
 
     def close(self) -> None:
-        """End the threads. Safe to call twice; another question begins them anew."""
+        """End the threads. May be called twice; a further request starts them again."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None

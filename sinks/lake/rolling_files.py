@@ -1,4 +1,4 @@
-"""Data files that one writer has open, one a partition: rows wait until they make a row group."""
+"""The open data files of one writer, one per partition: rows wait until they make a row group."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import pyarrow as pa
 F = TypeVar("F")
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""Of rows that wait in memory, of all files of a writer; then the fullest has a row group."""
+"""The limit of waiting rows in memory, over all files of a writer. Then the fullest file writes a
+row group."""
 OPEN_FILES_MAX = 128
-"""Partitions that a writer writes at a time; with more, files get smaller."""
+"""The largest number of partitions that a writer writes at a time; with more, files get smaller."""
 
 
 class EncodedFile(ABC, Generic[F]):
-    """One file that is being written."""
+    """A file that is being written."""
 
     path: str
 
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """What is in the file so far."""
+        """The number of bytes written so far."""
 
     @abstractmethod
     def write(self, rows: pa.Table) -> None:
@@ -33,18 +34,21 @@ class EncodedFile(ABC, Generic[F]):
 
     @abstractmethod
     def end(self) -> F:
-        """Make the file whole and durable; return what a version of the table says of it."""
+        """Complete the file and make it durable.
+
+        Return its description for a version of the table.
+        """
 
     @abstractmethod
     def drop(self) -> None:
-        """Release it; the caller deletes what was written."""
+        """Release the file; the caller deletes it."""
 
 
 class RollingFiles(Generic[F]):
-    """Begins a file when a partition has rows, and ends it when it has `roll_bytes`."""
+    """A set of files that begins a file when a partition has rows, and ends it at `roll_bytes`."""
 
     def __init__(self, roll_bytes: int, path_of: Callable[[F], str]) -> None:
-        """Begin with no file; `path_of` says where an ended file is."""
+        """Begin with no file; `path_of` returns the path of an ended file."""
         self._roll_bytes, self._path_of = roll_bytes, path_of
         self._open: dict[str, _Buffered[F]] = {}
         self._ended: list[F] = []
@@ -52,7 +56,7 @@ class RollingFiles(Generic[F]):
     def add(
         self, partition: str, rows: pa.RecordBatch, begin: Callable[[], EncodedFile[F]]
     ) -> None:
-        """Add `rows` to the file of `partition`, which `begin` begins if there is none."""
+        """Add `rows` to the file of `partition`, which `begin` creates if there is none."""
         if not rows.num_rows:
             return
         file = self._open.get(partition)
@@ -67,14 +71,14 @@ class RollingFiles(Generic[F]):
             self._end(partition)
 
     def end(self) -> Sequence[F]:
-        """End every file; return what was ended since the last call."""
+        """End every file; return all files that ended since the last call."""
         for partition in list(self._open):
             self._end(partition)
         ended, self._ended = self._ended, []
         return ended
 
     def drop(self) -> Sequence[str]:
-        """Release every file; return the paths of all that were not returned by `end`."""
+        """Release every file; return the paths of all files that `end` did not return."""
         files, self._open = list(self._open.values()), {}
         ended, self._ended = self._ended, []
         for file in files:
@@ -107,15 +111,16 @@ class _Buffered(Generic[F]):
 def group_rows(
     rows: pa.RecordBatch, keys: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of each combination of `keys` in their order, and which row of `keys` is one.
+    """Yield for each combination of `keys` the index of one of its rows, and its rows in order.
 
-    `rows` has at least one row, and each of `keys` a value for each.
+    `rows` has at least one row, and each of `keys` has a value for each row.
     """
     groups = np.zeros(rows.num_rows, np.int64)
     for column in keys:
         encoded = column.dictionary_encode(null_encoding="encode")
         codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        # At most rows times values, which fits: the groups are numbered anew for each column.
+        # The product is at most rows times values, because the groups are renumbered for each
+        # column.
         _, groups = np.unique(groups * len(encoded.dictionary) + codes, return_inverse=True)
         groups = groups.reshape(-1)
     order = np.argsort(groups, kind="stable")

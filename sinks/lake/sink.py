@@ -1,4 +1,4 @@
-"""What sinks of lake tables have in common for their user: when versions are made."""
+"""The common options of sinks of lake tables, among them when versions are made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ORPHAN_AGE_MIN_S = 3600
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LakeSink(Sink):
-    """A table that the driver makes versions of, each of one or several whole checkpoints."""
+    """A sink whose driver makes table versions, each of one or several whole checkpoints."""
 
     instead_of_replacing: ClassVar[str] = "Append to a new table, and let readers go there"
 
@@ -97,12 +97,12 @@ class LakeSink(Sink):
 
     @property
     def upserts(self) -> bool:
-        """Whether rows replace others by key."""
+        """True if rows replace others by key."""
         return self.write_mode == "upsert"
 
     @property
     def rules(self) -> ChangeRules:
-        """How rows become changes; of appended rows, none."""
+        """The rules by which rows become changes; those of inserts if rows are appended."""
         if not self.upserts and (self.tombstones or self.operation_column):
             setting = "tombstones" if self.tombstones else "operation_column"
             raise ConfigError(
@@ -114,7 +114,7 @@ class LakeSink(Sink):
 
     @override
     def routing_key(self) -> tuple[str, ...]:
-        """Have the changes of a key meet in one subtask."""
+        """Return the primary key, so that all changes of a key go to one subtask."""
         return self.primary_key
 
     def make_committer(self, table: LakeTable, context: CommitterContext) -> GlobalCommitter:
@@ -125,13 +125,13 @@ class LakeSink(Sink):
     @property
     @override
     def committed_by(self) -> CommittedBy:
-        """Have the driver make the versions, of whole checkpoints."""
+        """The driver, which makes versions of whole checkpoints."""
         return CommittedBy.DRIVER
 
     @property
     @override
     def gathering(self) -> CommitInterval | None:
-        """What the two settings of commits say."""
+        """The interval of the two commit settings, or None if neither is set."""
         given = self.commit_interval
         seconds = None if given is None else seconds_of(given, setting="commit_interval")
         if seconds is None and self.commit_checkpoints is None:
@@ -139,13 +139,13 @@ class LakeSink(Sink):
         return CommitInterval(self.commit_checkpoints, seconds)
 
     def claim(self, table: LakeTable, context: CommitterContext) -> None:
-        """Claim the sink id, and remove orphan files as far as the user asked for it.
+        """Claim the sink id, and remove orphan files if the user configured that.
 
         Raises:
             ConfigError: Another decision log owns the sink id.
             Fenced: This attempt or a newer one has claimed it.
-            PreparedTransactionLost: The table has lost what the sink id committed last.
-            SinkError: The table does not answer, or is changed by others all the time.
+            PreparedTransactionLost: The table has lost the last commit of the sink id.
+            SinkError: The table does not answer, or other commits came first too often.
         """
         claim_table(table, context)
         if self._orphan_age_s is not None:

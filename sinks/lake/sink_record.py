@@ -1,6 +1,6 @@
-"""What a table records of one sink id: who claimed it, and the last checkpoint that is committed.
+"""The record of one sink id in a table: who claimed it, and the last committed checkpoint.
 
-The record is changed in the same atomic step in which rows become visible, so it is their proof.
+The record changes in the same atomic step that makes rows visible, so it is their proof.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
 
 PREFIX = "onceflow."
-"""Of the names under which a table, or a version of it, says what belongs to a sink id."""
+"""The prefix of the names under which a table, or a version of it, stores facts about a sink id."""
 
 
 class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One sink id of one table, as JSON."""
+    """The record of one sink id of one table, stored as JSON."""
 
     log_id: str
     job: str
     attempt: int
     """The newest attempt that has claimed the sink id."""
     through: int = 0
-    """The last checkpoint that is committed; 0 before the first."""
+    """The last committed checkpoint; 0 before the first."""
     claims: tuple[tuple[int, int], ...] = ()
-    """By attempt, rising: the last checkpoint that was committed when it claimed."""
+    """The last checkpoint that was committed when each attempt claimed, by rising attempt."""
 
     @property
     def owner(self) -> FenceOwner:
@@ -40,19 +40,19 @@ class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
         return FenceOwner(self.log_id, self.attempt, self.job)
 
     def advance(self, checkpoint: CheckpointId) -> SinkRecord:
-        """Return the record once `checkpoint` is committed."""
+        """Return the record for the time when `checkpoint` is committed."""
         return msgspec.structs.replace(self, through=int(checkpoint))
 
     def to_json(self) -> str:
-        """Return the text that the table keeps."""
+        """Return the text that the table stores."""
         return msgspec.json.encode(self).decode()
 
 
 def parse_record(text: str | None, location: str) -> SinkRecord | None:
-    """Return what the table keeps at `location`; None where it keeps nothing.
+    """Return the record that the table stores at `location`, or None if it stores nothing.
 
     Raises:
-        ConfigError: It is no record of ours.
+        ConfigError: The text is not a record of onceflow.
     """
     if text is None:
         return None
@@ -69,7 +69,10 @@ def parse_record(text: str | None, location: str) -> SinkRecord | None:
 def describe_commit(
     sink_id: str, record: SinkRecord, before: int, transactions: Sequence[TransactionId]
 ) -> dict[str, str]:
-    """Return what a version says of the commit that made it; `before` is the one before it."""
+    """Return the facts that a version stores about its commit.
+
+    `before` is the checkpoint before it.
+    """
     return {
         f"{PREFIX}sink-id": sink_id,
         f"{PREFIX}log-id": record.log_id,
@@ -81,7 +84,7 @@ def describe_commit(
 
 
 def has_committed(described: Mapping[str, Any], sink_id: str, transaction: TransactionId) -> bool:
-    """Return whether a version that says `described` has committed `transaction`."""
+    """Return True if a version with the facts `described` has committed `transaction`."""
     if described.get(f"{PREFIX}sink-id") != sink_id:
         return False
     attempts = str(described.get(f"{PREFIX}attempts") or "").split(",")
@@ -91,7 +94,7 @@ def has_committed(described: Mapping[str, Any], sink_id: str, transaction: Trans
 
 
 def claim_record(record: SinkRecord | None, context: CommitterContext) -> SinkRecord:
-    """Return the record once the attempt of `context` has claimed the sink id.
+    """Return the record after the attempt of `context` has claimed the sink id.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
@@ -112,7 +115,7 @@ def claim_record(record: SinkRecord | None, context: CommitterContext) -> SinkRe
 
 
 def to_target_record(record: SinkRecord | None, context: CommitterContext) -> TargetRecord:
-    """Return what `record` says to the decision log; an empty one where there is none.
+    """Return `record` as the decision log compares it; an empty one if there is no record.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
@@ -134,5 +137,5 @@ def _owner_of(context: CommitterContext) -> FenceOwner:
 
 
 def _take_over(sink_id: str) -> str:
-    """Return what an operator does so that the table forgets who claimed the sink id."""
+    """Return the action by which an operator deletes the claim of the sink id from the table."""
     return f"removing the table property 'onceflow.sink.{sink_id}'"

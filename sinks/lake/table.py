@@ -1,17 +1,17 @@
-"""What a table format gives to the common committer and writer.
+"""The interface that a table format implements for the common committer and writer.
 
-A version of a table is read, and a change is made on top of exactly that version or not at all:
-whoever is overtaken reads the next version and looks again. So of two drivers that commit the same
-checkpoint one finds the other's record.
+A version of a table is read, and a change is made on top of exactly that version or not at all. A
+committer that is overtaken reads the next version and checks again. So if two drivers commit the
+same checkpoint, one finds the other's record.
 
-To add a format, a folder beside sinks/delta:
+To add a format, add a folder next to sinks/delta:
 
     table.py        its `LakeTable` and `TableVersion`
     data_files.py   its `DataFiles`, over `lake.rolling_files`
     layout.py       columns and partitions of a table: checked, created and evolved
     sink.py         the user's class: a `LakeSink` with its options; `CONNECTOR`
 
-Outside of the folder:
+Files outside of the folder:
 
     pyproject.toml              an entry point in `onceflow.sinks`; an extra with the library, named
                                 in `all` too; the library in the contract "The engine knows no
@@ -19,11 +19,11 @@ Outside of the folder:
     sinks/__init__.py           the sink's public name, three times
     core/imports/extras.py      which extra installs the library
     docs/sinks/                 its page, and a line in README.md
-    tests/integration/lake_sink_kit.py      its `LakeJob`: what tests of all formats ask of one
+    tests/integration/lake_sink_kit.py      its `LakeJob`: what tests of all formats ask of a format
     tests/support/lake_faults.py            faults of its commits
     tests/conformance/          test_NAME_sink_conforms.py, and its lines in conftest.py
 
-There is no format of Spark for it: lakes bring their own.
+It needs no Spark format, because lake tables have their own.
 """
 
 from __future__ import annotations
@@ -42,34 +42,43 @@ from onceflow.sinks.lake.sink_record import SinkRecord
 
 
 class CommitConflict(Exception):
-    """Raised when another commit came first: nothing of this one is in the table."""
+    """Raised if another commit came first: no part of this commit is in the table."""
 
 
 class CommitUnknown(SinkError):
-    """Raised when the reply to a commit is lost: it is in the table, or will be, or never is."""
+    """Raised if the reply to a commit is lost: it is in the table, or will be, or never will be."""
 
 
 class TableVersion(ABC):
-    """One version of the table. Used by one thread."""
+    """A version of the table. Used by one thread."""
 
     @property
     @abstractmethod
     def record(self) -> SinkRecord | None:
-        """What it records of the sink id; None: nothing was written, or the table is another."""
+        """The version's record of the sink id.
+
+        None if nothing was written, or the table was replaced.
+        """
 
     @property
     @abstractmethod
     def damage(self) -> str:
-        """Why the last commit of the sink id is not part of it any more; empty when it is."""
+        """The reason why the last commit of the sink id is no longer part of the version.
+
+        Empty if it is.
+        """
 
     @property
     def refusal(self) -> str:
-        """Why rows cannot be committed to it before somebody changes it; empty when they can."""
+        """The reason why rows cannot be committed before a person changes the table.
+
+        Empty if they can.
+        """
         return ""
 
     @abstractmethod
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
-        """Return why data files of `staged` cannot become part of it; empty when they can."""
+        """Return why data files of `staged` cannot become part of it; empty if they can."""
 
     @abstractmethod
     def append(
@@ -80,18 +89,18 @@ class TableVersion(ABC):
     ) -> int:
         """Make the next version, with all data files of `staged` and `record`, in one step.
 
-        Returns how many files these are.
+        Returns the number of these files.
 
         Raises:
             CommitConflict: Another version came first.
-            CommitUnknown: Nobody knows whether it was made.
-            SinkError: It was not made.
+            CommitUnknown: It is unknown whether the version was made.
+            SinkError: The version was not made.
         """
 
     @property
     @abstractmethod
     def table_id(self) -> str:
-        """The id of the table, which another one in its place does not have."""
+        """The unique id of the table. A table that replaces it has a different id."""
 
     @abstractmethod
     def describe_replaced(self, table_id: str) -> str:
@@ -103,44 +112,44 @@ class TableVersion(ABC):
     ) -> int:
         """Make the next version, in which `changes` are applied, with `record`, in one step.
 
-        Returns how many files were added.
+        Returns the number of added files.
 
         Raises:
             CommitConflict: Another version came first.
-            CommitUnknown: Nobody knows whether it was made.
-            SinkError: It was not made.
+            CommitUnknown: It is unknown whether the version was made.
+            SinkError: The version was not made.
         """
 
     @abstractmethod
     def is_committed(self, transaction: TransactionId) -> bool:
-        """Return whether the table's history says that `transaction` was committed."""
+        """Return True if the table's history says that `transaction` was committed."""
 
     @abstractmethod
     def refers_to(self, staged: pa.RecordBatch) -> bool:
-        """Return whether any version that is kept has a data file of `staged`."""
+        """Return True if any retained version has a data file of `staged`."""
 
     @abstractmethod
     def find_unnamed(self, names: Collection[str]) -> Collection[str]:
-        """Return those of `names`, of data files, that no version needs which readers may ask for.
+        """Return those of `names`, of data files, that no version needs which readers may use.
 
         Raises:
-            SinkError: It cannot be told now.
+            SinkError: The versions cannot be read now.
         """
 
 
 class LakeTable(ABC):
-    """One table, for one sink id. Connects when it is first asked; used by one thread."""
+    """A table for one sink id. It connects when it is first asked; used by one thread."""
 
     def __init__(self) -> None:
         self.requests = Requests()
-        """For what is asked of a store many times in a commit."""
+        """The threads for requests that a commit sends to a store many times."""
 
     @abstractmethod
     def load(self) -> TableVersion:
         """Return the newest version.
 
         Raises:
-            SinkError: The table cannot be asked now, or is not there.
+            SinkError: The table cannot be asked now, or does not exist.
         """
 
     @abstractmethod
@@ -149,45 +158,47 @@ class LakeTable(ABC):
 
     @abstractmethod
     def list_files(self) -> Iterator[tuple[str, datetime]]:
-        """Yield every file where data files are, with the time at which it was written last.
+        """Yield every file in the directories of data files, with its modification time.
 
         Raises:
-            SinkError: They cannot be listed.
+            SinkError: The files cannot be listed.
         """
 
     @abstractmethod
     def delete_files(self, paths: Sequence[str]) -> None:
-        """Delete data files; those that are gone are no error.
+        """Delete data files; a file that does not exist is no error.
 
         Raises:
-            SinkError: One is still there.
+            SinkError: A file could not be deleted.
         """
 
     def close(self) -> None:
-        """Release every connection and thread. Safe to call twice."""
+        """Release every connection and thread. May be called twice."""
         self.requests.close()
 
 
 class DataFiles(ABC):
-    """Writes the data files of one subtask; one thread."""
+    """A writer of the data files of one subtask; used by one thread."""
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch) -> int:
-        """Add `rows`, which have the sink's schema; return how many of them were not rejected.
+        """Add `rows`, which have the sink's schema.
+
+        Return the number of rows that were not rejected.
 
         Raises:
-            BadRow: The table can never take one, and bad rows fail the job.
-            SinkError: They cannot be written.
+            BadRow: The table can never accept a row, and bad rows fail the job.
+            SinkError: The rows cannot be written.
         """
 
     @abstractmethod
     def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
-        """Make all files durable and begin anew; return what describes them, for `TableVersion`.
+        """Make all files durable and begin new ones; return their description, for `TableVersion`.
 
         Raises:
-            SinkError: They are not durable.
+            SinkError: The files are not durable.
         """
 
     @abstractmethod
     def drop(self) -> None:
-        """Delete what was not ended. Safe to call twice."""
+        """Delete the files that were not ended. May be called twice."""

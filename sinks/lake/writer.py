@@ -1,4 +1,4 @@
-"""The writer of one subtask: rows go into data files, and their description into staged rows.
+"""The writer of one subtask: it writes rows into data files, and stages their description.
 
     write        rows → data files in the table's own directories, which no version names
     pre_commit   files ended and durable → their description in checkpoint storage
@@ -24,7 +24,7 @@ from onceflow.sinks.lake.table import DataFiles
 
 
 class LakeWriter(SinkWriter):
-    """Writes rows by `files`, which rejects what the table can never take to `bad_rows`."""
+    """A writer that uses `files`, which passes rows that the table never accepts to `bad_rows`."""
 
     def __init__(self, context: WriterContext, files: DataFiles, bad_rows: BadRows) -> None:
         """Begin with no rows."""
