@@ -1,6 +1,6 @@
-"""Data files of one subtask: Parquet in the table's directory, without its partition columns.
+"""The data files of one subtask: Parquet in the table's directory, without its partition columns.
 
-They are named as `lake.data_file_names` says. A staged description is one row:
+Their names are those of `lake.data_file_names`. A staged description is one row:
 
     table_id       string   the table that the files were written for
     files          binary   the `DeltaFile`s, as JSON
@@ -46,7 +46,7 @@ from onceflow.sinks.lake.table import DataFiles
 _logger = logging.getLogger("onceflow.sinks.delta")
 
 _ROLL_BYTES = 100 * 1024 * 1024
-"""Delta's own default; a table says otherwise by `delta.targetFileSize`."""
+"""Delta's own default; a table may set `delta.targetFileSize`."""
 _SCHEMA = pa.schema(
     [
         pa.field("table_id", pa.string()),
@@ -58,7 +58,7 @@ _SCHEMA = pa.schema(
 
 
 class DeltaFile(msgspec.Struct, frozen=True):
-    """What a version says of one file."""
+    """The description of one file in a version."""
 
     path: str
     size_bytes: int
@@ -68,7 +68,7 @@ class DeltaFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DescribedFiles:
-    """The files that one writer has written for one checkpoint, and the table that they are for."""
+    """The files that one writer has written for one checkpoint, with their table."""
 
     table_id: str
     files: Sequence[DeltaFile]
@@ -88,10 +88,10 @@ def encode_files(table_id: str, layout: TableLayout, files: Sequence[DeltaFile])
 
 
 def decode_files(staged: pa.RecordBatch, sink_id: str) -> DescribedFiles:
-    """Return what `staged` describes.
+    """Return the files that `staged` describes.
 
     Raises:
-        SinkError: A file is none that the sink id writes.
+        SinkError: A path is not one that the sink id writes.
     """
     (row,) = staged.to_pylist()
     files = json_decoder(list[DeltaFile]).decode(row["files"])
@@ -103,7 +103,7 @@ def decode_files(staged: pa.RecordBatch, sink_id: str) -> DescribedFiles:
 
 
 def delete_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """Delete `paths`; those that are gone are no error, and others are logged."""
+    """Delete `paths`; missing files are no error, and failures are logged."""
     for path in paths:
         try:
             with suppress(FileNotFoundError):
@@ -115,7 +115,10 @@ def delete_files(fs: FileSystem, paths: Sequence[str]) -> None:
 
 
 class DeltaDataFiles(DataFiles):
-    """Writes for the version of the table when it was made, and keeps to that one's columns."""
+    """A writer of files for the table version at its creation.
+
+    It keeps to that version's columns.
+    """
 
     def __init__(
         self,
@@ -225,7 +228,7 @@ def _path(file: DeltaFile) -> str:
 
 
 def _to_partition_value(value: object) -> str | None:
-    """Return `value` as Delta's protocol writes it in an action.
+    """Return `value` in the form of Delta's protocol for an action.
 
     Source: Delta transaction log protocol, "Partition Value Serialization".
     """
@@ -237,7 +240,7 @@ def _to_partition_value(value: object) -> str | None:
         case datetime():
             if value.tzinfo is None:
                 return value.isoformat(" ", "microseconds")
-            # Without the Z, Spark reads it in the time zone of its session.
+            # Without the Z, Spark would read it in the time zone of its session.
             utc = value.astimezone(timezone.utc).replace(tzinfo=None)
             return utc.isoformat("T", "microseconds") + "Z"
         case bytes():

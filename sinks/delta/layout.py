@@ -1,4 +1,4 @@
-"""A table's features and columns: checked, created and evolved, on the driver."""
+"""The features and columns of a table: checked, created and evolved, on the driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onceflow.sinks.lake.errors import describe_error, library_errors
 
 _RULES_OF_FIELDS = ("delta.invariants", "delta.generationExpression", "delta.identity")
 _NAME_LENGTH_MAX_BYTES = 255
-"""The length of one name in a directory, on the usual file systems."""
+"""The longest name in a directory, on the usual file systems."""
 _NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
 _KNOWN_FEATURES = frozenset(
     {
@@ -31,24 +31,25 @@ _KNOWN_FEATURES = frozenset(
         "v2Checkpoint", "vacuumProtocolCheck", "variantType",
     }
 )  # fmt: skip
-"""Features that ask nothing of appended files, or whose use `check_table` looks for.
-
-deltalake adds `variantType` by itself when it sets properties of a table that lists its features.
-"""
+"""The features that require nothing of appended files, or whose use `check_table` detects.
+deltalake adds `variantType` by itself when it sets properties of a table that lists its
+features."""
 
 
 def to_arrow_schema(table: DeltaTable) -> pa.Schema:
-    """Return the table's columns as pyarrow has them."""
+    """Return the table's columns as a pyarrow schema."""
     return pa.schema(table.schema().to_arrow())
 
 
 def make_columns(
     name: str, table: DeltaTable, rows: pa.Schema, rules: Sequence[ValueRule] = ()
 ) -> TableColumns:
-    """Return how rows of schema `rows` become rows of `table`; `rules` are those of the write mode.
+    """Return the conversion of rows of schema `rows` to `table`.
+
+    `rules` are those of the write mode.
 
     Raises:
-        ConfigError: They cannot; names the column, both types, and what to do.
+        ConfigError: They do not fit; names the column, both types, and the remedy.
     """
     schema = to_arrow_schema(table)
     required = [field.name for field in schema if not field.nullable]
@@ -67,7 +68,7 @@ def make_columns(
 
 
 def list_merge_rules(table: DeltaTable) -> Iterator[ValueRule]:
-    """Yield the rules of rows that a merge writes: deltalake itself writes its log."""
+    """Yield the rules for rows that a merge writes. There deltalake itself writes the log."""
     schema = to_arrow_schema(table)
     yield from map(_make_time_rule, schema.names)
     for column in table.metadata().partition_columns:
@@ -120,7 +121,7 @@ def _is_fraction(kind: pa.DataType) -> bool:
 
 
 def _make_trait(is_so: Callable[[Any], bool]) -> ValueTrait:
-    """Return the trait of values for which `is_so`; looks at each value of a column once."""
+    """Return the trait of values for which `is_so` is True; it checks each distinct value once."""
 
     def find(column: pa.Array) -> Rows:
         encoded = column.dictionary_encode()
@@ -152,7 +153,7 @@ def _is_long(name: str, value: object) -> bool:
 
 
 def _measure_directory(name: str, value: object) -> int:
-    """Return the length of the name that a merge gives to the directory of a partition."""
+    """Return the length of the directory name that a merge gives to a partition."""
     text = format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
     return len(f"{quote(name, safe='')}={quote(text, safe='')}")
 
@@ -167,11 +168,11 @@ def _make_time_rule(column: str) -> ValueRule:
 
 
 def check_table(location: TableLocation, table: DeltaTable) -> None:
-    """Raise ConfigError unless files can be appended to `table` as they are.
+    """Raise ConfigError unless files can be appended to `table` unchanged.
 
     Raises:
-        ConfigError: The table has rules for rows that the sink does not check, or a feature that it
-            does not know.
+        ConfigError: The table has rules for rows that the sink does not check, or an unknown
+            feature.
     """
     features = set(table.protocol().writer_features or ())
     unknown = sorted(features - _KNOWN_FEATURES)
@@ -198,7 +199,7 @@ def check_replaceable(location: TableLocation, table: DeltaTable) -> None:
     """Raise ConfigError unless rows of `table` may be replaced and deleted.
 
     Raises:
-        ConfigError: The table only takes new ones, or has partitions that a merge would damage.
+        ConfigError: The table only accepts new rows, or has partitions that a merge would damage.
     """
     if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
         raise ConfigError(
@@ -215,7 +216,7 @@ def check_replaceable(location: TableLocation, table: DeltaTable) -> None:
 
 
 def _find_harmful_partition(table: DeltaTable) -> str:
-    """Return the partition that a merge would give another value; empty if there is none."""
+    """Return the partition whose value a merge would change; empty if there is none."""
     schema = to_arrow_schema(table)
     for column in table.metadata().partition_columns:
         kind = schema.field(column).type
@@ -232,7 +233,7 @@ def check_names(location: TableLocation, rows: pa.Schema) -> None:
     """Raise ConfigError unless a merge can name every column of `rows`.
 
     Raises:
-        ConfigError: One has a quotation mark in its name, with which deltalake's SQL fails.
+        ConfigError: A name contains a quotation mark, with which deltalake's SQL fails.
     """
     quoted = [name for name in rows.names if '"' in name or "`" in name]
     if quoted:
@@ -248,7 +249,7 @@ def create_table(
     partition_by: Sequence[str],
     properties: Mapping[str, str],
 ) -> None:
-    """Create the table from the schema of the rows, unless it is there.
+    """Create the table from the schema of the rows, unless it exists.
 
     Raises:
         ConfigError: A type has no counterpart in Delta.
@@ -260,7 +261,8 @@ def create_table(
         DeltaTable.create(
             location.url,
             schema,
-            # Several drivers may start at once: whoever comes second takes what the first has made.
+            # Several drivers may start at once: the second one uses the table that the first one
+            # has created.
             mode="ignore",
             partition_by=list(partition_by),
             configuration=dict(properties),
@@ -296,9 +298,10 @@ def make_schema(location: TableLocation, rows: pa.Schema, partition_by: Sequence
 
 
 def _probe_naive_times(rows: pa.Schema) -> None:
-    """Raise deltalake's error if it cannot make a table of a nested column of timestamps.
+    """Raise deltalake's error if it cannot create a table with a nested column of timestamps.
 
-    It misses a timestamp without a zone that is two levels deep, and says so when it makes a table.
+    Its check of a schema misses a timestamp without a zone at two levels of nesting; only creating
+    a table reports it.
     """
     for field in rows:
         if arrow.is_nested(field.type) and holds(field.type, arrow.is_timestamp):
@@ -307,36 +310,36 @@ def _probe_naive_times(rows: pa.Schema) -> None:
 
 
 def _is_beyond_delta(kind: pa.DataType) -> bool:
-    """Return whether deltalake takes `kind` and other readers, or this sink, cannot.
+    """Return True if deltalake accepts `kind` but other readers, or this sink, do not.
 
-    It makes a feature `timestampNanos` of its own, and a type of nothing but nulls.
+    For nanoseconds it uses a feature of its own, `timestampNanos`, and it has a type of only nulls.
     """
     return arrow.is_null(kind) or (arrow.is_timestamp(kind) and kind.unit == "ns")
 
 
 def evolve_table(location: TableLocation, table: DeltaTable, rows: pa.Schema) -> None:
-    """Add the columns of `rows` that the table lacks, as columns that take nulls.
+    """Add the columns of `rows` that the table lacks, as nullable columns.
 
     Raises:
-        ConfigError: A type has no counterpart in Delta, or a name differs in case alone.
+        ConfigError: A type has no counterpart in Delta, or a name differs only in case.
         SinkError: The storage refused, or did not answer, or the table has changed meanwhile.
     """
     added = find_new_columns(location, table, rows)
     if not added:
         return
     fields = make_schema(location, pa.schema(added), ()).fields
-    # The columns were compared with this version: repeated on top of another one, the change could
-    # add a column that somebody else has just added with another type.
+    # The columns were compared with this version. A retry on top of another version could add a
+    # column that another process has just added with another type.
     once = CommitProperties(max_commit_retries=0)
     with library_errors(f"{location} cannot be evolved"):
         table.alter.add_columns(fields, commit_properties=once)
 
 
 def find_new_columns(location: TableLocation, table: DeltaTable, rows: pa.Schema) -> list[pa.Field]:
-    """Return the columns of `rows` that the table lacks, as columns that take nulls.
+    """Return the columns of `rows` that the table lacks, as nullable columns.
 
     Raises:
-        ConfigError: One has the name of a column of the table but for upper and lower case.
+        ConfigError: A name differs from that of a column of the table only in upper and lower case.
     """
     names = to_arrow_schema(table).names
     known = {name.lower(): name for name in names}
@@ -353,9 +356,9 @@ def find_new_columns(location: TableLocation, table: DeltaTable, rows: pa.Schema
 
 
 def fits(given: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether values of type `given` go into `expected`.
+    """Return True if values of type `given` go into `expected`.
 
-    Decimals are compared when they are written: a value fits or it does not.
+    Decimals are compared when they are written: each value fits or not.
     """
     if given == expected or (arrow.is_decimal(given) and arrow.is_decimal(expected)):
         return True
@@ -366,6 +369,6 @@ def fits(given: pa.DataType, expected: pa.DataType) -> bool:
         return False
     given = field.type
     if arrow.is_integer(given) and arrow.is_integer(expected):
-        # Delta's integers are all signed, so the wider one holds every value of the narrower.
+        # Delta's integers are all signed, so the wider type holds every value of the narrower one.
         return given.bit_width <= expected.bit_width
     return given == expected or (arrow.is_float32(given) and arrow.is_float64(expected))

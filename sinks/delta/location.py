@@ -1,4 +1,4 @@
-"""Where a Delta table is, and how it is reached."""
+"""The location of a Delta table, and the access to it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from onceflow.core.imports.extras import naming_extras
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks.lake.errors import library_errors
 
-if TYPE_CHECKING:  # a program without the extra gets an error that says so
+if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from deltalake import DeltaTable
     from pyarrow.fs import FileSystem
 
 _DEADLINES = {"connect_timeout": "5s", "timeout": "30s", "retry_timeout": "30s"}
-"""How long a request to object storage takes at most, and how long it is repeated. A call waits for
-a minute then, where nothing answers: half of `commit_deadline_s`. With the library's own, which
-repeats for three minutes, nobody would hear why a job does not start."""
+"""The deadlines of a request to object storage and of its repetitions. Without an answer a call
+then waits for a minute: half of `commit_deadline_s`. The library's own deadlines repeat for three
+minutes, in which a job would not report why it does not start."""
 
 
 @dataclass(frozen=True)
 class TableLocation:
-    """One table: a directory, or a prefix of a bucket."""
+    """A table: a directory, or a prefix of a bucket."""
 
     url: str
     storage_options: Mapping[str, str] = field(repr=False)
-    """As deltalake calls them; values may refer to secrets."""
+    """The options under deltalake's names; values may refer to secrets."""
 
     def __str__(self) -> str:
         return f"Delta table {self.url}"
 
     @property
     def directory(self) -> Path | None:
-        """The directory, where it is one of a file system."""
+        """The directory, or None if the table is not in a file system."""
         return None if "://" in self.url else Path(self.url)
 
     def resolve_options(self) -> dict[str, str]:
-        """Return the options, with the secrets that they refer to, and with deadlines.
+        """Return the options, with secrets resolved and with deadlines.
 
         Raises:
-            ConfigError: One cannot be followed here.
+            ConfigError: A reference to a secret cannot be resolved here.
         """
         options = {
             name: follow_references(value, setting=f"storage option {name!r} of {self}")
@@ -59,7 +59,7 @@ class TableLocation:
             importlib.import_module("deltalake")
 
     def find_table(self) -> DeltaTable | None:
-        """Return the newest version; None where there is no table.
+        """Return the newest version, or None if there is no table.
 
         Raises:
             SinkError: The storage cannot be asked now.

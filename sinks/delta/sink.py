@@ -1,4 +1,4 @@
-"""What a user writes to have rows in a Delta Lake table."""
+"""The sink for Delta Lake tables that users configure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DeltaSink(LakeSink):
                 f"storage option {unsafe[0]!r}: two drivers could make the same version, and one of"
                 " them would be lost; leave it out, and deltalake commits by a conditional write"
             )
-        # Absolute from here on, for the executors may have another working directory.
+        # Make the path absolute now, because executors may have another working directory.
         url = self.url.removeprefix("file://")
         object.__setattr__(self, "url", url if "://" in url else str(Path(url).resolve()))
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
@@ -120,7 +120,7 @@ class DeltaSink(LakeSink):
 
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Create or evolve the table, as far as the user asked for it, and claim the sink id."""
+        """Create or evolve the table, if the user configured that, and claim the sink id."""
         self.validate(context, schema)
         from onceflow.sinks.delta import layout
         from onceflow.sinks.delta.table import DeltaLakeTable
@@ -173,4 +173,4 @@ class DeltaSink(LakeSink):
 
 
 CONNECTOR = SinkConnector(sink=DeltaSink)
-"""What the catalog finds."""
+"""The connector that the catalog of connectors loads."""

@@ -1,8 +1,8 @@
-"""Statistics of one data file, as Delta's log keeps them: counts of nulls, and bounds of columns.
+"""The statistics of one data file in Delta's log: counts of nulls, and bounds of columns.
 
 Readers skip a file by its bounds, so a bound is exact, or wider than all values. The datasets of
-the Python package `deltalake` take an absent bound for one that no value lies within. A file
-therefore has bounds of all columns whose bounds these readers look for, or of none.
+the Python package `deltalake` treat an absent bound as a bound that no value lies within. A file
+therefore has bounds of all columns whose bounds these readers look for, or of no column.
 
     integers, decimals, booleans, dates   exact
     floats                                exact; none if a value is infinite or not a number
@@ -33,16 +33,16 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class FileStatistics:
-    """Collects what one file holds."""
+    """A collector of the statistics of one file."""
 
     def __init__(self) -> None:
         """Begin with no rows."""
         self._with_nan: set[str] = set()
 
     def add(self, rows: pa.Table) -> None:
-        """Look at `rows`, which are written to the file."""
+        """Record the properties of `rows`, which are written to the file."""
         for field in rows.schema:
-            # Parquet leaves NaN out of its bounds.
+            # Parquet's bounds do not cover NaN.
             if arrow.is_floating(field.type) and pc.any(pc.is_nan(rows.column(field.name))).as_py():
                 self._with_nan.add(field.name)
 
@@ -54,7 +54,7 @@ class FileStatistics:
         for group in range(metadata.num_row_groups):
             for number in range(metadata.num_columns):
                 column = metadata.row_group(group).column(number)
-                # Members of structs and lists have a dot in their path, as some names have.
+                # Paths of members of structs and lists contain a dot, as some names do.
                 name, ends = column.path_in_schema, column.statistics
                 if "." in name or ends is None or not ends.has_null_count:
                     continue
@@ -79,7 +79,7 @@ class FileStatistics:
 
 
 def _is_bounded(kind: pa.DataType) -> bool:
-    """Return whether readers look for bounds of such columns."""
+    """Return True if readers look for bounds of columns of this type."""
     return not (arrow.is_nested(kind) or is_bytes(kind))
 
 
@@ -89,14 +89,14 @@ def _read_ends(ends: Any) -> tuple[Any, Any] | None:
     try:
         return ends.min, ends.max
     except (OverflowError, ValueError):
-        # Python has no dates before year 1 and after year 9999.
+        # Python has no dates before year 1 or after year 9999.
         return None
 
 
 def _to_json(
     bounds: Mapping[str, tuple[Any, Any]], name: str, unbounded: set[str]
 ) -> tuple[object, object] | None:
-    """Return both bounds of a column as JSON has them, or None if the column has none."""
+    """Return both bounds of a column in JSON form, or None if the column has none."""
     if name in unbounded or name not in bounds:
         return None
     low, high = bounds[name]
@@ -111,13 +111,13 @@ def _to_json(
 
 
 def _to_milliseconds(low: datetime, high: datetime) -> tuple[str, str] | None:
-    """Return the last whole millisecond before all times, and the first one behind them."""
+    """Return the whole milliseconds around all times: the one at or before, the one at or after."""
     above = high
     if high.microsecond % 1_000:
         try:
             above = high + _MILLISECOND
         except OverflowError:
-            # The last millisecond of year 9999 has none behind it.
+            # The last millisecond of year 9999 has no successor.
             return None
     return _to_time(low), _to_time(above)
 
@@ -129,6 +129,6 @@ def _to_time(value: datetime) -> str:
 
 def _to_number(value: object) -> object:
     if isinstance(value, Decimal):
-        # A number of all digits: floats would round it.
+        # A number with all digits, because a float would round it.
         return msgspec.Raw(format(value, "f").encode())
     return value.isoformat() if isinstance(value, date) else value

@@ -1,10 +1,10 @@
-"""One Delta table as the common committer uses it: a commit is one version with its proof.
+"""A Delta table for the common committer: a commit is one version with its proof.
 
     txn             application id: the sink id; version: the last checkpoint that is committed
     configuration   onceflow.sink.<sink id>: the log that owns it, its attempts and their claims
     commit info     onceflow.sink-id, .log-id, .attempt, .checkpoint, .checkpoint-before, .attempts
 
-A version is made right after the one that was read, or not at all.
+A version is made directly after the version that was read, or not at all.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from onceflow.sinks.lake.sink_record import (
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
 
 _VERSIONS_READ = (1, 16, 256, None)
-"""Of the history, until the last commit of the sink id is found: usually it is the newest."""
+"""The numbers of history entries that are read until the last commit of the sink id is found.
+Usually it is the newest."""
 
 
 class DeltaLakeTable(LakeTable):
@@ -74,7 +75,7 @@ class DeltaLakeTable(LakeTable):
 
     @override
     def list_files(self) -> Iterator[tuple[str, datetime]]:
-        """Yield those of the table's own directory, where the sink writes also partitions."""
+        """Yield the files of the table's own directory, where the sink also writes partitions."""
         with library_errors(f"{self._location}: its files cannot be listed"):
             files = self._location.open_files().get_file_info(FileSelector(""))
         for file in files:
@@ -89,7 +90,7 @@ class DeltaLakeTable(LakeTable):
 
 @dataclass(frozen=True)
 class DeltaVersion(TableVersion):
-    """The table as one load of it has it."""
+    """The table as one load returned it."""
 
     location: TableLocation
     sink_id: str
@@ -106,7 +107,10 @@ class DeltaVersion(TableVersion):
     @property
     @override
     def damage(self) -> str:
-        """A RESTORE takes rows away, and leaves `txn`."""
+        """The harm done by a RESTORE, which removes rows but keeps `txn`.
+
+        Empty if there is none.
+        """
         restored = self._find_harmful_restore() if self._through else None
         if restored is None:
             return ""
@@ -119,7 +123,7 @@ class DeltaVersion(TableVersion):
     @property
     @override
     def refusal(self) -> str:
-        """A constraint may have been added since the start: rows that wait were not checked."""
+        """The rules added to the table since the start. Waiting rows were not checked for them."""
         try:
             check_table(self.location, self.table)
         except ConfigError as error:
@@ -130,7 +134,7 @@ class DeltaVersion(TableVersion):
         return ""
 
     def _find_harmful_restore(self) -> int | None:
-        """Return the version that took away the last commit of the sink id, if it is not back."""
+        """Return the RESTORE that removed the sink id's last commit, or None if none did."""
         for limit in _VERSIONS_READ:
             with library_errors(f"{self.location}: its history cannot be read"):
                 history = self.table.history(limit)
@@ -183,10 +187,10 @@ class DeltaVersion(TableVersion):
     def replace_rows(
         self, changes: RowChanges, record: SinkRecord, transactions: Sequence[TransactionId]
     ) -> int:
-        """Merge, with `txn` in the same version.
+        """Apply the changes by a merge, with `txn` in the same version.
 
-        A merge that finds nothing to change makes no version, and proves nothing: then the proof
-        has one of its own.
+        A merge that finds nothing to change makes no version and leaves no proof. Then a separate
+        version stores the proof.
         """
         check_replaceable(self.location, self.table)
         misfit = find_change_misfit(changes.rows, self.table)
@@ -232,7 +236,7 @@ class DeltaVersion(TableVersion):
 
     @override
     def find_unnamed(self, names: Collection[str]) -> Collection[str]:
-        """Return what a vacuum with the table's own retention would delete."""
+        """Return the files that a vacuum with the table's own retention would delete."""
         with library_errors(f"{self.location}: its files cannot be listed"):
             unneeded = self.table.vacuum(dry_run=True, full=True)
         return {to_name(path) for path in unneeded} & set(names)
@@ -288,9 +292,9 @@ class DeltaVersion(TableVersion):
         return merger.execute()
 
     def _complete(self, rows: pa.Table) -> pa.Table:
-        """Return `rows` with nulls for columns that the table has got since they were staged.
+        """Return `rows` with nulls in columns that the table got since the rows were staged.
 
-        A merge would leave the values of the rows that they replace.
+        Otherwise a merge would keep the old values of the replaced rows in these columns.
         """
         for column in to_arrow_schema(self.table):
             if column.name not in rows.column_names:
@@ -339,9 +343,9 @@ class DeltaVersion(TableVersion):
 
 
 def _find_restore_beyond(version: int, history: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the first RESTORE after `version`, unless the newest state still comes from that.
+    """Return the first RESTORE after `version`; None if the newest state comes from `version`.
 
-    `history` has the newest commit first. What a RESTORE by time goes back to is not said there.
+    `history` has the newest commit first. It does not contain the version of a RESTORE by time.
     """
     restores = [
         one for one in history if one["version"] > version and one.get("operation") == "RESTORE"

@@ -1,7 +1,7 @@
-"""Compares the layout of a table that rows were written for, to the layout that it has now.
+"""The comparison of the layout for which rows were written with the layout that the table has now.
 
 An overwrite with another schema gives a table other columns and other partitions, under the same
-id. Delta finds columns by name, and takes a file's partition values without a look into the file.
+id. Delta finds columns by name, and uses a file's partition values without reading the file.
 """
 
 from __future__ import annotations
