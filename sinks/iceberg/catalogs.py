@@ -1,4 +1,4 @@
-"""Which table of which catalog, and how the catalog is reached."""
+"""The address of a table in a catalog, and the access to the catalog."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from onceflow.core.imports.extras import naming_extras
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks.lake.errors import describe_error
 
-if TYPE_CHECKING:  # a program without the extra gets an error that says so
+if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from pyiceberg.catalog import Catalog
 
 _HIDDEN_LENGTH_MIN = 4
-"""Shorter ones are no secrets, and stand in other words."""
+"""The shortest value that is hidden. Shorter ones are no secrets, and occur in other words."""
 _REST_CATALOG = "onceflow.sinks.iceberg.rest_catalog.RestCatalogWithDeadlines"
 
 
 @dataclass(frozen=True)
 class TableAddress:
-    """One branch of one table of one catalog."""
+    """A branch of a table in a catalog."""
 
     table: tuple[str, ...]
-    """Namespaces and name."""
+    """The namespaces and the name."""
     branch: str
     catalog_name: str
     properties: Mapping[str, str] = field(repr=False)
-    """Of the catalog; values may refer to secrets."""
+    """The properties of the catalog; values may refer to secrets."""
 
     def __str__(self) -> str:
         branch = "" if self.branch == "main" else f" (branch {self.branch})"
@@ -44,7 +44,7 @@ class TableAddress:
         """Return the catalog; the caller closes it.
 
         Raises:
-            ConfigError: pyiceberg cannot make such a catalog.
+            ConfigError: pyiceberg cannot create such a catalog.
             SinkError: The catalog cannot be reached now.
         """
         from pyiceberg.catalog import load_catalog
@@ -55,7 +55,7 @@ class TableAddress:
             name: follow_references(value, setting=f"{setting}, property {name!r}")
             for name, value in self.properties.items()
         }
-        # What a file of pyiceberg's own says of the catalog would contradict the class.
+        # Settings of the catalog in pyiceberg's own configuration file would contradict the class.
         if _is_rest(properties) and Config().get_catalog_config(self.catalog_name) is None:
             properties = {name: value for name, value in properties.items() if name != "type"}
             properties["py-catalog-impl"] = _REST_CATALOG
@@ -63,7 +63,7 @@ class TableAddress:
             return load_catalog(self.catalog_name, **properties)
         except Exception as error:
             refusal = _to_refusal(f"{setting} ({self.catalog_name!r})", error, properties)
-        # Without its cause, which may quote a URL or a header with a secret in it.
+        # Raise without the cause, which may quote a URL or a header with a secret.
         raise refusal
 
 
@@ -73,16 +73,16 @@ def _to_refusal(
     from pydantic import ValidationError
     from pyiceberg.exceptions import NotInstalledError
 
-    # What is no answer of a catalog comes from a gateway that answers for it.
+    # An answer that is not from a catalog comes from a gateway in front of it.
     if isinstance(error, NotInstalledError | ValueError) and not isinstance(error, ValidationError):
         return ConfigError(f"{what}: {_hide_values(str(error), properties)}")
     return SinkError(f"{what} cannot be reached: {_hide_values(describe_error(error), properties)}")
 
 
 def _hide_values(text: str, properties: Mapping[str, str]) -> str:
-    """Return `text` with asterisks for what `properties` say, but for the kind of the catalog."""
+    """Return `text` with the values of `properties` replaced by asterisks, except the type."""
     values = [value.strip() for name, value in properties.items() if name != "type"]
-    # A library quotes a value with its line ends escaped.
+    # A library quotes a value with escaped line ends.
     values += [repr(value)[1:-1] for value in values]
     for value in sorted(values, key=len, reverse=True):
         if len(value) >= _HIDDEN_LENGTH_MIN:
@@ -91,7 +91,7 @@ def _hide_values(text: str, properties: Mapping[str, str]) -> str:
 
 
 def _is_rest(properties: Mapping[str, str]) -> bool:
-    """Return whether pyiceberg would reach the catalog by its own REST client."""
+    """Return True if pyiceberg would use its own REST client for the catalog."""
     if "py-catalog-impl" in properties:
         return False
     kind = properties.get("type") or (

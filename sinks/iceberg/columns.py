@@ -1,4 +1,4 @@
-"""Which rows fit a table's columns: types as Iceberg promotes them, with the table's field ids."""
+"""The check that rows fit a table's columns: types as Iceberg promotes them, with field ids."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from onceflow.sinks.lake.columns import TableColumns, ValueRule, to_plain_schema
 
 
 def make_columns(table: str, schema: Schema, spec: PartitionSpec, rows: pa.Schema) -> TableColumns:
-    """Return how rows of schema `rows` become rows of a table of `schema`, partitioned by `spec`.
+    """Return the conversion of rows of schema `rows` to a table of `schema`, partitioned by `spec`.
 
     Raises:
-        ConfigError: They cannot; names the column, both types, and what to do.
+        ConfigError: They do not fit; names the column, both types, and the remedy.
     """
     fields = {field.name: field for field in schema.fields}
     required = [name for name, field in fields.items() if field.required]
@@ -48,7 +48,7 @@ def make_columns(table: str, schema: Schema, spec: PartitionSpec, rows: pa.Schem
 
 
 def _list_partition_rules(schema: Schema, spec: PartitionSpec) -> Iterator[ValueRule]:
-    """Yield the rules of columns by whose dates or times rows are partitioned."""
+    """Yield the rules of columns whose dates or times partition the rows."""
     for partition in spec.fields:
         column = find_source_column(schema, partition.source_id)
         yield ValueRule(
@@ -60,7 +60,7 @@ def _list_partition_rules(schema: Schema, spec: PartitionSpec) -> Iterator[Value
 
 
 def find_source_column(schema: Schema, field_id: int) -> str:
-    """Return the top-level column that has the field `field_id`, or is it."""
+    """Return the top-level column that contains, or is, the field `field_id`."""
     for field in schema.fields:
         inner = Schema(field)
         if field_id in inner.field_ids:
@@ -69,15 +69,15 @@ def find_source_column(schema: Schema, field_id: int) -> str:
 
 
 def to_file_schema(schema: Schema) -> pa.Schema:
-    """Return the columns of data files: with field ids, and names as Avro allows them."""
+    """Return the columns of data files, with field ids and with names that Avro allows."""
     target: pa.Schema = schema_to_pyarrow(sanitize_column_names(schema))
     return target
 
 
 def _refuse(expected: IcebergType, given: IcebergType) -> str:
-    """Return why values of type `given` do not fit a column of type `expected`; empty: they do.
+    """Return why values of type `given` do not fit a column of type `expected`; empty if they do.
 
-    Decimals are compared when they are written: a value fits or it does not.
+    Decimals are compared when they are written: each value fits or not.
     """
     match expected, given:
         case StructType(), StructType():

@@ -1,6 +1,6 @@
-"""Reads the rows of one data file as the table has them now, exactly.
+"""The exact reading of a data file's rows in the table's current schema.
 
-pyiceberg's own scan gives an empty list or map where a list or map of structs is null, and loses
+pyiceberg's own scan returns an empty list or map where a list or map of structs is null, and loses
 renamed fields in lists of lists. An upsert that rewrote such rows would change them.
 """
 
@@ -60,7 +60,7 @@ def read_rows(table: Table, task: FileScanTask) -> pa.Table:
     begin = 0
     for batch in batches:
         positions = np.setdiff1d(np.arange(begin, begin + batch.num_rows), deleted)
-        # Rows of their own, also where all are kept: lists of a slice cannot be put together anew.
+        # Copy the rows even if all are kept, because lists of a slice cannot be reassembled.
         rows = batch.take(pa.array(positions - begin))
         begin += batch.num_rows
         struct = project(schema, rows, projection, ArrowAccessor(file_schema))
@@ -68,7 +68,7 @@ def read_rows(table: Table, task: FileScanTask) -> pa.Table:
     if not projected:
         empty: pa.Schema = schema_to_pyarrow(schema, include_field_ids=False)
         return empty.empty_table()
-    # Batches may differ in how large their lists and texts may be.
+    # Batches may differ in the size limits of their lists and texts.
     return pa.concat_tables(projected, promote_options="permissive")
 
 
@@ -78,7 +78,7 @@ def _read_deleted_positions(table: Table, task: FileScanTask) -> Any:
 
 
 class _ExactProjection(ArrowProjectionVisitor):
-    """Puts lists and maps together from their projected parts, with the nulls that they have."""
+    """A projection that reassembles lists and maps from their projected parts, with their nulls."""
 
     @override
     def list(
@@ -87,7 +87,7 @@ class _ExactProjection(ArrowProjectionVisitor):
         if list_array is None or value_array is None:
             return None
         if arrow.is_fixed_size_list(list_array.type):
-            # Its elements below a null list stay where they are.
+            # Its elements below a null list stay in place.
             offsets = pa.array(np.arange(len(list_array) + 1) * list_array.type.list_size)
         else:
             offsets = cast("Any", list_array).offsets

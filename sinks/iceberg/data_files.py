@@ -1,7 +1,7 @@
-"""Data files of one subtask: Parquet in the table's layout, with the table's settings.
+"""The data files of one subtask: Parquet in the table's layout, with the table's settings.
 
-Rows wait until they make a row group; a file is ended when it has the table's target size. Its name
-is of `lake.data_file_names`, below the directories of its partition.
+Rows wait until they make a row group; a file ends at the table's target size. Its name follows
+`lake.data_file_names`, below the directories of its partition.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from onceflow.sinks.lake.table import DataFiles
 _logger = logging.getLogger("onceflow.sinks.iceberg")
 
 _NAME_LENGTH_MAX_BYTES = 255
-"""The length of one name in a directory, on the usual file systems."""
+"""The longest name in a directory, on the usual file systems."""
 
 
 class IcebergDataFiles(DataFiles):
-    """Writes for the newest version of the table when it was made, and keeps to that."""
+    """A writer of files for the newest table version at its creation; it keeps that layout."""
 
     def __init__(
         self, address: TableAddress, table: Table, context: WriterContext, bad_rows: BadRows
@@ -86,7 +86,10 @@ class IcebergDataFiles(DataFiles):
 
 
 class PartitionedFiles:
-    """Data files of rows that have the table's columns, one or more a partition. One thread."""
+    """The data files of rows with the table's columns, one or more per partition.
+
+    Used by one thread.
+    """
 
     def __init__(self, table: Table, names: DataFileNames) -> None:
         """Read the table's layout; write nothing yet."""
@@ -101,29 +104,30 @@ class PartitionedFiles:
     def write(self, rows: pa.RecordBatch) -> None:
         """Add `rows`."""
         for key, part in split_rows(rows, self._spec, self._schema):
-            # Not its path, which is the same for a null and for the text "null".
+            # The name is not the partition's path, which is the same for a null and the text
+            # "null".
             name = repr([field.value for field in key.field_values]) if key else ""
             self._files.add(name, part, partial(self._begin, key))
 
     def end(self) -> Sequence[DataFile]:
-        """Make all files durable, and begin anew; return them."""
+        """Make all files durable and begin new ones; return the ended files."""
         return self._files.end()
 
     def drop(self) -> None:
-        """Delete what was not ended. Safe to call twice."""
+        """Delete the files that were not ended. May be called twice."""
         delete_files(self._table.io, self._files.drop())
 
     def _begin(self, key: PartitionKey | None) -> _OpenFile:
         provider, name = self._table.location_provider(), self._names.next()
         path = provider.new_data_location(name, key)
         if any(len(part.encode()) > _NAME_LENGTH_MAX_BYTES for part in path.split("/")):
-            # Only manifests say which partition a file belongs to; directories are for people.
+            # Only manifests define a file's partition; directories are for people.
             path = provider.new_data_location(name, None)
         return _OpenFile(self._table, path, key)
 
 
 def delete_files(io: FileIO, paths: Sequence[str]) -> None:
-    """Delete `paths`; those that are gone are no error, and others are logged."""
+    """Delete `paths`; missing files are no error, and failures are logged."""
     for path in paths:
         try:
             io.delete(path)
@@ -136,10 +140,10 @@ def delete_files(io: FileIO, paths: Sequence[str]) -> None:
 
 
 def list_files(io: FileIO, location: str) -> Iterator[tuple[str, datetime]]:
-    """Yield every file below `location`, with the time at which it was written last.
+    """Yield every file below `location`, with its modification time.
 
     Raises:
-        SinkError: They cannot be listed.
+        SinkError: The files cannot be listed.
     """
     if not isinstance(io, PyArrowFileIO):
         raise SinkError(
@@ -220,7 +224,10 @@ class _OpenFile(EncodedFile[DataFile]):
 
 
 def _make_local_file_durable(location: str) -> None:
-    """Wait for the disk; what stores objects is durable when the file is closed."""
+    """Wait for the disk if the file is local.
+
+    In an object store a closed file is already durable.
+    """
     url = urlparse(location)
     if url.scheme in ("", "file"):
         make_durable(Path(url.path))

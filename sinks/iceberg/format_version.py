@@ -1,4 +1,4 @@
-"""Refuses tables of a format version that the sink does not write, and says what to do."""
+"""The refusal of tables in a format version that the sink does not write, with the remedy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ FORMAT_VERSION = 2
 
 
 def refuse_format_version(address: str, table: Table) -> str:
-    """Return why the sink cannot write to `table`, and what to do; empty if the sink can.
+    """Return why the sink cannot write to `table`, with the remedy; empty if it can.
 
-    Reads former metadata files of a table of a later version, the newest first.
+    If the table has a later version, read its former metadata files, the newest first.
     """
     version = table.metadata.format_version
     if version == FORMAT_VERSION:
@@ -44,12 +44,12 @@ def refuse_format_version(address: str, table: Table) -> str:
 
 
 def _find_last_metadata_file(table: Table) -> str:
-    """Return the newest metadata file that has the version of the sink; empty if none is left."""
+    """Return the newest metadata file in the sink's format version; empty if none is left."""
     for entry in reversed(table.metadata.metadata_log):
         try:
             former = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
         except Exception:  # noqa: S112
-            # Engines delete metadata files, and stores raise what their clients raise.
+            # Engines delete metadata files, and stores raise the errors of their clients.
             continue
         if former.format_version == FORMAT_VERSION:
             return entry.metadata_file

@@ -1,4 +1,4 @@
-"""A table's format, columns and partitions: checked, created and evolved, on the driver."""
+"""The format, columns and partitions of a table: checked, created and evolved, on the driver."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from onceflow.sinks.lake.errors import describe_error, library_errors
 
 _PROPERTIES = {
     "format-version": str(FORMAT_VERSION),
-    # Each commit reads the list of all manifests and writes it again. Iceberg merges manifests
-    # unless the table says no; pyiceberg does it only if the table says so.
+    # Each commit reads and rewrites the list of all manifests. Iceberg merges manifests unless the
+    # table disables it; pyiceberg merges only if the table enables it.
     "commit.manifest-merge.enabled": "true",
 }
 
@@ -39,7 +39,7 @@ def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: 
     """Raise ConfigError unless rows of schema `rows` can be appended to `table`.
 
     Raises:
-        ConfigError: They cannot, for its format, its branches or its columns.
+        ConfigError: They cannot, because of its format, its branches or its columns.
     """
     refusal = refuse_format_version(str(address), table)
     if refusal:
@@ -75,7 +75,7 @@ def create_table(
     partition_by: Sequence[str],
     properties: Mapping[str, str],
 ) -> None:
-    """Create the table and its namespace from the schema of the rows, unless they are there.
+    """Create the table and its namespace from the schema of the rows, unless they exist.
 
     Raises:
         SinkError: The catalog refused, or did not answer.
@@ -96,7 +96,7 @@ def create_table(
 
 
 def evolve_table(address: TableAddress, table: IcebergTable, rows: pa.Schema) -> None:
-    """Add the columns of `rows` that the table lacks, and widen those that Iceberg can widen.
+    """Add the columns of `rows` that the table lacks, and widen types that Iceberg can widen.
 
     Raises:
         SinkError: The catalog refused, or did not answer.
@@ -110,12 +110,12 @@ def evolve_table(address: TableAddress, table: IcebergTable, rows: pa.Schema) ->
 
 
 def _union(address: TableAddress, table: Table, rows: pa.Schema) -> Schema:
-    """Return the schema of `table` once it is evolved; nothing is committed."""
+    """Return the schema that `table` would have after evolution; commit nothing."""
     changes = _changes(address, table.schema(), rows)
     if changes is None:
         return table.schema()
-    # The library's own rules decide what the columns would become; a transaction that is not
-    # committed sends nothing.
+    # The library's own rules determine the new columns. A transaction that is not committed sends
+    # nothing.
     transaction = table.transaction()
     try:
         with transaction.update_schema() as update:
@@ -126,16 +126,16 @@ def _union(address: TableAddress, table: Table, rows: pa.Schema) -> Schema:
 
 
 def _changes(address: TableAddress, schema: Schema, rows: pa.Schema) -> pa.Schema | None:
-    """Return the columns of `rows` that are new or wider than the table's; None: there are none."""
+    """Return the columns of `rows` that are new or wider than the table's, or None."""
     names = {field.name: field for field in schema.fields}
     changed: list[pa.Field] = []
     for column in to_plain_schema(rows):
         known = names.get(column.name)
         if known is None:
-            # Rows that are there already have no value for it.
+            # Existing rows have no value for it.
             changed.append(column.with_nullable(True))
             continue
-        # Structs, lists and maps are never changed: `make_columns` compares them part by part.
+        # Structs, lists and maps are never changed: `make_columns` compares their parts.
         if not isinstance(known.field_type, PrimitiveType):
             continue
         given = pyarrow_to_schema(pa.schema([column]), name_mapping=schema.name_mapping)

@@ -1,4 +1,4 @@
-"""Splits rows by a table's partition spec: transforms over columns, computed for whole batches."""
+"""The split of rows by a table's partition spec: transforms of columns, for whole batches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks.lake.rolling_files import group_rows
 
 _TERM = re.compile(r"(\w+)\((?:(\d+)\s*,\s*)?([^()]+)\)")
-# Iceberg's specification gives partition fields ids from 1000, so that no column has one of them.
+# Iceberg's specification assigns partition fields ids from 1000 on, distinct from columns' ids.
 _FIRST_PARTITION_ID = 1000
 
 
 def split_rows(
     rows: pa.RecordBatch, spec: PartitionSpec, schema: Schema
 ) -> Iterator[tuple[PartitionKey | None, pa.RecordBatch]]:
-    """Yield each partition with its rows in their order; None without partitions."""
+    """Yield each partition with its rows, in order; the partition is None without partitions."""
     if spec.is_unpartitioned() or not rows.num_rows:
         yield None, rows
         return
@@ -50,7 +50,7 @@ def parse_spec(terms: Sequence[str], schema: Schema) -> PartitionSpec:
     """Return the spec of `terms`, such as `country`, `day(at)`, `bucket(16, id)`.
 
     Raises:
-        ConfigError: A term cannot be read, or names a column or transform that there is not.
+        ConfigError: A term is not valid, or names a column or transform that does not exist.
     """
     fields: list[PartitionField] = []
     for number, term in enumerate(terms):
@@ -79,7 +79,7 @@ def parse_spec(terms: Sequence[str], schema: Schema) -> PartitionSpec:
 def _transform(rows: pa.RecordBatch, field: PartitionField, schema: Schema) -> pa.Array:
     source = schema.find_field(field.source_id)
     name, *inner = (schema.find_column_name(field.source_id) or "").split(".")
-    # A top-level name may have a dot in it; only what is no column of the rows is a path into a
+    # A top-level name may contain a dot. Only a name that is no column of the rows is a path into a
     # struct.
     if source.name in rows.schema.names:
         name, inner = source.name, []
@@ -87,7 +87,7 @@ def _transform(rows: pa.RecordBatch, field: PartitionField, schema: Schema) -> p
     if inner:
         column = pc.struct_field(column, inner)
     if arrow.is_large_binary(column.type):
-        # The library's own type for bytes, which its `truncate` does not take.
+        # The library itself uses this type for bytes, but its `truncate` does not accept it.
         column = column.cast(pa.binary())
     transformed = cast("Any", field).transform.pyarrow_transform(source.field_type)(column)
     return transformed.combine_chunks() if isinstance(transformed, pa.ChunkedArray) else transformed

@@ -1,4 +1,4 @@
-"""A REST catalog whose requests end: pyiceberg's own wait for an answer for ever."""
+"""A REST catalog with deadlines, because pyiceberg's own waits for an answer for ever."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing_extensions import override
 
 CONNECT_S = 5.0
 ANSWER_S = 60.0
-"""To the next byte of an answer: half of `commit_deadline_s`, so that a commit whose reply does not
-come is looked for in time."""
+"""The limit of time until the next byte of an answer: half of `commit_deadline_s`, so that a commit
+without a reply is looked up in time."""
 
 
 class RestCatalogWithDeadlines(RestCatalog):
-    """The library's catalog, with a deadline for every request, its first one included."""
+    """The library's REST catalog, with a deadline for every request, including the first."""
 
     @override
     def _create_session(self) -> Any:
         session: Any = super()._create_session()
-        # `requests` has no deadline of a session: one that is left out of a single call waits for
-        # ever.
+        # A session of `requests` has no deadline; a call without a timeout waits for ever.
         session.request = partial(session.request, timeout=(CONNECT_S, ANSWER_S))
         return session

@@ -1,11 +1,11 @@
-"""Applies changes of rows to an Iceberg table by copy on write: whole data files are replaced.
+"""The application of row changes to an Iceberg table by copy on write: whole files are replaced.
 
     1. plan the data files that may have a row of a changed key: by their bounds, and partitions
-    2. read them one by one; those without such a row stay as they are
-    3. write the rows of the others that stay, and the rows that are put, into new files
+    2. read them one by one; files without such a row stay unchanged
+    3. write the remaining rows of the other files, and the rows to put, into new files
 
-A row that a positional delete has removed is not copied. Of a table with equality deletes, which
-pyiceberg does not read, nothing is changed.
+A row that a positional delete has removed is not copied. A table with equality deletes, which
+pyiceberg does not read, is not changed.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from onceflow.sinks.lake.data_file_names import DataFileNames
 _logger = logging.getLogger("onceflow.sinks.iceberg")
 
 _KEYS_LISTED_MAX = 200
-"""Values by which the library still prunes files; above, it reads all between the bounds."""
+"""The largest number of values by which the library prunes files; with more, it reads all files
+between the bounds."""
 _NUMBER = "onceflow_number"
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenFiles:
-    """Data files that a snapshot takes out, and those that it puts in their place."""
+    """The data files that a snapshot removes, and those that replace them."""
 
     removed: Sequence[DataFile]
     added: Sequence[DataFile]
@@ -60,12 +61,12 @@ class RewrittenFiles:
 def rewrite_files(
     table: Table, branch: str, changes: RowChanges, names: DataFileNames
 ) -> RewrittenFiles:
-    """Write the files of the next snapshot; nothing refers to them yet.
+    """Write the files of the next snapshot, which nothing refers to yet.
 
     Holds `changes` and the rows of one data file in memory.
 
     Raises:
-        TargetRefused: The table lacks a column of `changes`, or has other fields in one.
+        TargetRefused: The table lacks a column of `changes`, or has other fields in a column.
     """
     known = [field.name for field in table.schema().fields]
     missing = [name for name in changes.puts.column_names if name not in known]
@@ -96,7 +97,7 @@ def rewrite_files(
 def _require_same_fields(column: str, staged: pa.DataType, now: pa.DataType) -> None:
     """Raise TargetRefused unless the records in a column have the fields that were staged.
 
-    A cast takes the fields of a record by their order. New fields at the end are null.
+    A cast matches the fields of a record by their order. New fields at the end are null.
 
     Raises:
         TargetRefused: A field was dropped, renamed or moved.
@@ -125,11 +126,11 @@ def _plan(table: Table, branch: str, changes: RowChanges) -> Iterator[FileScanTa
 def _require_no_equality_deletes(table: Table, snapshot: Snapshot) -> None:
     """Raise TargetRefused unless all deletes of `snapshot` are positional.
 
-    The library refuses those that it plans, and leaves out those whose bounds have no changed key.
-    They may delete other rows of a file that is rewritten, which would then be rows again.
+    The library refuses equality deletes that it plans, and ignores those whose bounds contain no
+    changed key. Such deletes may delete other rows of a rewritten file, which would then reappear.
 
     Raises:
-        TargetRefused: One is an equality delete.
+        TargetRefused: A delete file is an equality delete.
     """
     for manifest in snapshot.manifests(table.io):
         if manifest.content is not ManifestContent.DELETES:
@@ -146,7 +147,7 @@ def _require_no_equality_deletes(table: Table, snapshot: Snapshot) -> None:
 
 
 def _find_other_rows(rows: pa.Table, changes: RowChanges) -> pa.Array:
-    """Return the positions of the rows whose keys do not change, rising."""
+    """Return the positions of the rows whose keys do not change, in rising order."""
     schema = pa.schema(
         [
             (name, _choose_key_type(changes.rows.schema.field(name).type, rows[name].type))
@@ -161,12 +162,12 @@ def _find_other_rows(rows: pa.Table, changes: RowChanges) -> pa.Array:
 
 
 def _choose_key_type(staged: pa.DataType, current: pa.DataType) -> pa.DataType:
-    """Return the type in which keys are compared: numbers of a table may be wider by now."""
+    """Return the type in which keys are compared: the table's numbers may have become wider."""
     return current if arrow.is_integer(current) or arrow.is_decimal(current) else staged
 
 
 def _write(table: Table, files: PartitionedFiles, rows: pa.Table) -> None:
-    """Write `rows`, whose columns have the table's names; columns that they lack are null."""
+    """Write `rows`, whose columns have the table's names; missing columns are null."""
     target = to_file_schema(table.schema())
     names = [field.name for field in table.schema().fields]
     for batch in rows.to_batches():

@@ -1,4 +1,4 @@
-"""What a user writes to have rows in an Iceberg table."""
+"""The sink for Iceberg tables that users configure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onceflow.sinks.lake.claim import read_target_record
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
 
-if TYPE_CHECKING:  # a program without the extra gets an error that says so
+if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from onceflow.sinks.iceberg.table import IcebergTable
 
 
@@ -128,7 +128,7 @@ class IcebergSink(LakeSink):
 
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Create or evolve the table, as far as the user asked for it, and claim the sink id."""
+        """Create or evolve the table, if the user configured that, and claim the sink id."""
         self.validate(context, schema)
         with self._open_table(context.sink_id) as table:
             from onceflow.sinks.iceberg import layout
@@ -189,4 +189,4 @@ class IcebergSink(LakeSink):
 
 
 CONNECTOR = SinkConnector(sink=IcebergSink)
-"""What the catalog finds."""
+"""The connector that the catalog of connectors loads."""

@@ -1,9 +1,9 @@
-"""Snapshot producers that write manifests of a partition spec whose source column was dropped.
+"""Snapshot producers that can write manifests of a partition spec whose source column was dropped.
 
 A table may get another partition spec and then lose the column that the former spec partitions by.
-The type of a partition value follows from its column, so pyiceberg writes no manifest of the former
-spec any more. Manifests that were written before the drop have the values in the type of the
-dropped column, and every reader takes them. So the producers write further manifests of that spec
+The type of a partition value follows from its column, so pyiceberg can no longer write a manifest
+of the former spec. Manifests that were written before the drop have the values in the type of the
+dropped column, and every reader accepts them. So the producers write further manifests of that spec
 with a schema that still has the column.
 """
 
@@ -34,7 +34,7 @@ from onceflow.sinks.iceberg.staged_files import StagedFiles
 
 
 class Snapshots(UpdateSnapshot):
-    """Makes the producers of one snapshot. Its manifests can have every spec of the table."""
+    """A factory of snapshot producers, whose manifests can have every spec of the table."""
 
     def __init__(
         self, transaction: Transaction, io: FileIO, branch: str, summary: Mapping[str, str]
@@ -43,7 +43,7 @@ class Snapshots(UpdateSnapshot):
         super().__init__(transaction, io, branch, dict(summary))
 
     def append(self, written: Sequence[Schema]) -> _MergeAppendFiles:
-        """Return a producer that adds files whose schemas were `written`."""
+        """Return a producer that adds files; `written` are the schemas of the files."""
         producer = _Append(
             Operation.APPEND,
             self._transaction,
@@ -67,10 +67,10 @@ class Snapshots(UpdateSnapshot):
 
 
 def find_spec(metadata: TableMetadata, written: PartitionSpec) -> PartitionSpec | None:
-    """Return the table's spec that files of the spec `written` can have; None if there is none.
+    """Return the table's spec that files of the spec `written` can have, or None.
 
-    A removed spec leaves its id to the next spec, so the id alone does not tell. Every file can be
-    part of a spec without partitions.
+    A removed spec leaves its id to the next spec, so the id alone does not identify it. Every file
+    can be part of a spec without partitions.
     """
     specs = sorted(metadata.partition_specs, key=lambda spec: spec.spec_id != written.spec_id)
     terms = _list_terms(written)
@@ -79,10 +79,10 @@ def find_spec(metadata: TableMetadata, written: PartitionSpec) -> PartitionSpec 
 
 
 def assign_spec(metadata: TableMetadata, staged: StagedFiles) -> Iterator[tuple[int, DataFile]]:
-    """Yield each file with the id of the table's spec that it becomes part of.
+    """Yield each file with the id of the table's spec that it gets.
 
     Raises:
-        ValueError: There is no such spec.
+        ValueError: The table has no such spec.
     """
     spec = find_spec(metadata, staged.spec)
     if spec is None:
@@ -106,7 +106,7 @@ def _choose_schema(
 
 class _Append(_MergeAppendFiles):
     written_schemas: Sequence[Schema] = ()
-    """For a table whose former schemas were removed."""
+    """The schemas of the added files, for a table whose former schemas were removed."""
 
     @override
     def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:

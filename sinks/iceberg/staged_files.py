@@ -1,4 +1,4 @@
-"""Data files that a writer has ended, as one row of staged rows, and back.
+"""The encoding of a writer's ended data files as one staged row, and the decoding.
 
     table_uuid      string   the table that they were written for
     spec_id         int32    its partition spec
@@ -44,16 +44,16 @@ _NO_SNAPSHOT = 0
 _FORMAT_VERSION: Literal[2] = 2
 _PATH = "memory:manifest"
 _SYNC = bytes(16)
-"""The sync marker of manifests that are read as one."""
+"""The sync marker of manifests that are read as a single manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFiles:
-    """What writers have written for one table and spec."""
+    """The files that writers have written for one table and spec."""
 
     table_uuid: str
     spec: PartitionSpec
-    """As it was when the writer began."""
+    """The spec as it was when the writer began."""
     sequence_last: int
     files: Sequence[DataFile]
     schema: Schema
@@ -69,7 +69,7 @@ def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
         schema=table.schema(),
         output_file=output,
         snapshot_id=_NO_SNAPSHOT,
-        # It lies in a staged file, which is compressed as a whole.
+        # The staged file is compressed as a whole.
         avro_compression="null",
     ) as writer:
         for file in files:
@@ -80,7 +80,7 @@ def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
     row: dict[str, object] = {
         "table_uuid": str(table.metadata.table_uuid),
         "spec_id": table.metadata.default_spec_id,
-        # As of when the writer began: an abort then has to read only what was committed later.
+        # The number at the writer's start: an abort then reads only later commits.
         "sequence_last": table.last_sequence_number,
         "manifest": output.content,
     }
@@ -88,10 +88,10 @@ def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
 
 
 def decode_files(staged: Sequence[pa.RecordBatch]) -> list[StagedFiles]:
-    """Return what all of `staged` describe; files of one table and spec come together.
+    """Return the files that all of `staged` describe, grouped by table and spec.
 
-    The schema in the head of a manifest takes the library longer to read than the files do. So
-    manifests with the same head are read as one.
+    For the library, reading the schema in the head of a manifest takes longer than reading the
+    files. So manifests with the same head are read as a single manifest.
     """
     alike: dict[tuple[str, int, bytes], list[tuple[int, bytes]]] = {}
     for batch in staged:
@@ -110,10 +110,12 @@ def decode_files(staged: Sequence[pa.RecordBatch]) -> list[StagedFiles]:
 
 
 def _split_manifest(manifest: bytes) -> tuple[bytes, bytes]:
-    """Return what is before the first sync marker, and the blocks after it, with `_SYNC` in them.
+    """Return the bytes before the first sync marker, and the blocks after it marked by `_SYNC`.
 
-    Source: Avro specification, Object Container Files. A manifest has at least one block, so it
-    ends with its sync marker: 16 random bytes, which no data happen to have.
+    A manifest has at least one block, so it ends with its sync marker: 16 random bytes, which do
+    not occur in data by chance.
+
+    Source: Avro specification, Object Container Files.
     """
     sync = manifest[-len(_SYNC) :]
     head, _, blocks = manifest.partition(sync)
@@ -134,7 +136,7 @@ def _decode_manifest(spec_id: int, content: bytes) -> list[DataFile]:
 
 
 def _decode_head(head: bytes, spec_id: int) -> tuple[PartitionSpec, Schema]:
-    """Return what Iceberg's specification requires in the head of a manifest."""
+    """Return the spec and schema that Iceberg requires in the head of a manifest."""
     with AvroFile[Any](_MemoryFile(head + _SYNC)) as manifest:
         meta = manifest.header.meta
     fields = [PartitionField(**field) for field in json.loads(meta["partition-spec"])]

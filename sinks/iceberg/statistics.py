@@ -1,7 +1,7 @@
-"""Counts and bounds of one data file, as Iceberg's manifests keep them, from its Parquet footer.
+"""The counts and bounds of one data file in Iceberg's manifests, from its Parquet footer.
 
-A bound that is wrong makes readers and upserts pass over the file. So a column has bounds only if
-every row group of it has some.
+A wrong bound makes readers and upserts skip the file. So a column has bounds only if every row
+group of it has bounds.
 
 Source: Iceberg specification, Manifests and Appendix D (single-value serialization).
 """
@@ -36,19 +36,19 @@ from onceflow.sinks.lake.text_bounds import shorten_upper_text
 
 @dataclass
 class _Column:
-    """What the row groups so far say of one column."""
+    """The facts about one column from the row groups so far."""
 
     kind: PrimitiveType
     mode: MetricsMode
     size_bytes: int = 0
     values: int = 0
     nulls: int | None = 0
-    """None if a row group does not tell."""
+    """The number of nulls; None if a row group does not record it."""
     bounds: list[Any] = field(default_factory=list[Any])
     has_bounds: bool = True
 
     def add(self, chunk: Any) -> None:
-        """Take in the part of the column that a row group has."""
+        """Add the facts of the column's part in one row group."""
         self.size_bytes += chunk.total_compressed_size
         self.values += chunk.num_values
         statistics = chunk.statistics
@@ -61,7 +61,7 @@ class _Column:
             raw_bounds = (statistics.min_raw, statistics.max_raw)
             self.bounds += [_to_value(self.kind, raw) for raw in raw_bounds]
         elif statistics.null_count < chunk.num_values and not isinstance(
-            # Parquet has no bounds of NaN, and Iceberg's bounds pass over it.
+            # Parquet has no bounds of NaN, and Iceberg's bounds ignore NaN.
             self.kind,
             FloatType | DoubleType,
         ):
@@ -69,7 +69,7 @@ class _Column:
 
     @property
     def lower_bound(self) -> bytes | None:
-        """The smallest value, or the beginning of it."""
+        """The smallest value, or a prefix of it; None if there is none."""
         if not self.has_bounds or not self.bounds:
             return None
         lowest = min(self.bounds)
@@ -77,7 +77,7 @@ class _Column:
 
     @property
     def upper_bound(self) -> bytes | None:
-        """The largest value, or a shorter one above it; None if there is none."""
+        """The largest value, or a shorter value above it; None if there is none."""
         if not self.has_bounds or not self.bounds:
             return None
         highest = max(self.bounds)
@@ -91,14 +91,14 @@ class _Column:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether bounds are shorter than values may be."""
+        """True if bounds may be shorter than values."""
         return isinstance(self.kind, StringType | BinaryType) and self.mode.length is not None
 
 
 def describe_statistics(
     footer: Any, schema: Schema, properties: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a `DataFile` says of the rows of a file; `schema` is the file's.
+    """Return the arguments of a `DataFile` about the rows of a file; `schema` is the file's.
 
     `footer` is a `pyarrow.parquet.FileMetaData`.
     """
@@ -139,9 +139,9 @@ def describe_statistics(
 
 
 def _to_value(kind: PrimitiveType, raw: Any) -> Any:
-    """Return the value of a bound that Parquet keeps as `raw`; dates and times as numbers.
+    """Return the value of a bound that Parquet stores as `raw`, with dates and times as numbers.
 
-    Python has no dates beyond the years 1 to 9999.
+    Python has no dates outside of the years 1 to 9999.
     """
     match kind:
         case StringType():
@@ -154,7 +154,7 @@ def _to_value(kind: PrimitiveType, raw: Any) -> Any:
 
 
 def _find_offset(chunk: Any) -> int:
-    """Return where a row group begins, whose first column is `chunk`."""
+    """Return the offset of a row group whose first column is `chunk`."""
     if chunk.has_dictionary_page and chunk.dictionary_page_offset < chunk.data_page_offset:
         return int(chunk.dictionary_page_offset)
     return int(chunk.data_page_offset)

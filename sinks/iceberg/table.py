@@ -1,12 +1,12 @@
-"""One Iceberg table as the common committer uses it: a commit is one snapshot with its record.
+"""An Iceberg table for the common committer: a commit is one snapshot with its record.
 
     properties   onceflow.sink.<sink id>            the sink's record
                  onceflow.sink.<sink id>.snapshot   its last snapshot: id and sequence number
     summary      onceflow.log-id, .sink-id, .attempt, .checkpoint of each snapshot, and
                  .checkpoint-before, .attempts: whose transactions it has
 
-Record and snapshot change in one commit, which the catalog takes only while the branch is where the
-commit has read it. So an attempt claims the sink id by a snapshot without rows.
+Record and snapshot change in one commit. The catalog accepts it only while the branch is at the
+snapshot that the commit has read. So an attempt claims the sink id by a snapshot without rows.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ class IcebergTable(LakeTable):
 
     @property
     def catalog(self) -> Catalog:
-        """The catalog, connected.
+        """The catalog, connected if needed.
 
         Raises:
             ConfigError: There is no such catalog.
-            SinkError: It cannot be reached now.
+            SinkError: The catalog cannot be reached now.
         """
         if self._catalog is None:
             self._catalog = self._address.open_catalog()
         return self._catalog
 
     def find_table(self) -> Table | None:
-        """Return the table as pyiceberg has it; None where there is none.
+        """Return the table as a pyiceberg object, or None if there is none.
 
         Raises:
             SinkError: The catalog cannot be asked now.
@@ -94,7 +94,7 @@ class IcebergTable(LakeTable):
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
             except Exception:
-                # The next look connects anew, and follows what refers to secrets: a token may have
+                # The next call connects again and resolves secrets again, because a token may have
                 # been replaced.
                 self.close()
                 raise
@@ -132,7 +132,7 @@ class IcebergTable(LakeTable):
 
 @dataclass(frozen=True)
 class IcebergVersion(TableVersion):
-    """The table as one load of it has it."""
+    """The table as one load returned it."""
 
     address: TableAddress
     sink_id: str
@@ -142,11 +142,11 @@ class IcebergVersion(TableVersion):
         default_factory=dict[int, tuple[Sequence[pa.RecordBatch], Sequence[StagedFiles]]],
         repr=False,
     )
-    """By the identity of what is staged, which it keeps."""
+    """The decoded files by the identity of the staged rows, which this cache keeps alive."""
 
     @property
     def record_name(self) -> str:
-        """The table property that has the record."""
+        """The table property that contains the record."""
         return f"{PREFIX}sink.{self.sink_id}"
 
     @property
@@ -214,7 +214,8 @@ class IcebergVersion(TableVersion):
     ) -> int:
         """Replace the data files that have rows of the changed keys, in one snapshot.
 
-        Once it was sent, nothing is deleted: a catalog may call a commit failed that it has made.
+        After the commit was sent, no file is deleted: a catalog may report a commit as failed that
+        it has made.
         """
         changes = self._leave_out_dropped(changes, record, transactions)
         branch = self.address.branch
@@ -296,8 +297,8 @@ class IcebergVersion(TableVersion):
     ) -> None:
         """Raise TargetRefused if columns were changed so that readers would lose values.
 
-        A dropped column is fine for files of an earlier attempt: the start of this attempt has
-        compared the columns of the rows with the table.
+        A dropped column is allowed in files of an earlier attempt, because the start of this
+        attempt has compared the columns of the rows with the table.
         """
         schema = self.table.schema()
         for one in decoded:
@@ -383,7 +384,7 @@ class IcebergVersion(TableVersion):
         return f"{self.record_name}.snapshot"
 
     def _decode(self, staged: Sequence[pa.RecordBatch]) -> Sequence[StagedFiles]:
-        """Decode once: files are first looked for, and then committed."""
+        """Return the decoded files; decode only once for the check and the commit."""
         if id(staged) not in self._decoded:
             decoded = decode_files(staged)
             paths = [file.file_path for one in decoded for file in one.files]
@@ -395,7 +396,7 @@ class IcebergVersion(TableVersion):
     def _has_expired(
         self, snapshot_id: int, sequence_number: int, ancestors: Sequence[Snapshot]
     ) -> bool:
-        """Return whether the branch no longer leads to a snapshot because its history was cut.
+        """Return True if the branch lacks the snapshot only because its history was cut.
 
         Expired snapshots are gone, unless a tag or another branch keeps them.
         """
@@ -424,8 +425,8 @@ class IcebergVersion(TableVersion):
 class _Commit(Transaction):
     """A transaction that is sent once: pyiceberg's own would append again after a conflict.
 
-    It would also delete the manifests of a commit that the catalog calls failed; where a proxy
-    repeats requests, that answer comes for a commit that was made.
+    It would also delete the manifests of a commit that the catalog reports as failed. If a proxy
+    repeats requests, that reply may come for a commit that was made.
     """
 
     def __init__(self, table: Table) -> None:
@@ -435,10 +436,10 @@ class _Commit(Transaction):
     @property
     @override
     def table_metadata(self) -> TableMetadata:
-        """The metadata with the updates so far.
+        """The metadata with the updates so far, cached.
 
-        The library copies all snapshots at each look, some fifteen times a commit: a table of
-        thousands takes a second then.
+        The library copies all snapshots at each access, some fifteen times per commit. For a table
+        with thousands of snapshots that takes a second.
         """
         metadata, updates = self._table.metadata, self._updates
         if not updates:
@@ -451,7 +452,10 @@ class _Commit(Transaction):
     def append_files(
         self, staged: Sequence[StagedFiles], summary: Mapping[str, str], branch: str
     ) -> Snapshot:
-        """Add a snapshot with all files; of several partition specs, one for each."""
+        """Add a snapshot with all files.
+
+        If they have several partition specs, one snapshot for each.
+        """
         metadata = self._table.metadata
         files = sorted(
             ((spec, file) for one in staged for spec, file in assign_spec(metadata, one)),
@@ -459,7 +463,8 @@ class _Commit(Transaction):
         )
         groups = [(spec, [file for _, file in group]) for spec, group in groupby(files, _spec_of)]
         for spec_id, group in groups or [(metadata.default_spec_id, [])]:
-            # Which spec a manifest is written with: the files', though the table has another now.
+            # The default spec decides the manifest's spec: use the files' spec, not the table's
+            # current one.
             self._table.metadata = metadata.model_copy(update={"default_spec_id": spec_id})
             update = Snapshots(self, self._table.io, branch, summary)
             with update.append([one.schema for one in staged]) as append:
@@ -471,7 +476,7 @@ class _Commit(Transaction):
     def replace_files(
         self, rewritten: RewrittenFiles, summary: Mapping[str, str], branch: str
     ) -> Snapshot:
-        """Add a snapshot in which files stand in the place of others."""
+        """Add a snapshot in which files replace other files."""
         if not rewritten.removed:
             metadata = self._table.metadata
             uuid, spec = str(metadata.table_uuid), metadata.spec()
@@ -486,7 +491,7 @@ class _Commit(Transaction):
         return self._find_added_snapshot()
 
     def _find_added_snapshot(self) -> Snapshot:
-        """Return the last snapshot of the updates, without the copy that `table_metadata` is."""
+        """Return the last snapshot of the updates, without the copy that `table_metadata` makes."""
         return [one.snapshot for one in self._updates if isinstance(one, AddSnapshotUpdate)][-1]
 
     def send(self, table: str) -> None:
@@ -494,12 +499,12 @@ class _Commit(Transaction):
 
         Raises:
             CommitConflict: The table has changed since it was read.
-            CommitUnknown: There was no answer, or one that may come after the commit was made.
+            CommitUnknown: There was no reply, or an error that may follow a commit that was made.
         """
         uuid = AssertTableUUID(uuid=self._table.metadata.table_uuid)
         try:
             with warnings.catch_warnings():
-                # Old metadata files that cannot be deleted after the commit: they do no harm.
+                # Old metadata files that cannot be deleted after the commit do no harm.
                 warnings.filterwarnings("ignore", message="Failed to delete old metadata")
                 self._table._do_commit(  # pyright: ignore[reportPrivateUsage]
                     self._updates, (*self._requirements, uuid)
@@ -513,9 +518,9 @@ class _Commit(Transaction):
 
 
 def _check_own_paths(table: Table, sink_id: str, paths: Sequence[str]) -> None:
-    """Raise SinkError unless each of `paths` is a data file of the sink id in the table's place."""
+    """Raise SinkError unless each of `paths` is a file of the sink id in the table's location."""
     roots = [table.location_provider().data_path.rstrip("/"), table.location().rstrip("/")]
-    # Somebody may give the table another location under a job. The files stay where they are.
+    # A user may change the table's location while a job runs. The files stay at the old location.
     former = [entry.metadata_file for entry in table.metadata.metadata_log]
     roots += [path.rpartition("/metadata/")[0] for path in former if "/metadata/" in path]
     for path in paths:

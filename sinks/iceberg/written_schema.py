@@ -1,7 +1,7 @@
-"""Compares the schema that data files were written with, to the schema that the table has now.
+"""The comparison of the schema of written data files with the schema that the table has now.
 
 The table may change between the start of a writer and the commit. Readers find columns by their
-field ids, so a column may get another name, a wider type or another place.
+field ids, so a column may get another name, a wider type or another position.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def find_broken_requirement(written: Schema, table: Schema, files: Sequence[Data
 
 
 def find_dropped_column(written: Schema, table: Schema) -> tuple[str, bool]:
-    """Return the name of a column of `written` that `table` lacks, and whether the name is reused.
+    """Return the name of a column of `written` that `table` lacks, and True if the name is reused.
 
     The name is empty if there is no such column.
     """
@@ -46,7 +46,7 @@ def find_dropped_column(written: Schema, table: Schema) -> tuple[str, bool]:
 
 
 def is_dropped_column(name: str, metadata: TableMetadata) -> bool:
-    """Return whether the table had a column `name`, and has none of the columns of that name.
+    """Return True if the table had a column `name`, and has none of the columns of that name.
 
     A renamed column is not dropped: its id is still in the table.
     """
