@@ -369,7 +369,7 @@ class SqlCommitter(Committer):
             raise
         except SqlError as error:
             if isinstance(error, (BinaryLogRefuses, ReadOnly)):
-                # The next try opens a session that may write, if any may by then.
+                # The next call opens a new session, which may be able to write.
                 self.close()
             return RetryLater(
                 f"the server cannot be asked: {error}",

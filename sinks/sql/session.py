@@ -2,13 +2,13 @@
 
 Sessions translate the errors of a server or its driver into a closed set:
 
-    SqlError                 the statement was refused; what it is about, its kind says
-      ConnectionLost         no reply came: what was sent may have been carried out
-      RowRefused             a row is refused for what is in it: every new attempt would fail
-        DuplicateKey         a row of the same unique key is there
-      LockTimeout            a lock was waited for in vain
+    SqlError                 the statement was refused; the subclass says why
+      ConnectionLost         no reply came: the statement may have been carried out
+      RowRefused             a row is refused for its values: every new attempt would fail
+        DuplicateKey         a row with the same unique key exists
+      LockTimeout            the wait for a lock timed out
       BinaryLogRefuses       a setting of the server's binary log forbids what the sink writes
-      ReadOnly               somebody has made the server, the database or the user read-only
+      ReadOnly               the server, the database or the user was made read-only
       AccessDenied           the user lacks a privilege
       TableMissing           there is no such table
       TableAltered           a table has other types than its rows were converted for

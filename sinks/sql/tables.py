@@ -75,9 +75,9 @@ class TableColumn:
     updatable: bool = True
     readable: bool = True
     key_fault: str = ""
-    """Why the server may take different values for equal, with what mends it; or empty."""
+    """The reason why the server may take different values for equal, with its remedy; or empty."""
     default_fault: str = ""
-    """Why the user gets no default there, with what mends it; or empty."""
+    """The reason why the user gets no default in the column, with its remedy; or empty."""
     update_fault: str = ""
     """The reason why no statement may assign to it in an existing row, with its remedy; or
     empty."""
