@@ -1,1 +1,1 @@
-"""Formats for `read` and `readStream`: what is read, how it is divided into tasks, and its rows."""
+"""The readers of the formats, for `read` and `readStream`: their tasks and rows."""

@@ -1,7 +1,7 @@
-"""`onceflow-checkpoints`: a row for each checkpoint and savepoint in a checkpoint storage.
+"""The format `onceflow-checkpoints`: a row for each checkpoint and savepoint in a storage.
 
-What is not whole (a savepoint that was never finished, a damaged state file) is a row with what can
-be told of it, and says so in `problem`: one damaged file hides nothing else.
+An incomplete entry (an unfinished savepoint, a damaged state file) is a row with its known values,
+and describes the fault in `problem`. So one damaged file does not hide other entries.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ CHECKPOINTS = pa.schema(
         ("problem", pa.string()),
     ]
 )
-"""The columns; `path` is that of a savepoint."""
+"""The columns. `path` is the path of a savepoint."""
 
 
 class CheckpointsReader(DataSourceReader):
-    """The listing as of when the task runs."""
+    """A reader of the entries that exist when the task runs."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Describe it; asks nothing yet."""
+        """Parse the options. Sends no request yet."""
         self._place = CHECKPOINTS_READ.make(options).location
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a task a job. Driver, once a plan.
+        """Return one task for each job. Runs on the driver, once for each plan.
 
         Raises:
-            ConfigError: The storage has no such job; names those that are there.
+            ConfigError: The storage has no such job. The message names the existing ones.
         """
         storage, job = self._place.storage, self._place.job
         jobs = [open_job(storage, job).job] if job else list(storage.open("_").jobs())
         return [InputPartition(one) for one in jobs] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one job. Task."""
+        """Yield the rows of one job. Runs in a task."""
         if partition.value is not None:
-            # All rows of a job at once: a listing is small, and one batch is one picture of it.
+            # Return all rows of a job at once: a listing is small, and one batch is consistent.
             rows = list(_rows(JobLocation(self._place.storage, partition.value)))
             if rows:
                 batch = pa.RecordBatch.from_pylist(rows, schema=CHECKPOINTS)
@@ -116,7 +116,7 @@ def _row(stored: StoredCheckpoint) -> dict[str, Any]:
         "kind": stored.kind,
         "path": stored.name if stored.savepoint else None,
         "attempt": completed.attempt,
-        # Arrow takes microseconds for numbers.
+        # Arrow reads numbers as microseconds.
         "triggered_at": completed.triggered_at_ms * 1000,
         "completed_at": completed.completed_at_ms * 1000,
         "parallelism": completed.parallelism,

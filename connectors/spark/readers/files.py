@@ -1,7 +1,8 @@
-"""`onceflow-files` for `read` and `readStream`: what pipelines and queries have published as files.
+"""The format `onceflow-files` for `read` and `readStream`: the published files of sinks.
 
-A read takes the files that are published whole when it is planned, and never one of a transaction
-in progress. A stream's offset is a checkpoint of the job that writes: {"checkpoint": 7}.
+A read takes the files that are completely published when it is planned, and never a file of an
+unfinished transaction. The offset of a stream is a checkpoint of the writing job: {"checkpoint":
+7}.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from onceflow.sinks.files.published import PublishedTable
 
 
 def files_read(options: Mapping[str, str]) -> FilesRead:
-    """Return what `options` say, in lower case or not.
+    """Return the read that `options` describe, whatever their case.
 
     Raises:
-        ConfigError: One is unknown, missing or cannot be read.
+        ConfigError: An option is unknown, missing or not valid.
     """
     source = FILES_READ.make(options)
     sink_id = next((value for name, value in options.items() if name.lower() == "sinkid"), None)
@@ -33,13 +34,13 @@ def files_read(options: Mapping[str, str]) -> FilesRead:
 
 
 def files_schema(options: Mapping[str, str]) -> StructType:
-    """Return the columns of what is published."""
+    """Return the columns of the published files."""
     with FILES_READ.words.translate_errors():
         return spark_schema(files_read(options).table.schema())
 
 
 class FileTask(InputPartition):
-    """One file."""
+    """A task that reads one file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -47,19 +48,19 @@ class FileTask(InputPartition):
 
 
 class FilesBatchReader(Speaker, DataSourceReader):
-    """All that is published whole, or as of a checkpoint."""
+    """A reader of all completely published files, or of those up to a checkpoint."""
 
     def __init__(self, read: FilesRead, schema: StructType) -> None:
-        """Describe it; asks nothing yet."""
+        """Store the read. Sends no request yet."""
         self._read = read
         self._schema = schema
 
     @in_option_words
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a task a file. Driver, once a plan.
+        """Return one task for each file. Runs on the driver, once for each plan.
 
         Raises:
-            ConfigError: `asOfCheckpoint` is not published by all subtasks.
+            ConfigError: Not all subtasks have published `asOfCheckpoint`.
         """
         table, as_of = self._read.table, self._read.as_of_checkpoint
         if as_of is None:
@@ -71,18 +72,18 @@ class FilesBatchReader(Speaker, DataSourceReader):
 
     @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file. Task."""
+        """Yield the rows of one file. Runs in a task."""
         return _rows(self._read.table, partition, self._schema)
 
 
 class FilesStreamReader(Speaker, DataSourceStreamReader):
-    """A job's checkpoints, as they are published by all of its subtasks."""
+    """A stream reader of a job's checkpoints, as all of its subtasks publish them."""
 
     def __init__(self, read: FilesRead, schema: StructType) -> None:
-        """Describe it; asks nothing yet.
+        """Store the read. Sends no request yet.
 
         Raises:
-            ConfigError: It is to be read as of one checkpoint.
+            ConfigError: `asOfCheckpoint` is given, which is only for `read`.
         """
         if read.as_of_checkpoint is not None:
             raise ConfigError("asOfCheckpoint is for read: readStream goes on from its own offset")
@@ -90,35 +91,41 @@ class FilesStreamReader(Speaker, DataSourceStreamReader):
         self._schema = schema
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Return the place before the first checkpoint."""
+        """Return the position before the first checkpoint."""
         return {"checkpoint": 0}
 
     @in_option_words
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, int] | None = None, limit: object = None
     ) -> dict[str, int]:
-        """Return the last checkpoint that is certain to be published whole. Driver, each batch."""
+        """Return the last checkpoint that is certainly complete.
+
+        Runs on the driver, for each batch.
+        """
         del limit
         known = (start or {}).get("checkpoint", 0)
         return {"checkpoint": max(known, self._table.whole_through())}
 
     @in_option_words
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return a task for each file of the checkpoints after `start`, through `end`. Driver."""
+        """Return a task for each file of the checkpoints after `start`, up to `end`.
+
+        Runs on the driver.
+        """
         after, through = (CheckpointId(one["checkpoint"]) for one in (start, end))
         return _tasks(self._table.files_between(after, through))
 
     @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file. Task."""
+        """Yield the rows of one file. Runs in a task."""
         return _rows(self._table, partition, self._schema)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Forget nothing: files belong to their readers."""
+        """Do nothing: this reader has nothing to delete, and the files stay."""
 
 
 def _tasks(files: Sequence[str]) -> Sequence[InputPartition]:
-    # Spark takes no source without tasks.
+    # Spark accepts no source without tasks.
     return [FileTask(path) for path in files] or [FileTask("")]
 
 

@@ -1,7 +1,7 @@
-"""Kafka for `read`: the records between two places, as one DataFrame.
+"""The reader of Kafka for `read`: the records between two positions, as one DataFrame.
 
-Both ends are resolved when Spark plans the read, by one question to each broker, so that all tasks
-agree; a plan that is run twice may find more the second time if `ending` is the latest.
+Both ends are resolved when Spark plans the read, with one request to each broker, so all tasks
+agree. If `ending` is the latest offset, a plan that is run twice may read more the second time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from onceflow.sources.kafka.settings import KafkaSettings, Latest
 
 
 class KafkaBatchReader(Speaker, DataSourceReader):
-    """Reads topics from `starting` to `ending`, by default all that is there."""
+    """A reader of topics from `starting` to `ending`, by default of all records."""
 
     def __init__(
         self, settings: KafkaSettings, schema: StructType, limits: BatchLimits | None = None
     ) -> None:
-        """Describe it; asks nothing yet.
+        """Store the settings. Sends no request yet.
 
         Raises:
-            ConfigError: The settings do not go with Spark, or limits of streams are given.
+            ConfigError: The settings do not suit Spark, or limits of streams are given.
         """
         check_for_spark(settings)
         self._settings = (
@@ -53,11 +53,14 @@ class KafkaBatchReader(Speaker, DataSourceReader):
 
     @in_option_words
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks; one that reads nothing where there is nothing. Driver, once a plan.
+        """Return the tasks; if there are no records, one empty task.
+
+        Runs on the driver, once for each plan.
 
         Raises:
             ConfigError: A topic does not exist, or explicit offsets do not fit its partitions.
-            OffsetOutOfRange: An explicit start was deleted already, and data loss is an error.
+            OffsetOutOfRange: The record at an explicit start was deleted, and data loss is an
+                error.
             SourceUnavailable: The brokers did not answer within `deadline_s`.
         """
         ranges: list[OffsetRange] = []
@@ -78,19 +81,19 @@ class KafkaBatchReader(Speaker, DataSourceReader):
 
     @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one task. Executor.
+        """Yield the records of one task. Runs on an executor.
 
-        A topic that is deleted and created again under a plan goes on at the old offsets, and no
-        broker says so: the topic is asked for its id once more behind the last record.
+        If a topic is deleted and created again after the plan, reading continues at the old
+        offsets, and no broker reports it. So the topic's id is checked again after the last record.
 
         Raises:
             OffsetOutOfRange: Records were deleted before they were read, or their topic was
-                replaced; and data loss is an error.
-            BadRecord: One cannot be decoded.
-            SourceUnavailable: The brokers gave nothing for `deadline_s`.
+                replaced, and data loss is an error.
+            BadRecord: A record cannot be decoded.
+            SourceUnavailable: The brokers sent nothing for `deadline_s`.
         """
         yield from read_task(self._settings, partition, self._schema)
-        # Nothing to ask where nothing was read, or where brokers have no ids.
+        # No check is needed if nothing was read, and none is possible if brokers have no ids.
         ranges = partition.ranges if isinstance(partition, KafkaTask) else ()
         positions = [_to_position(one) for one in ranges if one.topic_id]
         if positions and self._settings.fail_on_data_loss:

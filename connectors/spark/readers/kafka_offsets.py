@@ -20,25 +20,25 @@ from onceflow.sources.kafka.position import PartitionPosition, gap_error
 from onceflow.sources.kafka.ranges import OffsetRange
 
 Document: TypeAlias = "dict[str, Any]"
-"""What Spark stores as JSON: a dictionary of texts, numbers, lists and dictionaries."""
+"""A value that Spark stores as JSON: a dictionary of texts, numbers, lists and dictionaries."""
 
 _Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """Where a query stands in each partition."""
+    """The positions of a query in all partitions."""
 
     positions: Mapping[_Place, PartitionPosition] = field(
         default_factory=dict[_Place, PartitionPosition]
     )
     began: Mapping[_Place, int] = field(default_factory=dict[_Place, int])
-    """The first offset of each partition that begins in the batch that ends here."""
+    """The first offset of each partition that begins in the batch which ends here."""
 
     def document(self) -> Document:
-        """Return this as Spark keeps it; equal offsets are equal texts."""
+        """Return the document that Spark stores. Equal offsets give equal texts."""
         document: Document = {}
-        # Sorted, for Spark compares offsets by their text.
+        # Sort, because Spark compares offsets by their text.
         for (topic, partition), position in sorted(self.positions.items()):
             one = document.setdefault(
                 topic,
@@ -55,10 +55,10 @@ class StreamOffsets:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> StreamOffsets:
-        """Return what `document` says.
+        """Return the offsets in `document`.
 
         Raises:
-            StateIncompatible: It is not one of ours.
+            StateIncompatible: The document was not written by this format.
         """
         positions: dict[_Place, PartitionPosition] = {}
         began: dict[_Place, int] = {}
@@ -90,13 +90,16 @@ class StreamOffsets:
 def ranges_between(
     start: StreamOffsets, end: StreamOffsets, *, first_left: Mapping[_Place, int]
 ) -> list[OffsetRange]:
-    """Return what the batch from `start` to `end` reads, the same whenever it is asked.
+    """Return the ranges that the batch from `start` to `end` reads.
 
-    `first_left` is where partitions begin of which `start` says nothing and `end` not where: only
-    versions of Spark that ask for a batch's end without telling its start leave that open.
+    They are the same in every call.
+
+    `first_left` has the first offsets of partitions that are not in `start`, and whose beginning is
+    not in `end`. They occur only with versions of Spark that ask for a batch's end without its
+    start.
 
     Raises:
-        OffsetOutOfRange: A topic is another one than at `start`, or ends before it.
+        OffsetOutOfRange: A topic was replaced since `start`, or ends before it.
     """
     ranges: list[OffsetRange] = []
     for partition, position in sorted(end.positions.items()):
@@ -130,18 +133,18 @@ def _same_topic(one: PartitionPosition, other: PartitionPosition) -> bool:
 def limit_ends(
     starts: Mapping[_Place, int], ends: Mapping[_Place, int], most: int
 ) -> dict[_Place, int]:
-    """Return an end for each partition, so that at most `most` offsets, at least one, are read.
+    """Return an end for each partition, so that one to `most` offsets are read.
 
-    Each partition gets its share of what there is, so that none starves.
+    Each partition gets a share in proportion to its size, so no partition is starved.
     """
     sizes = {partition: max(0, end - starts[partition]) for partition, end in ends.items()}
     total = sum(sizes.values())
     if total <= most:
         return dict(ends)
-    # Rounded down, so that the sum stays within the limit; the rest is given out below.
+    # Round down, so that the sum stays within the limit. The remainder is distributed below.
     shares = {partition: most * size // total for partition, size in sizes.items()}
     left = max(1, most) - sum(shares.values())
-    # What rounding left over goes to the longest first; an offset each.
+    # Distribute the remainder to the longest partitions first, one offset each.
     for partition in sorted(sizes, key=lambda one: (-sizes[one], one)):
         if left > 0 and shares[partition] < sizes[partition]:
             shares[partition] += 1
@@ -150,23 +153,26 @@ def limit_ends(
 
 
 PACKED_ROWS = 2_000
-"""Ranges of fewer offsets share a task: a task costs as much as reading some thousands."""
+"""The size of a range below which ranges share a task.
+
+A task costs as much as reading some thousand records.
+"""
 
 
 def tasks_of(
     ranges: Sequence[OffsetRange], *, least: int = 0, rows_most: int | None = None
 ) -> list[tuple[OffsetRange, ...]]:
-    """Return what each task reads: a partition's range, or pieces of it, or some that are small.
+    """Return the ranges of each task: a partition's range, pieces of it, or several small ranges.
 
-    At least `least` tasks, if there are as many offsets; pieces of at most `rows_most` offsets. The
-    order within a partition holds only within a task.
+    There are at least `least` tasks, if there are as many offsets. Pieces have at most `rows_most`
+    offsets. The order within a partition is kept only within a task.
     """
     pieces: list[OffsetRange] = []
     total = sum(map(len, ranges))
     for one in ranges:
         count = 1
         if least > len(ranges):
-            # In proportion, rounded up: rather a task too many than one too few.
+            # Divide in proportion and round up: one task too many is better than one too few.
             count = -(-least * len(one) // total)
         if rows_most:
             count = max(count, -(-len(one) // rows_most))
@@ -177,7 +183,7 @@ def tasks_of(
 
 
 def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
-    # Whole-number arithmetic from one end: pieces differ by one at most, and leave no gap.
+    # Integer arithmetic from one end: the sizes differ by at most one, and there is no gap.
     bounds = [one.first + len(one) * index // count for index in range(count + 1)]
     return [
         OffsetRange(one.topic, one.partition, first, end, one.topic_id)

@@ -1,11 +1,11 @@
-"""Kafka for `readStream`: offsets on the driver, Arrow batches from the executors.
+"""The reader of Kafka for `readStream`: offsets on the driver, Arrow batches from executors.
 
-Spark keeps one reader in a Python process of the driver as long as the query runs: it asks for the
-end of the next batch, has it cut into tasks, and tells which batch is done. `read` runs in the
-tasks, from a copy without clients.
+Spark keeps one reader in a Python process of the driver as long as the query runs. It asks this
+reader for the end of the next batch, for the tasks, and tells it which batch is done. `read` runs
+in the tasks, on a copy without clients.
 
-Before a batch that has anything new, each topic's id is asked for: a topic that was deleted and
-created again is noticed before its first record is read.
+Before a batch with new records, the reader asks for each topic's id. So it notices a topic that was
+deleted and created again before it reads the first record.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ if TYPE_CHECKING or has(SparkInterface.READ_LIMITS):
 else:
 
     class SupportsTriggerAvailableNow:
-        """Stands for what this version of Spark has not."""
+        """A placeholder for a class that this version of Spark does not have."""
 
 
 _logger = logging.getLogger("onceflow.connectors.spark")
 
 _Place = tuple[str, int]
 _DISCOVERY_INTERVAL_S = 10.0
-"""How often a query that has nothing to read asks for new partitions and topics."""
+"""The interval in seconds at which an idle query asks for new partitions and topics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits:
-    """How large a micro-batch is, and into how many tasks it is cut; as in Spark's own source."""
+    """The size of a micro-batch, and the number of its tasks, as in Spark's own source."""
 
     offsets_most: int | None = field(
         default=None,
@@ -124,7 +124,7 @@ class BatchLimits:
 
 
 class KafkaTask(InputPartition):
-    """What one task reads."""
+    """A task with the ranges that it reads."""
 
     def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
         super().__init__(None)
@@ -132,10 +132,10 @@ class KafkaTask(InputPartition):
 
 
 def check_for_spark(settings: KafkaSettings) -> None:
-    """Raise ConfigError unless a Spark source can do what `settings` ask for.
+    """Raise ConfigError if a Spark source does not support the `settings`.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: Dead letters are requested.
     """
     if settings.on_bad_record is OnBadRow.DEAD_LETTER:
         raise ConfigError(
@@ -146,15 +146,15 @@ def check_for_spark(settings: KafkaSettings) -> None:
 
 
 class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics for a Spark query; picklable, without its clients and what it remembers."""
+    """A reader of topics for a Spark query. It pickles without its clients and known offsets."""
 
     def __init__(
         self, settings: KafkaSettings, schema: StructType, limits: BatchLimits | None = None
     ) -> None:
-        """Describe it; asks nothing yet.
+        """Store the settings. Sends no request yet.
 
         Raises:
-            ConfigError: Limits need a newer Spark, or the settings do not go with Spark.
+            ConfigError: Limits need a newer Spark, or the settings do not suit Spark.
         """
         self._settings = settings
         self._schema = schema
@@ -171,16 +171,19 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         self._publisher: Consumer | None = None
         self._published: PublishedOffsets | None = None
         self._known: StreamOffsets | None = None
-        """The last offsets that Spark told of or was told; versions before 4.2 do not repeat it."""
+        """The last offsets that Spark passed or received.
+
+        Versions before 4.2 do not pass them again.
+        """
         self._target: Mapping[_Place, int] | None = None
-        """Where Trigger.AvailableNow ends."""
+        """The ends of Trigger.AvailableNow, or None."""
         self._ends: StreamOffsets | None = None
         self._looked_at = float("-inf")
         self._batch_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Clients do not pickle. What is remembered belongs to the process that asked, and is asked
-        # for again elsewhere.
+        # Clients do not pickle. Remembered offsets belong to this process; another process asks for
+        # them again.
         kept = {"settings": self._settings, "schema": self._schema, "limits": self._limits}
         return {**kept, "words": self.words}
 
@@ -191,7 +194,10 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     @in_option_words
     def initialOffset(self) -> Document:  # noqa: N802 - Spark's name
-        """Return where a new query starts, resolved by the brokers. Driver, once in its life."""
+        """Return the start of a new query, resolved by the brokers.
+
+        Runs on the driver, once per query.
+        """
         catalog = self._fresh_catalog()
         positions = [
             one
@@ -211,11 +217,11 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Document | None = None, limit: object = None
     ) -> Document:
-        """Return where the next batch ends; `start` itself where there is nothing to read.
+        """Return the end of the next batch, or `start` itself if there is nothing to read.
 
         Raises:
-            OffsetOutOfRange: What was to be read is gone, and data loss is an error.
-            ConfigError: A topic that is named is gone, or may not be read.
+            OffsetOutOfRange: Unread records are gone, and data loss is an error.
+            ConfigError: A named topic is gone, or may not be read.
             SourceUnavailable: The brokers did not answer within `deadline_s`.
         """
         if start is not None:
@@ -223,21 +229,21 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         elif self._known is not None:
             at = self._known
         else:
-            # Spark before 4.2 asks for the end without the start, and nothing is known yet.
+            # Spark before 4.2 asks for the end without the start, and no offsets are known yet.
             self._known = self._all_ends()
             return self._known.document()
         ends = self._new_ends(at)
         bounded = None if ends is None else self._bound(at, ends, limit)
         if bounded is None:
-            # The very document that Spark has: it compares texts, and another one for the same
-            # offsets would be a batch without rows.
+            # Return the same document that Spark has. Spark compares texts, and a different text
+            # for the same offsets would be a batch without rows.
             return at.document() if start is None else start
         self._batch_at = time.monotonic()
         self._known = bounded
         return bounded.document()
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
-        """Return what `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` say."""
+        """Return the limit of `maxOffsetsPerTrigger` or `minOffsetsPerTrigger`."""
         if self._limits.offsets_most is not None:
             return ReadMaxRows(self._limits.offsets_most)
         if self._limits.offsets_least is not None:
@@ -246,12 +252,12 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     @in_option_words
     def reportLatestOffset(self) -> Document | None:  # noqa: N802 - Spark's name
-        """Return the ends of all partitions as of the last question, for the query's progress."""
+        """Return the last known ends of all partitions, for the query's progress."""
         return None if self._ends is None else self._ends.document()
 
     @in_option_words
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix what Trigger.AvailableNow reads: to the ends as of now, of the partitions of now."""
+        """Fix the end of Trigger.AvailableNow: the current ends of the current partitions."""
         catalog = self._fresh_catalog()
         partitions = [
             (facts.name, partition)
@@ -262,10 +268,10 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     @in_option_words
     def partitions(self, start: Document, end: Document) -> Sequence[InputPartition]:
-        """Return the tasks of the batch from `start` to `end`; the same when it is replayed.
+        """Return the tasks of the batch from `start` to `end`. They are the same in a replay.
 
         Raises:
-            OffsetOutOfRange: A topic of `end` is another one than that of `start`.
+            OffsetOutOfRange: A topic was replaced between `start` and `end`.
         """
         before, after = StreamOffsets.of(start), StreamOffsets.of(end)
         unsaid = [
@@ -284,21 +290,23 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one task. Executor; its client is kept for the next batch.
+        """Yield the records of one task.
+
+        Runs on an executor. Its client is kept for the next batch.
 
         Raises:
             OffsetOutOfRange: Records were deleted before they were read.
-            BadRecord: One cannot be decoded.
-            SourceUnavailable: The brokers gave nothing for `deadline_s`.
+            BadRecord: A record cannot be decoded.
+            SourceUnavailable: The brokers sent nothing for `deadline_s`.
         """
         return read_task(self._settings, partition, self._schema)
 
     @in_option_words
     def commit(self, end: Document) -> None:
-        """Publish `end` to the consumer group, if one is named: the sink has it for ever.
+        """Publish `end` to the consumer group, if one is named. The sink has committed these rows.
 
-        Spark calls it while it plans the next batch, so a group lags behind by one batch, and by
-        the last one for as long as nothing new comes. Nothing depends on it but lag tools.
+        Spark calls this while it plans the next batch. So the group lags by one batch, and by the
+        last batch as long as no new records arrive. Only lag tools depend on it.
         """
         settings = self._settings
         if settings.group_id is None or not settings.commit_offsets:
@@ -312,11 +320,11 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         positions = StreamOffsets.of(end).positions.values()
         self._published.ask([position.to_split() for position in positions])
         self._published.send(self._publisher)
-        # Serves the callback that says whether the last ones arrived.
+        # This runs the callback that reports whether the last offsets arrived.
         self._publisher.poll(0)
 
     def stop(self) -> None:
-        """Close the clients. Safe to call twice."""
+        """Close the clients. A second call does nothing."""
         publisher, catalog = self._publisher, self._catalog
         self._publisher = self._published = self._catalog = None
         if publisher is not None:
@@ -325,14 +333,14 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
             catalog.__exit__(None, None, None)
 
     def _fresh_catalog(self) -> Catalog:
-        """Return the catalog, with the whole deadline before it."""
+        """Return the catalog with its deadline restarted."""
         if self._catalog is None:
             self._catalog = Catalog(self._settings)
         self._catalog.restart_deadline()
         return self._catalog
 
     def _all_ends(self) -> StreamOffsets:
-        """Return the ends of all partitions, when Spark does not tell where the batch starts."""
+        """Return the ends of all partitions, for a Spark that does not pass the batch's start."""
         catalog = self._fresh_catalog()
         facts = catalog.list_topics().values()
         ends = catalog.find_ends(
@@ -353,12 +361,12 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         )
 
     def _new_ends(self, at: StreamOffsets) -> StreamOffsets | None:
-        """Return the ends of all partitions, and where new ones begin; None: nothing is new."""
+        """Return the ends of all partitions and the starts of new ones; None if nothing is new."""
         catalog = self._fresh_catalog()
         ends = catalog.find_ends(list(at.positions))
         idle = all(ends.get(partition) == one.next for partition, one in at.positions.items())
         now = time.monotonic()
-        # An idle query asks for the ends only, and for topics and partitions every few seconds.
+        # An idle query asks only for ends. It asks for topics and partitions every few seconds.
         if idle and now - self._looked_at < _DISCOVERY_INTERVAL_S:
             return None
         self._looked_at = now
@@ -369,8 +377,8 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         for one in current:
             partition = (one.topic, one.partition)
             end = ends.get(partition, one.next)
-            # The partition ends before the query's position: its end was cut off, or it is another
-            # one.
+            # The partition ends before the query's position: its end was cut off, or the topic was
+            # replaced.
             if end < one.next:
                 began[partition] = self._cut_off(one, end)
             positions[partition] = replace(one, next=end)
@@ -380,7 +388,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         return self._ends
 
     def _cut_off(self, position: PartitionPosition, end: int) -> int:
-        """Return where to go on in a partition that ends before what was to be read."""
+        """Return the offset to continue at in a partition that ends before the query's position."""
         low, high = self._fresh_catalog().read_watermarks(position.topic, position.partition)
         topic, partition = position.topic, position.partition
         if self._settings.fail_on_data_loss:
@@ -390,7 +398,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         return min(low, end)
 
     def _bound(self, at: StreamOffsets, ends: StreamOffsets, limit: object) -> StreamOffsets | None:
-        """Return where a batch from `at` ends that may go to `ends`; None: it is too small yet."""
+        """Return the end of a batch from `at`, at most `ends`, or None if it is too small yet."""
         starts = {
             partition: ends.began[partition]
             if partition in ends.began
@@ -409,7 +417,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         if least is not None and self._target is None:
             count = sum(end - starts[partition] for partition, end in upto.items())
             waited_s = time.monotonic() - self._batch_at
-            # New partitions do not wait: their beginning must be in the offsets of a batch.
+            # New partitions do not wait: a batch's offsets must contain their beginning.
             if count < least and waited_s < self._limits.delay_most_s and not ends.began:
                 return None
         if most is not None:
@@ -425,15 +433,15 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         )
 
     def _limit(self, limit: object) -> tuple[int | None, int | None]:
-        """Return how many offsets a batch may have at most and at least, by what Spark says."""
-        # By name, for versions of Spark without read limits have no such class to compare with.
+        """Return the maximum and minimum number of offsets in a batch, for Spark's `limit`."""
+        # Compare by name, because versions of Spark without read limits do not have the class.
         if limit is None or type(limit).__name__ == "ReadAllAvailable":
             return None, None
         return getattr(limit, "max_rows", None), self._limits.offsets_least
 
 
 def _is_known(position: PartitionPosition, at: StreamOffsets) -> bool:
-    """Return whether `at` stands in the same partition of the same topic."""
+    """Return True if `at` contains the same partition of the same topic."""
     before = at.positions.get((position.topic, position.partition))
     if before is None:
         return False
@@ -443,7 +451,7 @@ def _is_known(position: PartitionPosition, at: StreamOffsets) -> bool:
 def read_task(
     settings: KafkaSettings, partition: InputPartition, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a `KafkaTask` in the types of `schema`. Executor."""
+    """Yield the records of a `KafkaTask` in the types of `schema`. Runs on an executor."""
     if not isinstance(partition, KafkaTask):
         return iter(())
     batches = read_ranges(settings, partition.ranges, client_id="onceflow-spark")

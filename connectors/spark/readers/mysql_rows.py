@@ -1,12 +1,13 @@
-"""Rows of MySQL and MariaDB as Arrow: one column of CSV from the server, parsed by Arrow.
+"""The reader of MySQL and MariaDB rows: the server sends one column of CSV, which Arrow parses.
 
-The server sends text in any case. Asked for columns, it sends each with a length of its own, which
-Python would have to walk through value by value; asked for a row as one text, it leaves that to
-Arrow's parser. So each task selects one CONCAT_WS of all columns, text in double quotes, bytes in
-hexadecimal digits, null as nothing at all. Rows are taken from the connection as they come.
+The server always sends text. If a query selects columns, each value has its own length, which
+Python would have to read value by value. If it selects a row as one text, Arrow's parser reads it.
+So each task selects one CONCAT_WS of all columns: text in double quotes, bytes as hexadecimal
+digits, and null as nothing. Rows are read from the connection as they arrive.
 
-A task reads what is committed when it begins: MySQL shares no snapshot between connections. What is
-changed meanwhile may be read by none of the tasks or by two; one task alone reads one state.
+A task reads the data that is committed when it begins, because MySQL cannot share a snapshot
+between connections. If rows change meanwhile, none of the tasks or two tasks may read them. A
+single task reads a consistent state.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "bigint": (pa.int64(), pa.decimal128(20, 0)),
     "year": (pa.int32(), pa.int32()),
 }
-"""Signed and unsigned: Spark has no unsigned numbers."""
+"""The types of signed and unsigned integers. Spark has no unsigned numbers."""
 _SIMPLE: dict[str, tuple[pa.DataType, Comparable | None]] = {
     "float": (pa.float32(), None),
     "double": (pa.float64(), Comparable.NUMBER),
@@ -63,7 +64,7 @@ _SIMPLE: dict[str, tuple[pa.DataType, Comparable | None]] = {
 
 
 _AS_TEXT = frozenset({"json", "enum", "set", "time", "uuid", "inet4", "inet6"})
-"""Types that are read as text. Others (geometry, vector) are read as bytes, in hexadecimal."""
+"""The types that are read as text. Others (geometry, vector) are read as bytes, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,16 @@ class MySQLRows(RowSource):
 
     @override
     def format_instant(self, text: str) -> str:
-        # Sessions here are in UTC.
+        # Sessions of onceflow are in UTC.
         return f"TIMESTAMP '{text}'"
 
     @override
     def columns(self) -> Sequence[ReadColumn]:
-        """Return all columns, as the server says them.
+        """Return all columns, as the server describes them.
 
         Raises:
             ConfigError: There is no such table, or no right to read it.
-            SinkError: The server cannot be asked now, or the query is none.
+            SinkError: The server does not answer now, or the query is not valid.
         """
         with self.endpoint.connect("onceflow read") as session:
             if self.table is not None:
@@ -97,11 +98,11 @@ class MySQLRows(RowSource):
 
     @override
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
-        """Return how the tasks share the rows: by a column's strides, else by a whole-number key.
+        """Return the division of rows into tasks: by a column's strides, else by an integer key.
 
         Raises:
-            ConfigError: There is no key to cut by, and no column was named.
-            SinkError: The server cannot be asked now.
+            ConfigError: There is no suitable key, and no column was named.
+            SinkError: The server does not answer now.
         """
         if tasks == 1:
             return TaskPlan(("",))
@@ -115,11 +116,11 @@ class MySQLRows(RowSource):
     def batches(
         self, statement: str, columns: Sequence[ReadColumn], snapshot: str
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what `statement` selects, from one consistent read.
+        """Yield the rows that `statement` selects, from one consistent read.
 
         Raises:
-            ConfigError: A value has no form in its column's Arrow type; names the column.
-            SinkError: The server refused or broke off.
+            ConfigError: A value does not fit its column's Arrow type. The message names the column.
+            SinkError: The server refused the query, or the connection broke.
         """
         del snapshot
         names = ", ".join(_select_text(column) for column in columns)
@@ -146,7 +147,7 @@ class MySQLRows(RowSource):
         return table
 
     def _key_bounds(self, columns: Sequence[ReadColumn], tasks: int) -> Bounds | None:
-        """Return the first and last value of a key of one whole number; None: no rows."""
+        """Return the first and last value of a key of one integer, or None if there are no rows."""
         if self.table is None:
             raise ConfigError(
                 f"numPartitions={tasks} of a query needs partitionColumn, lowerBound and upperBound"
@@ -169,7 +170,7 @@ class MySQLRows(RowSource):
                 )
             ends = f"SELECT MIN({quote(key)}), MAX({quote(key)}) FROM {self.relation}"  # noqa: S608
             ((low, high),) = session.query(ends)
-        # Strides have an exclusive end.
+        # The end of strides is exclusive.
         return None if low is None else Bounds(key, str(low), str(int(high) + 1))
 
 
@@ -179,9 +180,9 @@ def _column(column: TableColumn) -> ReadColumn:
 
 
 def _type_of(column: ResultColumn) -> MySQLType:
-    """Return the type of a query's column, as a table's would be described."""
+    """Return the type of a query's column in the form of a table's column."""
     name = column.type
-    # The server tells the width of the text: one for the point, and one for the sign.
+    # The length includes the decimal point and the sign.
     precision = column.length - (column.scale > 0) - (not column.is_unsigned)
     shown = f"{name}({column.length})" if name == "tinyint" else name
     return MySQLType(
@@ -197,7 +198,7 @@ def _read(column: str, kind: MySQLType) -> ReadColumn:
     expression, compared = name, None
     arrow: pa.DataType = pa.string()
     if kind.shown.lower().startswith("tinyint(1)"):
-        # As JDBC has it. Another number than 0 and 1 is an error.
+        # This is as in JDBC. A number other than 0 and 1 is an error.
         arrow = pa.bool_()
     elif kind.name in _INTEGERS:
         signed, unsigned = _INTEGERS[kind.name]
@@ -210,7 +211,7 @@ def _read(column: str, kind: MySQLType) -> ReadColumn:
     elif kind.name in _SIMPLE:
         arrow, compared = _SIMPLE[kind.name]
         if kind.name == "float":
-            # A float is sent with six digits unless it is made a double.
+            # A float is sent with six digits unless it is converted to a double.
             expression = f"{name} * 1e0"
     elif kind.name in BINARIES:
         arrow = pa.binary()
@@ -224,10 +225,10 @@ def _read(column: str, kind: MySQLType) -> ReadColumn:
 def _select_text(column: ReadColumn) -> str:
     name = quote(column.name)
     if pa.types.is_binary(column.type):
-        # In quotes: nothing in them is no bytes, and nothing without them is null.
+        # With quotes, an empty value is empty bytes; without quotes it is null.
         return f"IFNULL(CONCAT('\"', HEX({name}), '\"'), '')"
     if pa.types.is_string(column.type):
-        # MySQL concatenates no texts of two character sets of which neither is Unicode.
+        # MySQL cannot concatenate texts of two character sets if neither is Unicode.
         text = f"CONVERT({name} USING utf8mb4)"
         return f"IFNULL(CONCAT('\"', REPLACE({text}, '\"', '\"\"'), '\"'), '')"
     return f"IFNULL({name}, '')"
@@ -238,8 +239,8 @@ def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
     try:
         table = csv.read_csv(
             pa.BufferReader(lines),
-            # One block: Arrow must not cut the text between two rows, where a column's chunk would
-            # end.
+            # Use one block, so that Arrow does not cut the text between two rows and end a chunk
+            # there.
             read_options=csv.ReadOptions(
                 use_threads=False, column_names=list(read), block_size=len(lines) + 1
             ),
@@ -254,7 +255,7 @@ def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
             ),
         )
         batch = table.combine_chunks().to_batches()[0]
-        # Decimals are read as text, and checked only here.
+        # Decimals are read as text, and are checked only here.
         arrays = [
             _array(column, one.type) for column, one in zip(batch.columns, columns, strict=True)
         ]
@@ -272,7 +273,7 @@ def _type_to_parse(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp("us")
     if pa.types.is_float32(kind):
         return pa.float64()
-    # Arrow's reader makes other numbers of decimals that do not fit.
+    # Arrow's reader would change decimals that do not fit to other numbers.
     is_text = pa.types.is_binary(kind) or pa.types.is_decimal(kind)
     return pa.string() if is_text else kind
 
@@ -284,12 +285,12 @@ def _array(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decode_hex(digits: pa.Array) -> pa.Array:
-    """Return the bytes that hexadecimal digits stand for, all at once."""
+    """Return the bytes of hexadecimal digits, all values at once."""
     validity, offsets, data = digits.buffers()
     if offsets is None or data is None:
         return pa.nulls(len(digits), pa.binary())
     bounds = np.frombuffer(memoryview(offsets), dtype=np.int32, count=len(digits) + 1)
     octets = binascii.unhexlify(memoryview(data)[: int(bounds[-1])])
-    # Two digits are a byte, so every offset is halved.
+    # Two digits are one byte, so every offset is halved.
     halved = pa.py_buffer((bounds // 2).astype(np.int32).tobytes())
     return pa.Array.from_buffers(pa.binary(), len(digits), [validity, halved, pa.py_buffer(octets)])

@@ -1,11 +1,11 @@
-"""Rows of Postgres as Arrow, by COPY in its binary format, decoded by Arrow's own driver (ADBC).
+"""The reader of Postgres rows: COPY in binary format, decoded by Arrow's own driver (ADBC).
 
-All tasks of a plan read one snapshot. The Python process in which Spark plans exports it and holds
-it open, for a task can take it over only as long as somebody has it: until `_HELD_S` after the
-plan, or until Spark ends that process, which it may do after a minute without work. A task that
-comes later fails; it never reads another state of the table. A task that has begun keeps it.
+All tasks of a plan read one snapshot. The Python process in which Spark plans exports the snapshot
+and holds it open, because a task can only use an open snapshot. It is held until `_HELD_S` after
+the plan, or until Spark ends that process, possibly after a minute without work. A task that begins
+later fails; it never reads another state of the table. A task that has begun keeps the snapshot.
 
-What cannot be decoded by its own type (json, uuid, enums, intervals, …) is selected as text.
+Types that cannot be decoded (json, uuid, enums, intervals, …) are selected as text.
 """
 
 from __future__ import annotations
@@ -35,16 +35,22 @@ from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.sql.dialect import Dialect
 
 _HELD_S = 600.0
-"""How long a snapshot is held for tasks that are still to begin."""
+"""The time in seconds for which a snapshot is held for tasks that have not begun."""
 _BATCH_BYTES = 4 * 1024 * 1024
 _PRECISION_MAX = 38
 _ANY_NUMERIC = pa.decimal128(38, 18)
-"""What Spark's JDBC reader takes numeric without limits for."""
+"""The type as which Spark's JDBC reader reads numeric without limits."""
 _TYPMOD_OFFSET = 4
-"""Postgres stores the limit of a type plus 4, the size of a value's header."""
+"""The offset of type modifiers.
+
+Postgres stores a type's limit plus 4, the size of a value's header.
+"""
 _DAYS = (-719_162, 2_932_896)
 _MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The microseconds since 1970 of the years 1 to 9999, which Spark has. Infinity lies outside."""
+"""The range in microseconds since 1970 of the years 1 to 9999, which Spark supports.
+
+Infinity is outside it.
+"""
 
 _COMPARED: dict[str, Comparable] = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), Comparable.NUMBER),
@@ -84,24 +90,24 @@ class PostgresRows(RowSource):
 
     @override
     def columns(self) -> Sequence[ReadColumn]:
-        """Return all columns, as the server says them.
+        """Return all columns, as the server describes them.
 
         Raises:
-            ConfigError: There is no such table, or the query is none.
-            SinkError: The server cannot be asked now.
+            ConfigError: There is no such table, or the query is not valid.
+            SinkError: The server does not answer now.
         """
         with self._connect() as connection, connection.cursor() as cursor:
-            # Asks without reading; a name that is wrong is an error here already.
+            # This describes the query without reading. A wrong name is already an error here.
             schema = cursor.adbc_execute_schema(f"SELECT * FROM {self.relation}")  # noqa: S608
         return [_column(field) for field in schema]
 
     @override
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
-        """Return how the tasks share the rows, and the snapshot that all of them read.
+        """Return the division of the rows into tasks, and the snapshot that all tasks read.
 
         Raises:
-            ConfigError: A query is to be cut without a column to cut it by.
-            SinkError: The server cannot be asked now.
+            ConfigError: A query needs a column by which its rows are divided.
+            SinkError: The server does not answer now.
         """
         if tasks == 1:
             return TaskPlan(("",))
@@ -120,11 +126,11 @@ class PostgresRows(RowSource):
     def batches(
         self, statement: str, columns: Sequence[ReadColumn], snapshot: str
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what `statement` selects.
+        """Yield the rows that `statement` selects.
 
         Raises:
-            ConfigError: A value has no form in its column's Arrow type; names the column.
-            SinkError: The server refused, broke off, or forgot the snapshot.
+            ConfigError: A value does not fit its column's Arrow type. The message names the column.
+            SinkError: The server refused the query, the connection broke, or the snapshot is gone.
         """
         with self._connect() as connection, connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -139,11 +145,11 @@ class PostgresRows(RowSource):
                     yield _convert(batch, columns)
 
     def _by_ctid(self, tasks: int) -> tuple[str, ...]:
-        """Return ranges of the table's pages: under one snapshot each row is in one of them."""
+        """Return ranges of the table's pages. In one snapshot each row is in exactly one range."""
         assert self.table is not None
         name = literal(identifier(self.table))
         with self.endpoint.connect("onceflow read") as session:
-            # The longest of a partitioned table's parts: each is cut at the same pages.
+            # Use the longest part of a partitioned table: every part is divided at the same pages.
             ((pages, kind),) = session.query(_PAGES.format(name=name))
         if kind not in ("r", "p", "m"):
             raise ConfigError(
@@ -183,7 +189,7 @@ class PostgresRows(RowSource):
         return kind(f"reading {self.relation} of {self.endpoint}: {text}{self._grant(text)}")
 
     def _grant(self, text: str) -> str:
-        """Return what lets the role read, where the server has said that it may not."""
+        """Return advice with the GRANT statement if the server denied the right to read."""
         denied = _DENIED.search(text)
         if denied is None:
             return ""
@@ -212,7 +218,7 @@ def _column(field: pa.Field) -> ReadColumn:
 
 
 def _element(kind: pa.DataType) -> pa.DataType | None:
-    """Return what an array's elements become; None: the array is read as text."""
+    """Return the type of an array's elements, or None if the array is read as text."""
     if getattr(kind, "type_name", "") == "numeric":
         return _ANY_NUMERIC
     plain = not isinstance(kind, pa.BaseExtensionType) and not pa.types.is_nested(kind)
@@ -224,7 +230,7 @@ def _numeric(modifier: str) -> pa.DataType:
     if number < _TYPMOD_OFFSET:
         return _ANY_NUMERIC
     packed = number - _TYPMOD_OFFSET
-    # Eleven bits with sign: numeric(3, -2) is a type since PostgreSQL 15.
+    # These are eleven bits with a sign: PostgreSQL 15 and later have numeric(3, -2).
     precision, scale = packed >> 16, ((packed & 0x7FF) ^ 1024) - 1024
     if scale < 0:
         precision, scale = precision - scale, 0
@@ -242,7 +248,7 @@ def _array(array: pa.Array, column: ReadColumn) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     elif pa.types.is_list(array.type) and array.type != column.type:
-        # numeric[]: its elements come as text of a type of the driver's own.
+        # The elements of numeric[] arrive as text of a type of the driver's own.
         array = array.cast(pa.list_(pa.string()))
     if pa.types.is_timestamp(array.type):
         _require_within(array.view(pa.int64()), _MICROSECONDS, column)
@@ -270,12 +276,12 @@ def _require_within(numbers: pa.Array, ends: tuple[int, int], column: ReadColumn
 
 
 _held: list[PostgresSession] = []
-"""Sessions that this process holds open. A timer releases each, or a call all of them."""
+"""The sessions that this process holds open. A timer releases each, or a call releases all."""
 _held_lock = threading.Lock()
 
 
 def _hold_snapshot(endpoint: PostgresEndpoint) -> str:
-    """Return the name of a snapshot as of now, held open by this process for a while."""
+    """Return the name of a new snapshot, which this process holds open for a while."""
     session = endpoint.connect("onceflow read: snapshot")
     try:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -300,7 +306,7 @@ def _release_session(session: PostgresSession) -> None:
 
 
 def release_sessions() -> None:
-    """Release all snapshots that this process holds; tasks that have begun keep theirs."""
+    """Release all snapshots that this process holds. Tasks that have begun keep theirs."""
     with _held_lock:
         held = list(_held)
     for session in held:

@@ -1,8 +1,8 @@
-"""Tables and queries of databases for `read`: planned on the driver, read in tasks as Arrow.
+"""The reader of tables and queries of databases for `read`. The driver plans, tasks read Arrow.
 
-What is read is one SELECT a task, of the columns that the DataFrame has, with the filters that the
-database can decide and the task's share of the rows. How a database says its columns' types, cuts a
-table and gives rows as Arrow is its `RowSource`.
+Each task runs one SELECT of the DataFrame's columns, with the filters that the database can decide
+and the task's share of the rows. A database's `RowSource` describes the columns' types, divides a
+table, and returns rows as Arrow.
 """
 
 from __future__ import annotations
@@ -37,46 +37,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """One column of what is read."""
+    """A column to read."""
 
     name: str
     expression: str
-    """What is selected, in SQL."""
+    """The SQL expression to select."""
     type: pa.DataType
-    """What its values are in Arrow."""
+    """The Arrow type of the values."""
     kind: Comparable | None = None
-    """What filters compare it as, on the server as in Spark."""
+    """The kind as which filters compare values, both on the server and in Spark; None if they
+    cannot.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How a column's values cut the rows, in strides of one width, as JDBC's options say it."""
+    """The column and bounds that divide rows into strides of equal width, as in JDBC's options."""
 
     column: str
     lower: str
     upper: str
-    """Bounds of the strides and not of what is read."""
+    """The bounds limit the strides, but not the rows that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """What each task reads, and by which snapshot of the database."""
+    """The conditions of the tasks, and the database snapshot that they read."""
 
     conditions: tuple[str, ...]
-    """A condition a task, in SQL; empty: all rows."""
+    """The SQL condition of each task; an empty one selects all rows."""
     snapshot: str = ""
-    """Empty: each task sees what is committed when it begins."""
+    """The snapshot's name. If it is empty, each task sees the data committed when it begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource(ABC):
-    """One table or query of one database; pickled to tasks, holds no open connection."""
+    """A table or query of a database. It is pickled to tasks, and holds no open connection."""
 
     dialect: ClassVar[Dialect]
     endpoint: SqlEndpoint
     table: TableName | None = None
     query: str | None = None
-    """Instead of a table: a SELECT."""
+    """The SELECT to read instead of a table."""
 
     def __post_init__(self) -> None:
         assert (self.table is None) is not (self.query is None)
@@ -87,48 +89,51 @@ class RowSource(ABC):
 
     @property
     def words(self) -> SqlWords:
-        """How values are written."""
+        """The functions that write values as SQL."""
         return SqlWords(text=self.dialect.literal, instant=self.format_instant)
 
     @property
     def relation(self) -> str:
-        """What stands behind FROM."""
+        """The text after FROM."""
         if self.table is not None:
             return self.dialect.identifier(self.table)
         return f"({self.query}) AS onceflow_rows"
 
     @abstractmethod
     def columns(self) -> Sequence[ReadColumn]:
-        """Return all columns, as the server says them.
+        """Return all columns, as the server describes them.
 
         Raises:
-            ConfigError: There is no such table, or the query is none.
-            SinkError: The server cannot be asked now.
+            ConfigError: There is no such table, or the query is not valid.
+            SinkError: The server does not answer now.
         """
 
     @abstractmethod
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
-        """Return how `tasks` tasks, or fewer, share the rows. Driver, once a plan.
+        """Return the division of the rows into at most `tasks` tasks.
+
+        Runs on the driver, once per plan.
 
         Raises:
-            ConfigError: It cannot be cut so; says what can.
-            SinkError: The server cannot be asked now.
+            ConfigError: The rows cannot be divided in this way. The message says which way is
+                possible.
+            SinkError: The server does not answer now.
         """
 
     @abstractmethod
     def batches(
         self, statement: str, columns: Sequence[ReadColumn], snapshot: str
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what `statement` selects, which are `columns` by their names. Task.
+        """Yield the rows that `statement` selects, with `columns` by their names. Runs in a task.
 
         Raises:
-            ConfigError: A value has no form in its column's Arrow type; names the column.
-            SinkError: The server refused, broke off, or forgot the snapshot.
+            ConfigError: A value does not fit its column's Arrow type. The message names the column.
+            SinkError: The server refused the query, the connection broke, or the snapshot is gone.
         """
 
 
 class SqlTask(InputPartition):
-    """What one task reads."""
+    """A task with the statement that it runs, and its snapshot."""
 
     def __init__(self, statement: str, snapshot: str) -> None:
         super().__init__(None)
@@ -137,18 +142,18 @@ class SqlTask(InputPartition):
 
 
 def sql_schema(source: RowSource) -> StructType:
-    """Return the schema of all that `source` has, for `DataSource.schema`.
+    """Return the schema of all columns of `source`, for `DataSource.schema`.
 
     Raises:
         ConfigError: There is no such table, or Spark has no type for a column.
-        SinkError: The server cannot be asked now.
+        SinkError: The server does not answer now.
     """
     columns = source.columns()
     return spark_schema(pa.schema([pa.field(one.name, one.type) for one in columns]))
 
 
 class SqlReader(Speaker, DataSourceReader):
-    """Reads the columns of `schema`, in the types of `schema`."""
+    """A reader of the columns of `schema`, in the types of `schema`."""
 
     def __init__(
         self,
@@ -158,10 +163,10 @@ class SqlReader(Speaker, DataSourceReader):
         bounds: Bounds | None = None,
         tasks: int = 1,
     ) -> None:
-        """Describe the read; asks nothing yet.
+        """Store the read. Sends no request yet.
 
         Raises:
-            ConfigError: There are to be no tasks.
+            ConfigError: `tasks` is below 1.
         """
         if tasks < 1:
             raise ConfigError(f"numPartitions={tasks} is not positive")
@@ -174,7 +179,7 @@ class SqlReader(Speaker, DataSourceReader):
 
     @in_option_words
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks. Driver, once a plan."""
+        """Return the tasks. Runs on the driver, once for each plan."""
         columns = self._read_columns()
         plan = self._source.plan(self._all_columns(), self._bounds, self._tasks)
         selected = ", ".join(f"{one.expression} AS {self._quote(one.name)}" for one in columns)
@@ -188,7 +193,7 @@ class SqlReader(Speaker, DataSourceReader):
 
     @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield one task's rows. Executor."""
+        """Yield the rows of one task. Runs on an executor."""
         if not isinstance(partition, SqlTask):
             return iter(())
         columns = self._read_columns()
@@ -214,11 +219,11 @@ class SqlReader(Speaker, DataSourceReader):
 
 
 class FilteringSqlReader(SqlReader):
-    """… and has the database filter what it can decide; where Spark pushes filters down."""
+    """An `SqlReader` whose database applies the filters that Spark pushes down to it."""
 
     @in_option_words
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what the database decides; return what Spark must look at."""
+        """Keep the filters that the database can decide. Return those that Spark must apply."""
         columns: Mapping[str, FilterColumn] = {
             one.name: FilterColumn(one.expression, one.kind) for one in self._all_columns()
         }
@@ -235,10 +240,10 @@ class FilteringSqlReader(SqlReader):
 def sql_reader(
     source: RowSource, schema: StructType, *, bounds: Bounds | None = None, tasks: int = 1
 ) -> SqlReader:
-    """Return a reader that pushes filters down where Spark asks for it.
+    """Return a reader that pushes filters down if Spark asks for it.
 
-    Spark refuses a reader that could while `spark.sql.python.filterPushdown.enabled` is false, and
-    where it is true it asks in a worker of another module.
+    While `spark.sql.python.filterPushdown.enabled` is false, Spark refuses a reader with that
+    method. If it is true, Spark asks in a worker of another module.
     """
     asks = "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
     made = FilteringSqlReader if asks else SqlReader
@@ -246,9 +251,9 @@ def sql_reader(
 
 
 def strides(expression: str, bounds: Sequence[Any]) -> tuple[str, ...]:
-    """Return conditions that cut rows at `bounds`, texts in SQL, rising; each row is in one.
+    """Return conditions that divide rows at `bounds`, rising SQL texts. Each row fits exactly one.
 
-    Rows without a value are in the first.
+    Rows without a value are in the first condition.
     """
     if not bounds:
         return ("",)

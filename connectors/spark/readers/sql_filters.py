@@ -1,9 +1,9 @@
-"""Filters of Spark as SQL, where the database decides as Spark would.
+"""The translation of Spark's filters to SQL, where the database decides like Spark.
 
-Spark leaves out what it is told was filtered, and looks again at the rest. Comparisons of text by
-the database's collation may hold for more values than Spark's, which compares bytes: they are
-pushed down all the same, for an index may serve them, and Spark looks again. Where one might hold
-for fewer it is not pushed down.
+Spark does not apply a filter again if it is told that the filter is exact. It applies all others
+again. A text comparison by the database's collation may accept more values than Spark's comparison
+of bytes. Such a filter is pushed down anyway, because an index may serve it, and Spark applies it
+again. A filter that might accept fewer values is not pushed down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Comparable(Enum):
-    """What a column is compared as."""
+    """A kind as which a column is compared."""
 
     NUMBER = "number"
     BOOLEAN = "boolean"
@@ -30,30 +30,30 @@ class Comparable(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FilterColumn:
-    """A column as filters see it."""
+    """A column for filters."""
 
     expression: str
-    """What is read, in SQL."""
+    """The SQL expression that is read."""
     kind: Comparable | None
-    """None: it is asked for nulls only."""
+    """The kind of the column; None if only null checks are possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlWords:
-    """How one database writes values."""
+    """The functions with which one database writes values."""
 
     text: Callable[[str], str]
     instant: Callable[[str], str]
-    """Writes a time in UTC, given as `2026-01-31 12:00:00.000001`."""
+    """A function that writes a UTC time, given as `2026-01-31 12:00:00.000001`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushedFilter:
-    """One filter as SQL."""
+    """A filter as SQL."""
 
     sql: str
     exact: bool
-    """Whether it holds for the same rows as Spark's."""
+    """True if the filter accepts the same rows as Spark's."""
 
 
 _OPERATORS = {
@@ -75,11 +75,11 @@ _INT64_BITS = 63
 def push_down(
     one: Any, columns: Mapping[str, FilterColumn], words: SqlWords
 ) -> PushedFilter | None:
-    """Return `one`, a filter of `pyspark.sql.datasource`, as SQL; None: Spark must filter."""
+    """Return the `pyspark.sql.datasource` filter `one` as SQL, or None if Spark must apply it."""
     name = type(one).__name__
     if name == "Not":
         inner = push_down(one.child, columns, words)
-        # The opposite of one that holds for more holds for fewer.
+        # Do not negate a filter that accepts extra rows: its negation would drop rows.
         return PushedFilter(f"NOT ({inner.sql})", True) if inner and inner.exact else None
     column = columns.get(one.attribute[0]) if len(one.attribute) == 1 else None
     if column is None:
@@ -132,7 +132,7 @@ def _like(name: str, value: Any, column: FilterColumn, words: SqlWords) -> Pushe
 
 
 def _literal(value: Any, kind: Comparable, words: SqlWords) -> str | None:
-    """Return `value` in SQL; None where it is not of the column's kind, or cannot be written."""
+    """Return `value` as SQL, or None if it is not of the column's kind or cannot be written."""
     match kind:
         case Comparable.BOOLEAN:
             return str(value).upper() if isinstance(value, bool) else None
@@ -154,7 +154,7 @@ def _number(value: Any) -> str | None:
         return str(value) if value.bit_length() <= _INT64_BITS else None
     if isinstance(value, Decimal) and value.is_finite():
         return format(value, "f")
-    # As text of a double both databases read back the same number.
+    # Both databases read the text of a double as the same number.
     return repr(value) if isinstance(value, float) and math.isfinite(value) else None
 
 

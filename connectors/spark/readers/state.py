@@ -33,14 +33,14 @@ _SPLITS = "splits"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose files a task reads."""
+    """The job or savepoint whose files a task reads."""
 
     job: str
     savepoint: str | None
-    """Its directory; None: the job's own storage."""
+    """The savepoint's directory; None if the files are in the job's own storage."""
 
     def reader(self, storage: CheckpointStorage) -> HandleReader:
-        """Return what reads them. Task."""
+        """Return a reader of the files. Runs in a task."""
         if self.savepoint is None:
             return storage.open(self.job).reader()
         return savepoint_directory(storage, self.savepoint).reader()
@@ -48,7 +48,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class KeyedTask:
-    """The rows of a keyed state in one piece."""
+    """A task that reads the rows of a keyed state in one piece."""
 
     origin: Origin
     piece: StatePiece
@@ -58,7 +58,7 @@ class KeyedTask:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTask:
-    """What one subtask holds of a state that is not kept by key."""
+    """A task that reads one subtask's part of a state without keys."""
 
     origin: Origin
     subtask: int
@@ -68,7 +68,7 @@ class OperatorTask:
 
 @dataclass(frozen=True, slots=True)
 class ListTask:
-    """The elements of a list that the engine keeps for an operator, of one subtask."""
+    """A task with the elements of an engine's list for an operator, of one subtask."""
 
     origin: Origin
     subtask: int
@@ -87,24 +87,24 @@ _KINDS: Mapping[Mode, StateKindName] = {
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The state that is meant."""
+    """The state that the options name."""
 
     stored: StoredCheckpoint
     parts: Sequence[tuple[int, OperatorSnapshot]]
     name: str
     what: StateMeta | OperatorState | None
-    """None: a list that the engine keeps."""
+    """The state's description; None for a list that the engine keeps."""
     pieces: Sequence[StatePiece] = ()
 
     @property
     def origin(self) -> Origin:
-        """Whose files it is in."""
+        """The job or savepoint with the state's files."""
         return Origin(self.stored.job, self.stored.name if self.stored.savepoint else None)
 
     def sample(self, meta: StateMeta) -> bytes | None:
-        """Return the row key of any row, which says its type.
+        """Return the row key of any row, which shows the key's type.
 
-        None: there is none, or it need not be known.
+        Returns None if there is no row, or the type is not needed.
         """
         if meta.kind == "accumulators":
             return None
@@ -115,11 +115,12 @@ class _Chosen:
 
 
 def chosen(read: StateRead) -> _Chosen:
-    """Return the state that `read` means.
+    """Return the state that `read` names.
 
     Raises:
-        ConfigError: No such checkpoint, operator or state; names those that come nearest.
-        CheckpointCorrupt: A file is damaged or missing; names it.
+        ConfigError: There is no such checkpoint, operator or state. The message names the most
+            similar ones.
+        CheckpointCorrupt: A file is damaged or missing. The message names it.
     """
     stored = read.find()
     parts = stored.completed.operator(read.uid)
@@ -154,35 +155,35 @@ def chosen(read: StateRead) -> _Chosen:
 
 
 def state_schema(options: Mapping[str, str]) -> StructType:
-    """Return the columns of the state that `options` mean. Driver."""
+    """Return the columns of the state that `options` name. Runs on the driver."""
     read = STATE_READ.make(options)
     return spark_schema(_arrow_columns(chosen(read), read))
 
 
 class StateFrameReader(DataSourceReader):
-    """One state of one operator, as of one checkpoint."""
+    """A reader of one state of one operator, in one checkpoint."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Describe it; asks nothing yet."""
+        """Parse the options. Sends no request yet."""
         self._read = STATE_READ.make(options)
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a task for each file or database. Driver, once a plan.
+        """Return a task for each file or database. Runs on the driver, once for each plan.
 
         Raises:
-            ConfigError: As `chosen`.
-            CheckpointCorrupt: As `chosen`.
+            ConfigError: See `chosen`.
+            CheckpointCorrupt: See `chosen`.
         """
         chosen_state = chosen(self._read)
-        # Spark takes no source without tasks.
+        # Spark accepts no source without tasks.
         return [InputPartition(task) for task in _tasks(chosen_state)] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task. Task.
+        """Yield the rows of one task. Runs in a task.
 
         Raises:
-            CheckpointCorrupt: A file is damaged or missing; names it.
+            CheckpointCorrupt: A file is damaged or missing. The message names it.
             StateIncompatible: A value does not fit its column.
         """
         task: Task = partition.value
@@ -223,7 +224,7 @@ def _tasks(chosen_state: _Chosen) -> Sequence[Task]:
                 for handle in part.raw
                 if find_mode(handle) == state.mode
             ]
-            # What is broadcast is the same on all.
+            # Broadcast state is the same in all subtasks.
             return tasks[:1] if state.mode == "broadcast" else tasks
         case None:
             lists = [

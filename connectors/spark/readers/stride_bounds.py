@@ -1,4 +1,4 @@
-"""Where a column's values cut a table into strides of one width, as JDBC's options mean it."""
+"""The conditions that divide a table into strides of equal width of a column, as in JDBC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 def stride_conditions(
     columns: Sequence[ReadColumn], bounds: Bounds, tasks: int, words: SqlWords
 ) -> tuple[str, ...]:
-    """Return a condition a task; together they hold for every row, each for others.
+    """Return a condition for each task. Together they cover every row exactly once.
 
     Raises:
         ConfigError: There is no such column, it has no order here, or a bound is not of its type.
@@ -32,14 +32,14 @@ def stride_conditions(
     low, high = (_position(bound, column, bounds) for bound in (bounds.lower, bounds.upper))
     if low >= high:
         raise ConfigError(f"lowerBound={bounds.lower} is not below upperBound={bounds.upper}")
-    # Of whole numbers there are no more strides than numbers.
+    # For integers there cannot be more strides than numbers.
     count = min(tasks, high - low)
     cuts = [low + (high - low) * index // count for index in range(1, count)]
     return strides(column.expression, [_to_sql(cut, column, words) for cut in cuts])
 
 
 def _position(text: str, column: ReadColumn, bounds: Bounds) -> int:
-    """Return a bound as a whole number: itself, days, or microseconds, since 1970."""
+    """Return a bound as an integer: the number itself, or days or microseconds since 1970."""
     try:
         match column.kind:
             case Comparable.NUMBER:
