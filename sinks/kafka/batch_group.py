@@ -1,11 +1,10 @@
-"""Notes in Kafka of the numbered batches that a topic has: readers need no other files.
+"""The notes in Kafka of a topic's numbered batches, so that readers need no other files.
 
-Group `onceflow/<sink id>/batches` holds it as the metadata of offsets, as the owner's group holds
-the claim. It is written in transactions of the owner's transactional id, and only under the newest
-claim: so a note comes before a newer claim, or not at all.
+Group `onceflow/<sink id>/batches` stores the note as the metadata of offsets, as the owner's group
+stores the claim. The note is written in transactions of the owner's transactional id, and only
+under the newest claim. So a note is written before a newer claim, or not at all.
 
-A broker forgets the offsets of a group that nobody uses (`offsets.retention.minutes`, a week by
-default).
+A broker forgets the offsets of an unused group (`offsets.retention.minutes`, a week by default).
 """
 
 from __future__ import annotations
@@ -73,9 +72,10 @@ class KafkaBatchNotes(BatchNotes):
         )
         owner, notes = self._reader(name), self._reader(self._group)
         try:
-            # Whoever claims at the same time is fenced by this, or fences us.
+            # A process that claims at the same time is fenced by this call, or fences this one.
             call_repeatedly(producer.init_transactions, deadline=deadline)
-            # After the fence, so that no claim can come between this look and the commit below.
+            # Read after the fence, so that no claim can come between this read and the commit
+            # below.
             newest = self._newest_claim(owner, deadline)
             if newest != attempt:
                 raise Fenced(

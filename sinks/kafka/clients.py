@@ -1,4 +1,4 @@
-"""How the sink's clients are opened, and calls of librdkafka that cannot be relied on."""
+"""The clients of the sink, and calls of librdkafka whose timeouts are not reliable."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ from onceflow.sinks.kafka.refusals import advise_on_rights
 from onceflow.sinks.kafka.settings import TUNED_DEFAULTS, KafkaSinkSettings
 
 _SOCKET_TIMEOUT_MAX_S = 30.0
-"""The longest wait for one answer; less where the transaction's timeout is short."""
+"""The longest wait for one reply; shorter if the transaction's timeout is short."""
 _CALL_S = 5.0
-"""One call into a transaction; repeated until the deadline while it may be."""
+"""The timeout of one call in a transaction; the call is repeated until the deadline if allowed."""
 _GRACE_S = 5.0
-"""How much longer than its timeout a call may take, on a machine that has much to do."""
+"""The time that a call may exceed its timeout, for a machine with high load."""
 
 _RECOVERY: Mapping[str, OptionValue] = (
-    # A client that forgets all brokers when none answers may wait for ever in a later call; see
+    # A client that forgets all brokers when none replies may wait for ever in a later call; see
     # `BoundedCalls`.
     {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020B0000 else {}
 )
 _TUNED_FOR_TRANSACTIONS: Mapping[str, OptionValue] = {
     **TUNED_DEFAULTS,
-    # The rows of a checkpoint come all at once and fill batches anyway. So the last ones are on
-    # their way while the commit offset is sent, and the end of the transaction finds them there.
+    # The rows of a checkpoint arrive at once and fill batches anyway. With a short linger the last
+    # rows are sent while the commit offset is sent, and the end of the transaction need not wait
+    # for them.
     "linger.ms": 2,
 }
 _FENCED_CODES = frozenset(
@@ -61,7 +62,7 @@ def open_producer(
     transactional_id: str | None,
     troubles: ClientTroubles | None = None,
 ) -> Producer:
-    """Return a producer, idempotent always. Does not wait for any broker.
+    """Return a producer, which is always idempotent. Does not wait for any broker.
 
     Raises:
         ConfigError: librdkafka refuses a setting; names it.
@@ -69,7 +70,7 @@ def open_producer(
     tuned = TUNED_DEFAULTS if transactional_id is None else _TUNED_FOR_TRANSACTIONS
     config = _client_config(settings, client_id, troubles, tuned)
     timeout_ms = int(settings.transaction_timeout_s * 1000)
-    # A record must not be given up before its transaction: both end at the same time.
+    # A record must not expire before its transaction: both end at the same time.
     config |= {"enable.idempotence": True, "acks": "all", "message.timeout.ms": timeout_ms}
     if transactional_id is not None:
         config |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
@@ -77,23 +78,24 @@ def open_producer(
 
 
 class Isolation(Enum):
-    """What the broker does when a transaction over the offsets asked for is open."""
+    """The broker's reply if a transaction over the requested offsets is open."""
 
     DECIDED = "read_committed"
-    """It answers when that one is ended."""
+    """It replies when that transaction has ended."""
     LAST = "read_uncommitted"
-    """It answers at once with what was committed before; nothing uncommitted, despite its name."""
+    """It replies at once with the last committed offsets. Despite the name, none are
+    uncommitted."""
 
 
 def open_group_reader(settings: KafkaSinkSettings, group: str, isolation: Isolation) -> Consumer:
-    """Return a consumer that reads what `group` has committed, and is never subscribed."""
+    """Return a consumer that reads the committed offsets of `group`, and never subscribes."""
     config = _client_config(settings, group.replace("/", "."), None)
     config |= {"group.id": group, "isolation.level": isolation.value, "enable.auto.commit": False}
     return open_client(Consumer, config, settings)
 
 
 def open_brokers(settings: KafkaSinkSettings) -> Brokers:
-    """Return a client that asks and creates. Does not wait for any broker.
+    """Return a client for queries and creations. Does not wait for any broker.
 
     Raises:
         ConfigError: librdkafka refuses a setting; names it.
@@ -106,10 +108,10 @@ def open_brokers(settings: KafkaSinkSettings) -> Brokers:
 def read_committed_metadata(
     reader: Consumer, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
-    """Return, by topic, the text that the reader's group has committed with partition 0.
+    """Return, by topic, the metadata that the reader's group has committed with partition 0.
 
     Raises:
-        KafkaException: There was no answer before `deadline` (of `time.monotonic`), or the broker
+        KafkaException: There was no reply before `deadline` (of `time.monotonic`), or the broker
             forbids it.
     """
     asked = [TopicPartition(topic, 0) for topic in topics]
@@ -117,23 +119,23 @@ def read_committed_metadata(
     while True:
         try:
             partitions = reader.committed(asked, timeout=backoff.call_s(ASK_S))
-            # An answer may have an error for a single partition, and counts as none.
+            # A reply with an error for a single partition counts as no reply.
             failed = next((one.error for one in partitions if one.error is not None), None)
             if failed is None:
                 return {one.topic: one.metadata for one in partitions if one.metadata}
             raise KafkaException(failed)
         except KafkaException as error:
-            # A broker that has just started is still loading its groups.
+            # A broker that has just started may still be loading its groups.
             if advise_on_rights(error_of(error)) or not backoff.pause():
                 raise
 
 
 class BoundedCalls:
-    """Calls a client on a thread of its own: a call's own timeout cannot be relied on.
+    """A thread that calls a client, because a call's own timeout is not reliable.
 
-    librdkafka (2.10 to 2.16 at least) waits for ever in `send_offsets_to_transaction` when the
-    group's coordinator is a broker that was dropped from the metadata since it was last asked. The
-    thread serves one call after the other, because a start of one takes as long as a call.
+    librdkafka (2.10 to 2.16 at least) waits for ever in `send_offsets_to_transaction` if the
+    group's coordinator is a broker that was dropped from the metadata since it was last asked. One
+    thread serves all calls, because starting a thread takes as long as a call.
     """
 
     def __init__(self) -> None:
@@ -141,13 +143,13 @@ class BoundedCalls:
         self._thread: threading.Thread | None = None
 
     def call_repeatedly(self, call: Callable[[float], object], *, deadline: float) -> None:
-        """Call `call(timeout_s)` until it succeeds, while Kafka says that the error is retriable.
+        """Call `call(timeout_s)` until it succeeds, while Kafka marks the error as retriable.
 
         Raises:
             KafkaException: It failed for good, or once more after `deadline` (of `time.monotonic`).
             TimeoutError: As `call`.
         """
-        # Each try is short, so that `deadline` is looked at; librdkafka goes on where it was.
+        # Each try is short, so that `deadline` is checked; librdkafka continues where it was.
         backoff = Backoff(until=deadline)
         while True:
             try:
@@ -161,8 +163,8 @@ class BoundedCalls:
         """Call `call(timeout_s)`.
 
         Raises:
-            TimeoutError: It has not returned long after its timeout. It goes on, and keeps the
-                thread: the client is good for nothing more, and nor is this object.
+            TimeoutError: It has not returned long after its timeout. It goes on and occupies the
+                thread, so neither the client nor this object can be used any more.
         """
         raised: list[BaseException] = []
         returned = threading.Event()
@@ -176,7 +178,7 @@ class BoundedCalls:
                 returned.set()
 
         if self._thread is None:
-            # A daemon: a call that never returns must not keep the process from ending.
+            # A daemon thread: a call that never returns must not keep the process alive.
             self._thread = threading.Thread(
                 target=self._serve, name="onceflow-kafka-call", daemon=True
             )
@@ -191,7 +193,7 @@ class BoundedCalls:
             raise raised[0]
 
     def close(self) -> None:
-        """End the thread, once the call that it serves has returned. May be called twice."""
+        """End the thread once its present call has returned. May be called twice."""
         self._waiting.put(None)
 
     def _serve(self) -> None:
@@ -200,13 +202,13 @@ class BoundedCalls:
 
 
 def call_repeatedly(call: Callable[[float], object], *, deadline: float) -> None:
-    """Make one call as `BoundedCalls.call_repeatedly` does, with its errors."""
+    """Make one call as `BoundedCalls.call_repeatedly` does, with the same errors."""
     with closing(BoundedCalls()) as calls:
         calls.call_repeatedly(call, deadline=deadline)
 
 
 def is_fenced(error: KafkaError) -> bool:
-    """Return whether another producer of the same transactional id has taken over."""
+    """Return True if another producer of the same transactional id has taken over."""
     return error.code() in _FENCED_CODES
 
 
@@ -216,7 +218,7 @@ def _client_config(
     troubles: ClientTroubles | None,
     tuned: Mapping[str, OptionValue] = TUNED_DEFAULTS,
 ) -> dict[str, Any]:
-    # Half of it, so that a request that is lost can be sent again within the transaction.
+    # Half of the timeout, so that a lost request can be sent again within the transaction.
     socket_s = min(_SOCKET_TIMEOUT_MAX_S, settings.transaction_timeout_s / 2)
     defaults = {**tuned, **_RECOVERY, "socket.timeout.ms": int(socket_s * 1000)}
     return client_config(settings, client_id, defaults, troubles)

@@ -1,7 +1,7 @@
-"""The commit offsets of a sink id, of all its lanes, read without fencing anybody.
+"""The commit offsets of all lanes of a sink id, read without fencing any process.
 
-A subtask that is gone, or a topic that is no longer written to, leaves its commit offset behind. So
-brokers are asked which lanes there are, and for the offsets of all topics.
+A removed subtask, or a topic that is no longer written to, leaves its commit offset behind. So
+brokers are asked for all lanes, and for the offsets of all topics.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequ
     """Return the last transaction of each lane and topic, of the job with that decision log.
 
     Raises:
-        ConfigError: It is not permitted.
-        SinkError: No broker answered in time.
+        ConfigError: The query is not permitted.
+        SinkError: No broker replied in time.
     """
     brokers = open_brokers(settings)
     groups = brokers.ask(
@@ -38,11 +38,13 @@ def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequ
 
 
 def read_texts(settings: KafkaSinkSettings, group: str) -> Mapping[str, str]:
-    """Return by topic what `group` has committed with partition 0; empty if there is no such group.
+    """Return by topic the metadata that `group` has committed with partition 0.
+
+    Empty if no such group.
 
     Raises:
-        ConfigError: It is not permitted.
-        SinkError: No broker answered in time.
+        ConfigError: The query is not permitted.
+        SinkError: No broker replied in time.
     """
     brokers = open_brokers(settings)
     what = f"offsets of group {group} at {settings.where}"
@@ -51,7 +53,7 @@ def read_texts(settings: KafkaSinkSettings, group: str) -> Mapping[str, str]:
 
 def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
     listing = await_result(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
-    for error in listing.errors:  # a broker that did not tell its own
+    for error in listing.errors:  # a broker that did not list its own groups
         raise error
     return [one.group_id for one in listing.valid]
 

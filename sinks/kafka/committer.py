@@ -1,28 +1,28 @@
-"""Produces what writers staged, each transaction once, from any process and at any repetition.
+"""The committer: it produces each staged transaction once, from any process and at any repetition.
 
-    1. Take the lane of the transaction's subtask: every other committer of it is fenced, and what
-       it had open is ended.
+    1. Take the lane of the transaction's subtask: every other committer of it is fenced, and its
+       open transaction is ended.
     2. Read the commit offset. If it names the transaction, that was committed before: write the
        commit record, done.
     3. In one Kafka transaction: produce the staged rows, set the commit offset to the transaction.
     4. Write the commit record, delete the staged rows.
 
-Before the decision `begin_commit` does steps 2 and 3 but for the transaction's end, if the lane is
-open here. What it has found stays true while nobody else takes the lane; and when somebody has, the
-end fails.
+If the lane is already open here, `begin_commit` does steps 2 and 3 before the decision, except for
+the transaction's end. What it has read stays true while no other process takes the lane. If another
+process has taken it, the end fails.
 
-Why each is produced once. Let T be committed by some call, and look at any later call for T that
-comes to step 3. It holds the lane, and T was committed before it took it, because a commit by
-another owner fails after that. The commit offset then named T, or a later transaction of the lane;
-the latter was produced by an owner that, having taken the lane, found the commit offset at T and
-wrote T's commit record (or had written it itself) before it went on. Commit records go before rows.
-So either step 2 ends this call, or the commit record is there and taking the lane has deleted what
-was staged, so that there is nothing to produce. Nothing in this rests on order, on time, or on the
-transaction's timeout: a transaction that the broker aborts leaves no commit offset, and is produced
-again.
+The proof that each transaction is produced once. Let T be committed by some call, and consider any
+later call for T that comes to step 3. It holds the lane, and T was committed before it took the
+lane, because a commit by another owner fails after that. The commit offset then named T, or a later
+transaction of the lane. In the second case, an owner of the lane produced the later transaction.
+After taking the lane it had found the commit offset at T and written T's commit record (or had
+written it itself). Commit records are written before rows are produced. So either step 2 ends this
+call, or the commit record exists, and taking the lane has deleted the staged rows, so that there is
+nothing to produce. This proof depends neither on order, nor on time, nor on the transaction's
+timeout: a transaction that the broker aborts leaves no commit offset, and is produced again.
 
-It does rest on the commit offset being there. A broker forgets the offsets of a group that nobody
-uses; rows that waited longer than that, without a commit record, are not produced: `Unknown`.
+The proof depends on the existence of the commit offset. A broker forgets the offsets of an unused
+group. Rows that waited longer than that, without a commit record, are not produced: `Unknown`.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _logger = logging.getLogger("onceflow.sinks.kafka")
 
 
 class KafkaCommitter(Committer):
-    """Commits by name alone; see above. Used by one thread at a time, like every committer."""
+    """A committer that works by name alone; see above. Used by one thread at a time."""
 
     def __init__(self, settings: KafkaSinkSettings, context: CommitterContext) -> None:
         """Connect to nothing yet.
 
         Raises:
-            ConfigError: There is no checkpoint storage to find staged rows in.
+            ConfigError: There is no checkpoint storage for staged rows.
         """
         self._settings = settings
         self._context = context
@@ -86,12 +86,12 @@ class KafkaCommitter(Committer):
         self._fence = Fence(settings, context)
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Return how it ended; reads the commit offset until a deadline where the reply was lost.
+        """Return the outcome; after a lost reply, read the commit offset until a deadline.
 
         An error that lasts until a person changes something is returned at once.
 
         Raises:
-            StateCorrupt: The staged rows are not what was sealed.
+            StateCorrupt: The staged rows differ from the sealed ones.
         """
         transaction = committable.transaction
         deadline = time.monotonic() + self._settings.deadline_s
@@ -103,7 +103,8 @@ class KafkaCommitter(Committer):
                     return Committed()
                 return self._commit(transaction, sent=sent, deadline=deadline)
             except LaneFailed as failure:
-                # A new lane reads the commit offset, which tells what became of what was sent.
+                # A new lane reads the commit offset, which tells whether the transaction was
+                # committed.
                 self._lanes.drop(transaction.subtask)
                 sent, reason = sent or failure.sent, str(failure)
                 if failure.fenced:
@@ -121,8 +122,8 @@ class KafkaCommitter(Committer):
     def begin_commit(self, committable: Committable) -> bool:
         """Produce the rows and the commit offset in a transaction that `commit` only ends.
 
-        In a lane that is open here already, and in no other: only a decision may take a lane, for
-        an attempt that was overtaken may still call this.
+        Does so only in a lane that is already open here. Only a decision may take a lane, because
+        an overtaken attempt may still call this.
         """
         transaction = committable.transaction
         if not self._lanes.has(transaction.subtask):
@@ -130,13 +131,13 @@ class KafkaCommitter(Committer):
         try:
             return self._begin(transaction)
         except (LaneFailed, SinkError, ConfigError, StorageError, StateCorrupt) as error:
-            # `commit` tells what is wrong, if it lasts.
+            # `commit` reports the error, if it lasts.
             _logger.debug("the commit of transaction %s was not begun: %s", transaction, error)
             self._lanes.drop(transaction.subtask)
             return False
 
     def withdraw_commit(self, committable: Committable) -> None:
-        """Abort what `begin_commit` has begun; the rows stay staged."""
+        """Abort the transaction that `begin_commit` has begun; the rows stay staged."""
         transaction = committable.transaction
         lane = self._lanes.find_open(transaction.subtask)
         if lane is None or not lane.has_begun(self._proof(transaction)):
@@ -148,11 +149,11 @@ class KafkaCommitter(Committer):
             self._lanes.drop(transaction.subtask)
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete the staged rows, then see that nobody has committed or still commits them.
+        """Delete the staged rows, then check that no process has committed or still commits them.
 
-        In this order: whoever takes the lane after this finds nothing to produce, and whoever had
-        it before is fenced. Before anything is deleted the commit offset is looked at once, so that
-        a broker that cannot be asked changes nothing.
+        In this order: a process that takes the lane after this finds no rows to produce, and a
+        former owner is fenced. Before the deletion the commit offset is read once, so that a broker
+        that does not reply changes nothing.
         """
         transaction = committable.transaction
         deadline = time.monotonic() + self._settings.deadline_s
@@ -174,7 +175,7 @@ class KafkaCommitter(Committer):
         return Aborted()
 
     def in_doubt(self) -> Sequence[Committable]:
-        """Return all that is staged and not committed; deletes rows that turn out to be committed.
+        """Return the staged transactions that are not committed; delete rows of committed ones.
 
         Raises:
             SinkError: Kafka cannot be asked now.
@@ -186,7 +187,7 @@ class KafkaCommitter(Committer):
         committables: list[Committable] = []
         for transaction in listing.open:
             subtask = transaction.subtask
-            # One question for each subtask, however many of its transactions are staged.
+            # One query for each subtask, however many of its transactions are staged.
             if subtask not in proofs:
                 proofs[subtask] = self._proven(subtask)
             if transaction in proofs[subtask]:
@@ -198,8 +199,7 @@ class KafkaCommitter(Committer):
     def prune(self, before: CheckpointId) -> None:
         """Delete the commit records of checkpoints before `before`.
 
-        A failure is logged and nothing else: commit records do no harm, and the next call comes
-        soon.
+        A failure is only logged: commit records do no harm, and the next call comes soon.
         """
         try:
             self._commit_records.prune(before)
@@ -218,13 +218,14 @@ class KafkaCommitter(Committer):
 
     def _begin(self, transaction: TransactionId) -> bool:
         deadline = time.monotonic() + self._settings.deadline_s
-        # Settles what is due in the lane, as for a commit.
+        # This writes due commit records of the lane, as for a commit.
         lane = self._lanes.open_lane(transaction.subtask, deadline=deadline)
         proof = self._proof(transaction)
         if lane.has_begun() or lane.proves(proof):
             return False
-        # After the lane was taken, as for a commit: rows that somebody committed or aborted before
-        # are gone by now, and whoever commits or aborts them later takes the lane.
+        # Read after the lane was taken, as for a commit. Rows that another process committed or
+        # aborted before are gone by now, and a process that commits or aborts them later takes the
+        # lane.
         rows = self._area.read(transaction)
         if rows is None:
             return False
@@ -237,17 +238,17 @@ class KafkaCommitter(Committer):
         return True
 
     def _commit(self, transaction: TransactionId, *, sent: bool, deadline: float) -> CommitOutcome:
-        """Try once; `sent` when an earlier try may have committed."""
-        # With an open lane its commit offsets answer at once; without one, a look into storage
-        # spares taking the lane from somebody.
+        """Try once; `sent` is True if an earlier try may have committed."""
+        # An open lane already has its commit offsets. Without one, looking into storage may avoid
+        # taking the lane from another process.
         if not self._lanes.has(transaction.subtask) and self._is_settled(transaction):
             return AlreadyCommitted()
         lane = self._lanes.open_lane(transaction.subtask, deadline=deadline)
         proof = self._proof(transaction)
         rows = self._area.read(transaction)
-        # The first batch tells the topics and the age of all; it goes first when rows are produced.
+        # The first batch contains the topics and the age of all; it is produced first.
         first = None if rows is None else next(rows)[1]
-        # Topics of the staged rows, too: the settings may name others by now.
+        # Include the topics of the staged rows: the settings may name others by now.
         if rows is not None and first is not None:
             lane.look_at(facts_of(first).topics, deadline=deadline)
         elsewhere = first is not None and self._was_committed_elsewhere(transaction, lane)
@@ -260,7 +261,7 @@ class KafkaCommitter(Committer):
         if rule is StaleRows.FAIL:
             return self._stale(transaction)
         if rule is StaleRows.DISCARD:
-            # By this commit offset what comes after it is known not to be committed.
+            # This commit offset shows that later transactions are not committed.
             lane.prove(proof, transaction.checkpoint, facts_of(first).topics)
             self._lanes.settle(transaction)
             return Committed()
@@ -270,10 +271,10 @@ class KafkaCommitter(Committer):
         return Committed()
 
     def _end_if_begun(self, transaction: TransactionId) -> bool:
-        """Commit `transaction` if that is begun, and return whether; undo what else is begun.
+        """Commit `transaction` if it is begun, and return True; withdraw another begun transaction.
 
-        `_begin` has looked at all that a commit looks at. It holds still: only the owner of the
-        lane can change it, and who is not the owner any more fails here.
+        `_begin` has made all checks of a commit. They are still valid: only the owner of the lane
+        can change the facts, and a former owner fails here.
         """
         lane = self._lanes.find_open(transaction.subtask)
         if lane is None or not lane.has_begun():
@@ -288,11 +289,12 @@ class KafkaCommitter(Committer):
     def _rule_for(
         self, transaction: TransactionId, lane: TransactionalLane, staged_at_s: float
     ) -> StaleRows:
-        """Return what becomes of staged rows that no commit offset names: they are not committed.
+        """Return the rule for staged rows that no commit offset names: they are not committed.
 
-        Only where Kafka may have forgotten the commit offset the user says it. Not while the lane
-        has a proof: that of the commit before would be older, and forgotten as well. So where
-        several checkpoints have waited, only the first of a subtask is doubtful.
+        The user's rule applies only if Kafka may have forgotten the commit offset. It does not
+        apply while the lane has a proof: the proof of the commit before would be older, and
+        forgotten as well. So if several checkpoints have waited, only the first of a subtask is in
+        doubt.
         """
         has_proof = bool(proven(lane.commit_offsets.values(), self._context.log_id))
         if has_proof or not is_proof_expired(self._settings, staged_at_s):
@@ -300,10 +302,11 @@ class KafkaCommitter(Committer):
         return self._settings.stale_rows.rule_for(transaction)
 
     def _was_committed_elsewhere(self, transaction: TransactionId, lane: TransactionalLane) -> bool:
-        """Return whether rows out of a savepoint were committed by the job that took it.
+        """Return True if rows from a savepoint were committed by the job that took the savepoint.
 
         That job wrote its commit record into its own storage. Within one attempt a subtask's
-        transactions are committed in order, so a later one's commit offset proves the earlier ones.
+        transactions are committed in order, so a later transaction's commit offset proves the
+        earlier ones.
         """
         later = [
             one
@@ -313,18 +316,18 @@ class KafkaCommitter(Committer):
         return bool(later) and self._area.is_imported(transaction)
 
     def _is_settled(self, transaction: TransactionId) -> bool:
-        """Return whether there is a commit record; spares a lane, and fences nobody."""
+        """Return True if there is a commit record; needs no lane, and fences no process."""
         if not self._commit_records.has(transaction):
             return False
         self._area.discard(transaction)
         return True
 
     def _resolve_gone(self, transaction: TransactionId, deadline: float) -> AlreadyCommitted | Lost:
-        """Tell committed from lost when nothing is staged: by commit record, then commit offset.
+        """Tell committed from lost if nothing is staged: by commit record, then commit offset.
 
-        Commit records go before rows, so a commit record that was on its way when the rows were
-        looked for is there by now. The commit offset speaks when an abort has deleted the rows of a
-        commit under way.
+        A commit record is written before rows are deleted. So a commit record whose writing had
+        begun when the rows were looked for exists by now. The commit offset decides if an abort has
+        deleted the rows of a running commit.
         """
         if self._commit_records.has(transaction):
             return AlreadyCommitted()
@@ -360,7 +363,7 @@ class KafkaCommitter(Committer):
     def _after_fencing(
         self, transaction: TransactionId, reason: str, *, sent: bool
     ) -> CommitOutcome:
-        """Say what became of it without taking the lane back at once: two would never end."""
+        """Return the outcome without taking the lane back: two committers would never end."""
         deadline = time.monotonic() + self._settings.deadline_s
         try:
             if self._is_settled(transaction):
@@ -374,7 +377,8 @@ class KafkaCommitter(Committer):
             )
         if self._proof(transaction) in texts.values():
             return AlreadyCommitted()
-        # Fenced, our transaction is ended, and the commit offsets say how: nothing of it is there.
+        # After fencing, our transaction is ended, and the commit offsets show that it is not
+        # committed.
         return RetryLater(f"another committer has taken over: {reason}")
 
     def _retry_or_unknown(
@@ -396,7 +400,8 @@ class KafkaCommitter(Committer):
         name = lane_name(self._context.sink_id, subtask)
         deadline = time.monotonic() + self._settings.deadline_s
         try:
-            # Not waiting: what a dead committer has left open is in doubt, and lasts.
+            # Do not wait: a transaction that a dead committer has left open is in doubt, and may
+            # last.
             texts = last_commit_offsets(
                 self._settings, name, self._settings.topics, deadline=deadline
             )
@@ -408,11 +413,11 @@ class KafkaCommitter(Committer):
         return frozenset(proven(texts.values(), self._context.log_id))
 
     def _topics(self, transaction: TransactionId) -> tuple[str, ...]:
-        """Return the topics at which the commit offset of `transaction` may be."""
+        """Return the topics that may have the commit offset of `transaction`."""
         try:
             rows = self._area.read(transaction)
         except StateCorrupt:
-            # Who aborts it does not need its rows.
+            # An abort does not need the rows.
             return self._settings.topics
         return self._settings.topics if rows is None else facts_of(next(rows)[1]).topics
 
@@ -425,17 +430,17 @@ def _order(transaction: TransactionId) -> tuple[int, int]:
 
 
 class IdleCommitter(Committer):
-    """The committer at least once, without checkpoint storage: nothing can be left from before."""
+    """The committer for at-least-once delivery without checkpoint storage. Nothing is in doubt."""
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Say that nothing of the name is there."""
+        """Return Lost, because nothing of the name is staged."""
         return Lost(
             f"nothing is staged for {committable.transaction}: the sink writes at least once and"
             " has no checkpoint storage"
         )
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """There is nothing to abort."""
+        """Return Aborted, because there is nothing to abort."""
         return Aborted()
 
     def in_doubt(self) -> Sequence[Committable]:

@@ -1,4 +1,4 @@
-"""Rows to records: which column is the key, the value, the topic, the partition, the headers."""
+"""The encoding of rows to records: the columns of key, value, topic, partition and headers."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from onceflow.sinks.kafka.registered import build_schema_text, resolve_written_s
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)
-"""What `format="raw"` writes; Spark's names."""
+"""The columns that `format="raw"` writes, under Spark's names."""
 ORIGIN_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestampType")
-"""What a raw Kafka source says besides; not written, and no mistake."""
+"""Further columns of a raw Kafka source, which are ignored without an error."""
 
 
 def require_columns(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
@@ -108,13 +108,13 @@ def _is_headers(kind: pa.DataType) -> bool:
 
 
 class RecordEncoder:
-    """Encodes batches of one schema, and leaves out, or refuses, what can never be a record."""
+    """An encoder of batches of one schema; it leaves out or refuses rows that are no records."""
 
     def __init__(self, settings: KafkaSinkSettings, schema: pa.Schema, bad_rows: BadRows) -> None:
         """Choose the columns.
 
         Raises:
-            ConfigError: The rows have not the columns or types that the settings speak of.
+            ConfigError: The rows lack the columns or types that the settings name.
         """
         self._settings = settings
         self._schema = schema
@@ -134,11 +134,12 @@ class RecordEncoder:
         self._value = _value_encoder(settings, schema, headers)
 
     def ask_schema(self) -> None:
-        """Have the registry say what keys and values are written by, before the first row.
+        """Ask the registry for the schemas of keys and values, before the first row.
 
         Raises:
-            ConfigError: The registry refuses the rows' schema or us, or has none that they fit.
-            SinkError: It did not answer within the sink's deadline.
+            ConfigError: The registry refuses the rows' schema or the user, or has no schema that
+                fits.
+            SinkError: It did not reply within the sink's deadline.
         """
         if self._settings.format.registered:
             columns = _value_columns(self._settings, self._schema, self._headers)
@@ -149,7 +150,7 @@ class RecordEncoder:
             self._key = keys.encoder(resolve_written_schema(keys.settings, keys.columns))
 
     def know_partitions(self, counts: dict[str, int]) -> None:
-        """Refuse partitions that a topic does not have."""
+        """Set the number of partitions of each topic; rows with other partitions are refused."""
         self._partitions = counts
 
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -166,14 +167,14 @@ class RecordEncoder:
         return stamp(records, self._settings.topics)
 
     def _encode(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Return the records; halves `rows` to find those that cannot be encoded."""
+        """Return the records; halve `rows` to find those that cannot be encoded."""
         if not rows.num_rows:
             return []
         try:
             return [self._within_limits(rows, self._records(rows))]
         except ENCODING_ERRORS as error:
-            # Bad rows are rare: halving asks for some twenty more tries for one bad row in a
-            # million, where looking at each row would cost every batch.
+            # Bad rows are rare. Halving needs some twenty more tries for one bad row in a million;
+            # checking each row would slow down every batch.
             if rows.num_rows == 1:
                 self._bad_rows.reject(rows, [f"the row cannot be encoded: {error}"])
                 return []
@@ -185,7 +186,7 @@ class RecordEncoder:
         settings = self._settings
         columns: dict[str, pa.Array] = {KEY: self._key(rows), VALUE: self._value(rows)}
         if settings.topic_column is not None:
-            # A dictionary: few topics, and many rows that name them.
+            # A dictionary, because many rows name few topics.
             names = rows.column(settings.topic_column).cast(pa.string())
             columns[TOPIC] = cast_rows(names.dictionary_encode(), TOPIC_TYPE)
         if settings.partition_column is not None:
@@ -195,7 +196,7 @@ class RecordEncoder:
         return pa.RecordBatch.from_pydict(columns)
 
     def _no_records(self) -> pa.RecordBatch:
-        """Return the layout of records; makes none, since no value may be encodable."""
+        """Return an empty batch of records, without encoding: there may be no value to encode."""
         settings = self._settings
         kinds: dict[str, pa.DataType] = {KEY: pa.binary(), VALUE: pa.binary()}
         if settings.topic_column is not None:
@@ -209,7 +210,7 @@ class RecordEncoder:
     def _within_limits(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> pa.RecordBatch:
         limit = self._settings.message_bytes_max
         if self._headers is None and records.nbytes + FRAME_BYTES <= limit:
-            # Not even one record with the bytes of all would be too large.
+            # Even one record with the bytes of all would not be too large.
             return records
         sizes = record_bytes(records)
         too_large: Any = pc.greater(sizes, limit)
@@ -227,7 +228,7 @@ class RecordEncoder:
         return records.filter(pc.invert(too_large))
 
     def _routable(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows whose topic and partition are there."""
+        """Return the rows whose topic and partition exist."""
         settings = self._settings
         if settings.topic_column is not None:
             known: Any = pc.is_in(
@@ -259,7 +260,7 @@ class RecordEncoder:
         return topics
 
     def _count(self, topic: str) -> int:
-        # Before the brokers were asked any partition passes: `validate` asks none.
+        # Any partition passes before the brokers were asked: `validate` does not ask them.
         return self._partitions.get(topic, 2**31)
 
 
@@ -308,8 +309,8 @@ def _value_encoder(
         case RecordFormat.RAW:
             return lambda rows: rows.column(VALUE).cast(pa.binary())
         case RecordFormat.AVRO | RecordFormat.PROTOBUF | RecordFormat.JSON_SCHEMA:
-            # Only for its errors: a type that no schema can hold is refused before any broker is
-            # asked.
+            # Built only for its errors: a type that no schema can hold is refused before any broker
+            # is asked.
             if settings.auto_register:
                 build_schema_text(settings, _value_columns(settings, schema, headers))
             return _before_schema
@@ -342,7 +343,7 @@ def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     columns = [
         pa.concat_arrays([batch.column(index) for batch in batches])
         if not arrow.is_dictionary(field.type)
-        # Each part has a dictionary of its own; what is joined has one.
+        # Each part has its own dictionary; the joined column has one.
         else pa.concat_arrays(
             [batch.column(index).dictionary_decode() for batch in batches]
         ).dictionary_encode()

@@ -1,9 +1,10 @@
-"""Who may write under a sink id: kept by Kafka as an offset of group `onceflow/<sink id>/owner`.
+"""The fence of a sink id, kept by Kafka as an offset of group `onceflow/<sink id>/owner`.
 
-Kafka has no table to note it in. The offset's metadata hold the decision log and the attempt; it is
-changed in transactions of one transactional id, so that of two claims at once one is fenced. It is
-renewed while the job runs, because a broker forgets offsets that nobody commits any more. It names
-the newest commit, too, whose own commit offset is forgotten where no rows come for long.
+Kafka has no table for the claim. The offset's metadata contain the decision log and the attempt.
+They are changed in transactions of one transactional id, so that of two concurrent claims one is
+fenced. The claim is renewed while the job runs, because a broker forgets offsets that are no longer
+committed. It also names the newest commit, because that commit's own offset is forgotten if no rows
+arrive for a long time.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from onceflow.sinks.kafka.refusals import advise_on_rights
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 RENEWED_EVERY_S = 6 * 3600.0
-"""A quarter of the shortest retention that `open` accepts."""
+"""The interval of renewals: a quarter of the shortest retention that `open` accepts."""
 
 
 def owner_group(sink_id: str) -> str:
-    """Return the group whose offsets say who owns `sink_id`."""
+    """Return the group whose offsets name the owner of `sink_id`."""
     return f"onceflow/{sink_id}/owner"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the owner's offset says."""
+    """The content of the owner's offset."""
 
     owner: FenceOwner
     committed: Decided | None = None
-    """The newest commit under the sink id when it was written."""
+    """The newest commit under the sink id at the time of writing."""
 
 
 class Fence:
@@ -65,11 +66,11 @@ class Fence:
     def claim(self) -> None:
         """Make this attempt the only one that may write under the sink id.
 
-        Runs a whole transaction with an offset in it, which is also the proof that transactional
-        ids, groups and topics of ours are permitted.
+        Runs a whole transaction with an offset. So it also proves that the sink's transactional
+        ids, groups and topics are permitted.
 
         Raises:
-            ConfigError: Another job owns the sink id, or something is not permitted.
+            ConfigError: Another job owns the sink id, or a request is not permitted.
             Fenced: The same attempt or a newer one has claimed it.
             SinkError: Kafka cannot be asked now.
         """
@@ -81,12 +82,13 @@ class Fence:
         self._write_if(admit)
 
     def read_record(self) -> TargetRecord | None:
-        """Return who has claimed the sink id and what was committed; None: Kafka has nothing of it.
+        """Return the claim and the commits of the sink id, or None if Kafka has neither.
 
-        Fences nobody and waits for no transaction: one that is ending now may be missing.
+        Fences no process and waits for no transaction: a transaction that is ending now may be
+        missing.
 
         Raises:
-            ConfigError: Another job owns the sink id, or something is not permitted.
+            ConfigError: Another job owns the sink id, or a request is not permitted.
             SinkError: Kafka cannot be asked now.
         """
         texts = read_texts(self._settings, self._name)
@@ -98,13 +100,13 @@ class Fence:
         )
 
     def refresh(self) -> None:
-        """Renew the claim when it is time; one that is a newer attempt's, or foreign, is left.
+        """Renew the claim when it is due; do not touch a newer attempt's or another job's claim.
 
         Raises:
             SinkError: Kafka cannot be asked now.
         """
         if time.monotonic() >= self._renew_at_s:
-            # Before the try: a broker that is down is not asked again by every `prune`.
+            # Set before the try, so that not every `prune` asks a broker that is down.
             self._renew_at_s = time.monotonic() + RENEWED_EVERY_S
             self._write_if(lambda owner: owner is None or owner == self._owner)
 
@@ -126,9 +128,9 @@ class Fence:
         )
         reader = open_group_reader(self._settings, self._name, Isolation.DECIDED)
         try:
-            # Whoever claims at the same time is fenced by this, or fences us.
+            # A process that claims at the same time is fenced by this call, or fences this one.
             call_repeatedly(producer.init_transactions, deadline=deadline)
-            # After the fence: a claim that another producer had under way is ended by now, and read
+            # Read after the fence: another producer's unfinished claim is ended by now, and read
             # here.
             texts = read_committed_metadata(reader, self._settings.topics, deadline=deadline)
             before = newest_claim(texts.values())
@@ -173,7 +175,7 @@ class Fence:
 def refusal(
     error: KafkaException, settings: KafkaSinkSettings, text: str
 ) -> SettingsRefused | Fenced | SinkError:
-    """Return the error that `error` is to a user: `text`, its reason, and what to grant."""
+    """Return the error for the user: `text`, the reason of `error`, and the right to grant."""
     reason = describe_error(error, settings)
     if is_fenced(error_of(error)):
         return Fenced(f"{text}: another attempt claims it at this moment: {reason}")
@@ -186,10 +188,10 @@ def refusal(
 def newest_commits(
     settings: KafkaSinkSettings, claim: Claim | None, context: CommitterContext
 ) -> Sequence[TransactionId | Decided]:
-    """Return the last commit of each lane, and the newest one by then that `claim` names.
+    """Return the last commit of each lane, and the newest commit that `claim` names.
 
     Raises:
-        ConfigError: It is not permitted.
+        ConfigError: The query is not permitted.
         SinkError: Kafka cannot be asked now.
     """
     commits = last_commits(settings, context.sink_id, context.log_id)
@@ -199,7 +201,7 @@ def newest_commits(
 def record_of(
     claim: Claim | None, commits: Sequence[TransactionId | Decided], sink_id: str
 ) -> TargetRecord | None:
-    """Return the record of a sink id with that claim and those commits; None: Kafka has nothing."""
+    """Return the record of a sink id from its claim and commits, or None if there are neither."""
     if claim is None and not commits:
         return None
     attempt = claim.owner.attempt if claim else 0
@@ -207,14 +209,14 @@ def record_of(
 
 
 def newest_claim(texts: Iterable[str]) -> Claim | None:
-    """Return the newest claim among the metadata of the owner group's offsets; None: no claim."""
+    """Return the newest claim in the metadata of the owner group's offsets, or None."""
     return max(map(_parse, texts), key=lambda claim: claim.owner.attempt, default=None)
 
 
 def _parse(text: str) -> Claim:
     fields = json.loads(text)
     owner = FenceOwner(str(fields["log"]), int(fields["attempt"]), str(fields["job"]))
-    # One of an older onceflow does not name a commit.
+    # A claim of an older onceflow does not name a commit.
     committed = fields.get("committed")
     return Claim(owner, Decided(*map(int, committed)) if committed else None)
 

@@ -1,6 +1,6 @@
-"""What must hold before rows go to Kafka, and how long Kafka keeps proofs of commits.
+"""The checks before rows go to Kafka, and the time for which Kafka keeps proofs of commits.
 
-`Preflight` runs on the driver; `is_proof_expired` wherever a transaction is committed.
+`Preflight` runs on the driver; `is_proof_expired` runs wherever a transaction is committed.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from onceflow.sinks.kafka.record_keys import find_null_key
 from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings
 
 _TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
-"""Nobody is asked for so long: half the minimum, which leaves hours for clocks that differ."""
+"""The age up to which a proof is trusted without a query: half of the minimum retention. The other
+half leaves hours for clocks that differ."""
 _MARGIN_S = 3600.0
-"""A proof counts as expired an hour early: clocks of machines and brokers differ."""
+"""A proof counts as expired an hour early, because clocks of machines and brokers differ."""
 
 
 def is_proof_expired(settings: KafkaSinkSettings, staged_at_s: float) -> bool:
-    """Return whether a commit of rows staged at `staged_at_s` might have been forgotten by now.
+    """Return True if Kafka may have forgotten the commit of rows staged at `staged_at_s`.
 
     Raises:
         SinkError: The broker cannot be asked now.
     """
     age_s = time.time() - staged_at_s
-    # Before the broker is asked: young proofs are kept by every broker that the checks have let
-    # pass.
+    # Check before asking the broker: every broker that passed the checks keeps young proofs.
     if age_s < _TRUSTED_S:
         return False
     minutes = retention_minutes(open_brokers(settings))
-    # A broker that does not tell may have any retention: the user is asked then.
+    # A broker that does not tell may have any retention; then the user must decide.
     return minutes is None or age_s > minutes * 60 - _MARGIN_S
 
 
 def retention_minutes(brokers: Brokers) -> float | None:
-    """Return the broker's offsets.retention.minutes; None when we may not read it.
+    """Return the broker's offsets.retention.minutes, or None if the user may not read it.
 
     Raises:
-        SinkError: No broker answered in time.
+        SinkError: No broker replied in time.
     """
     text = broker_configuration(brokers).get(RETENTION)
     return None if text is None else float(text)
 
 
 def broker_configuration(brokers: Brokers) -> dict[str, str]:
-    """Return the settings of one broker; empty when we may not read them.
+    """Return the settings of one broker; empty if the user may not read them.
 
     Raises:
-        SinkError: No broker answered in time.
+        SinkError: No broker replied in time.
     """
     return configuration(brokers, ConfigResource("BROKER", str(min(_broker_ids(brokers)))))
 
@@ -81,10 +81,10 @@ def _broker_ids(brokers: Brokers) -> Collection[int]:
 
 
 def configuration(brokers: Brokers, resource: ConfigResource) -> dict[str, str]:
-    """Return the settings of a topic or broker; empty when we may not read them.
+    """Return the settings of a topic or broker; empty if the user may not read them.
 
     Raises:
-        SinkError: No broker answered in time.
+        SinkError: No broker replied in time.
     """
 
     def ask(timeout_s: float) -> dict[str, str]:
@@ -95,8 +95,8 @@ def configuration(brokers: Brokers, resource: ConfigResource) -> dict[str, str]:
     try:
         return brokers.ask(ask, f"settings of {resource}")
     except ConfigError:
-        # A user who may not read settings is common, and checks are left out then. A refused
-        # password is another matter.
+        # Users often may not read settings; then checks are left out. A refused password is an
+        # error.
         if brokers.troubles.authentication:
             raise
         return {}
@@ -109,7 +109,7 @@ _BROKERS_DEFAULT = -1
 
 @dataclass(frozen=True, slots=True)
 class NewTopics:
-    """How missing topics are created; None is the broker's default."""
+    """The settings of topics to create; None is the broker's default."""
 
     partitions: int | None
     replication_factor: int | None
@@ -119,7 +119,7 @@ class Preflight:
     """The checks of one cluster, with one client."""
 
     def __init__(self, settings: KafkaSinkSettings) -> None:
-        """Open the client; waits for no broker.
+        """Open the client; wait for no broker.
 
         Raises:
             ConfigError: librdkafka refuses a setting.
@@ -129,11 +129,11 @@ class Preflight:
         self._topics = Topics(self._brokers)
 
     def require_topics(self, create: NewTopics | None) -> None:
-        """Check that every topic is there; create it if `create` says how.
+        """Check that every topic exists; create a missing one if `create` is given.
 
         Raises:
-            ConfigError: One is missing, cannot be created, or is forbidden.
-            SinkError: No broker answered in time.
+            ConfigError: A topic is missing, cannot be created, or is forbidden.
+            SinkError: No broker replied in time.
         """
         servers, topics = self._settings.bootstrap_servers, self._settings.topics
         there = self._topics.find(topics)
@@ -149,14 +149,14 @@ class Preflight:
             self._create(topic, create)
 
     def require_topics_fit(self, schema: pa.Schema) -> None:
-        """Check that topics take what passes the producer's size limit, and keep it.
+        """Check that topics accept and keep records within the producer's size limit.
 
-        A topic that is compacted takes only records with keys, which rows of `schema` must have.
-        What we may not read is not checked.
+        A compacted topic accepts only records with keys, which rows of `schema` must then have.
+        Settings that the user may not read are not checked.
 
         Raises:
-            ConfigError: They do not, or can never have as many replicas as they demand.
-            SinkError: No broker answered in time.
+            ConfigError: A topic does not, or can never have as many replicas as it requires.
+            SinkError: No broker replied in time.
         """
         settings, broker_count = self._settings, len(_broker_ids(self._brokers))
         for topic, facts in self._topics.wait_for(settings.topics).items():
@@ -171,11 +171,11 @@ class Preflight:
             require(findings, about, _logger)
 
     def require_brokers_fit(self) -> None:
-        """Check that brokers carry transactions, and keep proofs of commits for a day.
+        """Check that brokers support transactions, and keep proofs of commits for a day.
 
         Raises:
             ConfigError: They do not.
-            SinkError: No broker answered in time.
+            SinkError: No broker replied in time.
         """
         config = broker_configuration(self._brokers)
         if config:
@@ -198,5 +198,5 @@ class Preflight:
                 raise ConfigError(
                     f"topic {topic!r} cannot be created: {describe_error(error, self._settings)}"
                 ) from error
-        # The controller has answered; the broker learns of it a moment later.
+        # The controller has replied; the broker receives the topic a moment later.
         self._topics.wait_for([topic])

@@ -1,4 +1,4 @@
-"""The key columns of rows as the keys of records."""
+"""The encoding of rows' key columns as the keys of records."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from onceflow.sinks.kafka.registered import build_schema_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 EncodeRows: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
-"""Turns rows into the bytes of each."""
+"""The type of functions that encode rows to the bytes of each."""
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
-    """Return whether values of `kind` can be written as they are."""
+    """Return True if values of `kind` are text or bytes, which can be written unchanged."""
     return is_text(kind) or is_bytes(kind)
 
 
 def find_null_key(settings: KafkaSinkSettings, schema: pa.Schema) -> str | None:
     """Return the column whose null leaves a record of `schema` without a key.
 
-    It is empty if every record has a key, and None if no record has one.
+    Empty if every record has a key, and None if no record has one.
     """
     names = settings.key
     if settings.format is RecordFormat.RAW:
         names = tuple(name for name in schema.names if name == KEY)
     if not names:
         return None
-    # Several columns make an object or a record, which is there even if all of them are null.
+    # Several columns form an object or a record, which exists even if all of them are null.
     return names[0] if len(names) == 1 and schema.field(names[0]).nullable else ""
 
 
 def plain_key_encoder(settings: KafkaSinkSettings, schema: pa.Schema) -> EncodeRows:
-    """Return what makes keys that need no registry; of raw records, and of none, too.
+    """Return the encoder of keys that need no registry, also of raw records and missing keys.
 
     Raises:
         ConfigError: A column has a type that keys of the format cannot have.
@@ -88,7 +88,7 @@ def _cast_encoder(name: str, kind: pa.DataType, key_format: KeyFormat) -> Encode
             f"key_format='string': column {name!r} is {kind}, which cannot be written as text; give"
             " key_format='raw' for bytes, or 'json'"
         )
-    # Text with the offset of a zone lacks its seconds, which offsets before 1900 have.
+    # The offset of a zone in text lacks seconds, which offsets before 1900 have.
     kept = pa.timestamp(plain.unit, "UTC") if arrow.is_timestamp(plain) and plain.tz else plain
     try:
         pa.nulls(0, kept).cast(pa.string())
@@ -104,11 +104,11 @@ def _texts(column: pa.Array) -> pa.Array:
     """Return the values of `column` as text.
 
     Raises:
-        ValueError: A value has no text: a date or time that Python does not have, or bytes that are
+        ValueError: A value has no text: a date or time outside of Python's range, or bytes that are
             not UTF-8 in a column of text.
     """
     if not arrow.is_duration(column.type) and rows_beyond_python(column):
-        # Arrow writes "<value out of range: …>" for some of them.
+        # Arrow would write "<value out of range: …>" for some values.
         raise ValueError(BEYOND_PYTHON)
     texts: pa.Array = column.cast(pa.string())
     texts.validate(full=True)
@@ -123,17 +123,17 @@ def _single_key_encoder(name: str, kind: pa.DataType) -> EncodeRows:
 
 
 class RegisteredKeys:
-    """Keys by a schema of the registry: as values of a subject of their own.
+    """The keys by a schema of the registry, encoded as values of their own subject.
 
-    Several columns, and those of a struct, are a record, message or object. Any other column is the
-    key itself; in Protobuf, which has messages alone, its only field. Null is no key.
+    Several columns, or the fields of a struct, form a record, message or object. Any other column
+    is the key itself; in Protobuf, which has only messages, it is the only field. A null is no key.
     """
 
     def __init__(self, settings: KafkaSinkSettings, schema: pa.Schema) -> None:
         """Choose the columns.
 
         Raises:
-            ConfigError: One has a type that the format does not have.
+            ConfigError: A column has a type that the format does not have.
         """
         self._names, self._first = settings.key, settings.key[0]
         fields = [schema.field(name) for name in settings.key]
@@ -149,7 +149,7 @@ class RegisteredKeys:
             build_schema_text(self.settings, self.columns)
 
     def encoder(self, schema: WrittenSchema) -> EncodeRows:
-        """Return what writes keys by `schema`.
+        """Return the encoder of keys by `schema`.
 
         Raises:
             ConfigError: The columns are not its fields, or its value.
@@ -170,7 +170,7 @@ class RegisteredKeys:
             except FaultyPart as error:
                 if not self._is_struct:
                     raise
-                # The path of a member begins with the column that has it.
+                # The path of a member begins with the name of its column.
                 raise prefix_path(f"{self._first}.", error) from error
             if not column.null_count:
                 return keys

@@ -1,4 +1,4 @@
-"""Records as Arrow batches: what a writer stages and a committer produces.
+"""Records as Arrow batches, which a writer stages and a committer produces.
 
     key        binary                       null: no key
     value      binary                       null: a tombstone
@@ -6,8 +6,8 @@
     partition  int32                        only where rows choose it; null: the partitioner does
     headers    list of (key, value)         only where rows have some
 
-The schema's metadata say when the batch was staged and which topics it may hold, because both must
-be known though the sink's settings have changed since.
+The schema's metadata contain the time of staging and the topics that the batch may name, because
+both must be known even if the sink's settings have changed since.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ HEADER_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value"
 
 ANY_PARTITION = -1
 FRAME_BYTES = 100
-"""What a batch's header (61 bytes) and a record's lengths add at most."""
+"""The largest size of a batch's header (61 bytes) and a record's lengths together."""
 _HEADER_BYTES = 10
-"""What the lengths of one header add at most."""
+"""The largest size of the lengths of one header."""
 _STAGED_AT = b"onceflow.staged_at"
 _TOPICS = b"onceflow.topics"
 _POLL_EVERY = 2_000
-"""Records between two calls of `poll`, which takes in delivery reports."""
+"""The number of records between two calls of `poll`, which processes delivery reports."""
 _FULL_WAIT_S = 0.05
-"""How long to wait for room when the producer's queue is full."""
+"""The wait for free space if the producer's queue is full."""
 
 
 class Produces(Protocol):
-    """The part of a producer that takes records."""
+    """The part of a producer that accepts records."""
 
     def produce(self, topic: str, /, *arguments: Any, **named: Any) -> None:
         """Enqueue one record: topic, value, key, partition; `headers` by name."""
         ...
 
     def poll(self, timeout: float, /) -> int:
-        """Serve callbacks."""
+        """Run the callbacks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFacts:
-    """What a staged batch says of itself."""
+    """The facts in the metadata of a staged batch."""
 
     staged_at_s: float
     topics: tuple[str, ...]
 
 
 def stamp(batch: pa.RecordBatch, topics: tuple[str, ...]) -> pa.RecordBatch:
-    """Return `batch` with the time, to the second before, and the topics that it may hold."""
-    # `repr` of a float reads back as the same float. Of one second all batches have the same
-    # schema: they are staged as one stream.
+    """Return `batch` with the time, rounded down to seconds, and the topics that it may name."""
+    # `repr` of a float reads back as the same float. All batches of one second have the same
+    # schema, so they are staged as one stream.
     staged_at_s = float(int(time.time()))
     facts = {_STAGED_AT: repr(staged_at_s).encode(), _TOPICS: json.dumps(topics).encode()}
     stamped_batch: pa.RecordBatch = batch.replace_schema_metadata(facts)
@@ -69,13 +69,13 @@ def stamp(batch: pa.RecordBatch, topics: tuple[str, ...]) -> pa.RecordBatch:
 
 
 def facts_of(batch: pa.RecordBatch) -> StagedFacts:
-    """Return what `stamped` has put there."""
+    """Return the facts that `stamp` has written."""
     metadata: dict[bytes, bytes] = batch.schema.metadata or {}
     return StagedFacts(float(metadata[_STAGED_AT]), tuple(json.loads(metadata[_TOPICS])))
 
 
 def record_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """Return how many bytes each record takes in the broker's log at most."""
+    """Return the largest number of bytes that each record takes in the broker's log."""
     sizes: Any = pc.add(_lengths(batch.column(KEY)), _lengths(batch.column(VALUE)))
     if batch.schema.get_field_index(HEADERS) >= 0:
         sizes = pc.add(sizes, _header_bytes(batch.column(HEADERS)))
@@ -87,16 +87,16 @@ def produce(producer: Produces, batch: pa.RecordBatch, *, deadline: float, **nam
     """Enqueue every record of `batch`, in order, waiting while the queue is full.
 
     Args:
-        producer: Takes them; what it cannot deliver it says at the next flush or commit.
+        producer: Takes the records; it reports undelivered ones at the next flush or commit.
         batch: Records.
-        deadline: Of `time.monotonic`; the queue stays full no longer.
+        deadline: Of `time.monotonic`; the limit of the wait for a full queue.
         named: Further arguments of `produce`.
 
     Raises:
-        KafkaException: The producer takes nothing more: its transaction failed, or it was fenced.
+        KafkaException: The producer accepts no records: its transaction failed, or it was fenced.
         TimeoutError: The queue was full until the deadline.
     """
-    # Looked up once: this loop runs for every record.
+    # Looked up once, because this loop runs for every record.
     take = producer.produce
     for count, (topic, value, key, partition, headers) in enumerate(_records(batch)):
         if headers:
@@ -110,7 +110,7 @@ def produce(producer: Produces, batch: pa.RecordBatch, *, deadline: float, **nam
             except BufferError:
                 if time.monotonic() > deadline:
                     raise TimeoutError("the broker takes records too slowly") from None
-                # Taking in delivery reports is what makes room in the queue.
+                # Processing delivery reports frees space in the queue.
                 producer.poll(_FULL_WAIT_S)
         if count % _POLL_EVERY == 0:
             producer.poll(0)
@@ -156,7 +156,7 @@ def _lengths(column: pa.Array) -> pa.Array:
 
 
 def _header_bytes(column: pa.Array) -> pa.Array:
-    """Return a sum a row: rows differ in how many headers they have."""
+    """Return the bytes of all headers of each row."""
     sizes = [
         sum(
             _HEADER_BYTES + len(header["key"].encode()) + len(header["value"] or b"")

@@ -1,7 +1,7 @@
-"""Tells errors of Kafka that last until a person changes something, and what to change.
+"""The errors of Kafka that last until a person changes something, with the change.
 
-A broker that starts, loads its groups, elects a leader or is away answers later by itself. A lane
-that another committer has taken, or whose transaction is in a wrong state, is opened anew by the
+A broker that starts, loads its groups, elects a leader or is away replies later by itself. A lane
+that another committer has taken, or whose transaction is in a wrong state, is opened again by the
 next try. So none of these errors is listed here.
 """
 
@@ -25,7 +25,7 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
     "CLUSTER_AUTHORIZATION_FAILED": "grant it: kafka-acls.sh --add --allow-principal User:<user>"
     " --operation IdempotentWrite --cluster",
 }
-"""Advice by the name of the error, for requests that the broker does not accept from the sink."""
+"""The advice by error name, for requests that the broker refuses."""
 
 _REJECTED: Final[Mapping[str, str]] = {
     "MSG_SIZE_TOO_LARGE": "the topic takes smaller records than when they were staged: raise its"
@@ -42,22 +42,25 @@ _REJECTED: Final[Mapping[str, str]] = {
     "_UNKNOWN_TOPIC": "the topic is gone: create it again, with as many partitions",
     "_UNKNOWN_PARTITION": "a partition of the topic is gone: give the topic as many as before",
 }
-"""Advice by the name of the error, for records that the broker does not take."""
+"""The advice by error name, for records that the broker refuses."""
 
 
 def advise_on_rights(error: KafkaError) -> str:
-    """Return what to grant or set if the broker does not accept the sink's requests; or nothing."""
+    """Return the right or setting that the broker requires for the sink's requests.
+
+    Empty if none.
+    """
     return _FORBIDDEN.get(error.name(), "")
 
 
 def advise(error: KafkaError) -> str:
-    """Return what a person must change before a commit that failed by `error` can succeed.
+    """Return the change by a person without which a commit that failed by `error` cannot succeed.
 
-    It is empty if a later try may succeed by itself.
+    Empty if a later try may succeed by itself.
     """
     return _REJECTED.get(error.name()) or advise_on_rights(error)
 
 
 def is_rejected(error: KafkaError) -> bool:
-    """Return whether the broker did not take records: their transaction was not ended then."""
+    """Return True if the broker refused records, so that their transaction was not ended."""
     return error.name() in _REJECTED

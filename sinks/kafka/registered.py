@@ -1,7 +1,7 @@
-"""The schema of the values that a sink writes, and the id that the registry has for it.
+"""The schema of the values that a sink writes, and its id in the registry.
 
-Asked for on the driver when the sink opens, so that a schema that is refused is found before a row
-is read, and by each writer, which gets the same id: registering what is registered changes nothing.
+The driver asks for it when the sink opens, so that a refused schema is found before a row is read.
+Each writer asks again and gets the same id, because registering a known schema changes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
 def build_schema_text(settings: KafkaSinkSettings, columns: pa.Schema) -> str:
-    """Return the schema that `columns` have in the settings' format.
+    """Return the schema of `columns` in the settings' format.
 
     Raises:
-        ConfigError: They have none.
+        ConfigError: The columns have no schema in this format.
     """
     return schema_text(settings.schema_kind, columns, _name(settings), alone=settings.alone)
 
@@ -32,12 +32,12 @@ def _name(settings: KafkaSinkSettings) -> str:
 def resolve_written_schema(settings: KafkaSinkSettings, columns: pa.Schema) -> WrittenSchema:
     """Return the schema that rows of `columns` are written with; asks the registry.
 
-    With auto_register it is the schema of `columns`, which is registered unless it was before.
+    With auto_register it is the schema of `columns`, which is registered if it was not before.
     Without, it is the subject's latest version.
 
     Raises:
         ConfigError: The registry refuses the schema or the sink, or has no schema.
-        SinkError: The registry did not answer within the sink's deadline.
+        SinkError: The registry did not reply within the sink's deadline.
     """
     setting = settings.subject_setting
     advice = SubjectAdvice(
@@ -65,7 +65,7 @@ def resolve_written_schema(settings: KafkaSinkSettings, columns: pa.Schema) -> W
 def _resolve_message(
     settings: KafkaSinkSettings, columns: pa.Schema, subject: Subject
 ) -> WrittenSchema:
-    """Return the latest version's message, or that of `columns`, which keeps its numbers."""
+    """Return the latest version's message, or that of `columns`, which keeps its field numbers."""
     from onceflow.connectors.kafka.protobuf.schema import (
         compile_schema,
         message_of,

@@ -1,7 +1,7 @@
-"""What brokers hold in doubt: records that a job has staged, and that nobody has produced yet.
+"""The resource manager of brokers: staged records that are not yet produced.
 
-The staged rows say which topics they go to, so that no sink need be named. Which sink ids are
-Kafka's tells the owner's group, which the job wrote when it claimed them here.
+The staged rows contain their topics, so that no sink need be named. The owner's group, which the
+job wrote at its claim, tells which sink ids belong to this Kafka.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
 class KafkaResourceManager(ResourceManager):
-    """The brokers of one cluster, for every sink id that was claimed there."""
+    """A resource manager of one cluster, for every sink id that was claimed there."""
 
     def __init__(self, settings: KafkaSinkSettings) -> None:
-        """Connect to nothing yet; of `settings` the topics do not matter."""
+        """Connect to nothing yet; the topics of `settings` are not used."""
         self._servers, self._settings = settings.bootstrap_servers, settings
         self._topics: Sequence[str] | None = None
         self._claims: dict[str, Claim | None] = {}

@@ -1,6 +1,6 @@
-"""All that a Kafka sink is told, checked once, picklable, and printed without its secrets.
+"""The settings of a Kafka sink, checked once; they can be pickled, and their repr shows no secrets.
 
-Options of the producer carry librdkafka's names, with or without Spark's prefix.
+Options of the producer have librdkafka's names, with or without Spark's prefix.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from onceflow.core.spi.client_options import OptionValue
 from onceflow.core.spi.options import BOOLEAN, DURATION, option, option_of
 
 STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"
-"""Why checkpoint storage is needed."""
+"""The reason why checkpoint storage is needed, for errors."""
 
 MESSAGE_BYTES_MAX = "message.max.bytes"
 MESSAGE_BYTES_MAX_DEFAULT = 1_000_000
-"""librdkafka's; 48 kB under the broker's, which also counts headers and what frames a batch."""
+"""librdkafka's default; 48 kB below the broker's limit, which includes headers and batch frames."""
 
 TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     **DEFAULTS,
-    # Java's and Spark's partitioner, so that a key lands where their producers put it.
+    # The partitioner of Java and Spark, so that a key goes to the same partition as with them.
     "partitioner": "murmur2_random",
-    # Fills batches at least once; in transactions rows wait for less.
+    # Fills batches for at-least-once delivery; transactions use a shorter linger.
     "linger.ms": 20,
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 262_144,
-    # A transaction right after another one is told to wait for its end; 100 ms is librdkafka's.
+    # A transaction right after another must wait and retry until that one has ended; librdkafka's
+    # default is 100 ms.
     "retry.backoff.ms": 10,
-    # Its own lines repeat every failed connection attempt; errors are raised with their reason.
+    # librdkafka's own log repeats every failed connection attempt; errors are raised with their
+    # reason.
     "log_level": 0,
 }
 
@@ -73,16 +75,16 @@ RULES = replace(
 )
 
 TRANSACTION_TIMEOUT_MIN_S = 1.0
-"""Below it librdkafka has no time left for a single request."""
+"""The shortest timeout. Below it librdkafka has no time for a single request."""
 
 
 class RecordFormat(Enum):
-    """How a row becomes a record."""
+    """The form of a row as a record."""
 
     JSON = "json"
-    """The value is one JSON object, a field a column."""
+    """The value is one JSON object, with a field per column."""
     RAW = "raw"
-    """Columns key, value and headers are written as they are; Spark's names."""
+    """Columns key, value and headers are written unchanged, under Spark's names."""
     AVRO = "avro"
     """The value is an Avro record in the wire format of Confluent's schema registry."""
     PROTOBUF = "protobuf"
@@ -92,24 +94,24 @@ class RecordFormat(Enum):
 
     @property
     def registered(self) -> bool:
-        """Whether values begin with the id of a schema that a registry keeps."""
+        """True if values begin with the id of a schema in a registry."""
         return schema_kind(self.value) is not None
 
 
 class StaleRows(Enum):
-    """What becomes of decided rows that waited longer than the broker keeps proofs of commits."""
+    """The handling of decided rows that waited longer than the broker keeps proofs of commits."""
 
     FAIL = "fail"
-    """Nobody can tell any more whether they were committed: the job stops and says so."""
+    """It is unknown whether they were committed: the job stops and says so."""
     PRODUCE = "produce"
-    """They are produced: doubled if they had been committed, whole if not."""
+    """They are produced: twice if they had been committed, once if not."""
     DISCARD = "discard"
-    """They are counted as committed: lost if they had not been, whole if they had."""
+    """They count as committed: lost if they had not been committed, once if they had."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaleRowsRules:
-    """What becomes of which stale rows."""
+    """The handling of stale rows, by transaction."""
 
     otherwise: StaleRows = StaleRows.FAIL
     by_transaction: Mapping[TransactionId, StaleRows] = field(
@@ -118,10 +120,10 @@ class StaleRowsRules:
 
     @classmethod
     def parse(cls, text: str) -> StaleRowsRules:
-        """Return what `text` says: `fail`, `produce`, or words with ids, `produce ID, discard ID`.
+        """Return the rules of `text`: `fail`, `produce`, or words with ids: `discard ID, …`.
 
         Raises:
-            ConfigError: It says something else, or that rows nobody has named are to be discarded.
+            ConfigError: The text has another form, or `discard` without an id.
         """
         if text in (StaleRows.FAIL.value, StaleRows.PRODUCE.value):
             return cls(StaleRows(text))
@@ -138,13 +140,13 @@ class StaleRowsRules:
         return cls(by_transaction=rules)
 
     def rule_for(self, transaction: TransactionId) -> StaleRows:
-        """Return what becomes of the rows of `transaction`, if they are stale."""
+        """Return the rule for the rows of `transaction`, if they are stale."""
         return self.by_transaction.get(transaction, self.otherwise)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WriteOptions(TopicOptions):
-    """Options of the sink that are used as they are given."""
+    """The options of the sink that are used as they are given."""
 
     topic_column: str | None = field(
         default=None,
@@ -185,7 +187,8 @@ class WriteOptions(TopicOptions):
 class KafkaSinkSettings(WriteOptions, TopicSettings):
     """The settings of one `KafkaSink`, in their final form.
 
-    Without `key_format` a key of one column is text or bytes, and one of several is a JSON object.
+    Without `key_format`, a key of one column is text or bytes, and a key of several is a JSON
+    object.
     """
 
     operation: ClassVar[str] = "Write"
@@ -196,9 +199,9 @@ class KafkaSinkSettings(WriteOptions, TopicSettings):
     delivery: Delivery
     stale_rows: StaleRowsRules
     is_key: bool = False
-    """Whether this is how keys are written: as values of a subject of their own."""
+    """True if these settings write keys, as values of their own subject."""
     alone: bool = False
-    """Whether the only column is the value itself, and no field of a record."""
+    """True if the only column is the value itself, and not a field of a record."""
 
     def __post_init__(self) -> None:
         self.check_cluster()
@@ -245,11 +248,11 @@ class KafkaSinkSettings(WriteOptions, TopicSettings):
 
     @property
     def asks_registry(self) -> bool:
-        """Whether values or keys begin with the id of a schema that a registry keeps."""
+        """True if values or keys begin with the id of a schema in a registry."""
         return self.format.registered or self.has_registered_keys
 
     def of_key(self, *, alone: bool) -> KafkaSinkSettings:
-        """Return how keys of a registry are written: as values of a subject of their own."""
+        """Return the settings that write registered keys as values of their own subject."""
         assert self.key_format is not None
         return replace(
             self,
@@ -265,7 +268,7 @@ class KafkaSinkSettings(WriteOptions, TopicSettings):
 
     @property
     def schema_kind(self) -> SchemaKind:
-        """The language of the values' schema; of formats of a registry."""
+        """The language of the values' schema; only for formats of a registry."""
         kind = schema_kind(self.format.value)
         assert kind is not None, self.format
         return kind
@@ -277,7 +280,7 @@ class KafkaSinkSettings(WriteOptions, TopicSettings):
 
     @property
     def message_bytes_max(self) -> int:
-        """How many bytes one record may have, all told; the topics must take as much."""
+        """The largest size of one record in bytes; topics must accept this size."""
         return int(self.options.get(MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_DEFAULT))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a user writes to have rows in Kafka."""
+"""The sink for Kafka topics that users configure."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         return repr(self.settings)
 
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Raise ConfigError unless records can be made of such rows; asks no broker.
+        """Raise ConfigError unless such rows can become records; asks no broker.
 
         Raises:
             ConfigError: They cannot: settings, columns or types.
@@ -185,13 +185,13 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Prepare the target for rows of `schema`: create topics, fence the sink id.
 
-        Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
-        a schema registered, topics created and the sink id claimed, which the next attempt claims
-        in turn. At least once needs no transactions, and claims nothing.
+        A second call in the same attempt is refused, as the SPI requires. A crash in this call
+        leaves at most a schema registered, topics created and the sink id claimed, which the next
+        attempt claims in turn. At-least-once delivery needs no transactions, and claims nothing.
 
         Raises:
-            ConfigError: They cannot: settings, broker, permissions, topics, columns, types, or a
-                schema that the registry refuses.
+            ConfigError: The rows cannot be written: settings, broker, permissions, topics, columns,
+                types, or a schema that the registry refuses.
             Fenced: This attempt or a newer one has claimed the sink id.
             SinkError: The broker, or the registry, cannot be reached now.
         """
@@ -208,7 +208,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         if settings.delivery is Delivery.AT_LEAST_ONCE:
             return
         preflight.require_brokers_fit()
-        # Last of all: a start that fails on a check must not fence the attempt that runs.
+        # The claim comes last: a start that fails on a check must not fence the running attempt.
         Fence(settings, context).claim()
 
     def describe_target(self) -> str:
@@ -216,26 +216,26 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         return f"Kafka at {self.settings.bootstrap_servers}"
 
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
-        """Return what commit offsets say; None at least once, or where Kafka has nothing of it.
+        """Return the record of the commit offsets; None for at-least-once, or if Kafka has none.
 
-        Kafka forgets the offsets of a group that nobody uses (`offsets.retention.minutes`).
+        Kafka forgets the offsets of an unused group (`offsets.retention.minutes`).
         """
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             return None
         return Fence(self.settings, context).read_record()
 
     def find_cluster_id(self) -> str:
-        """Return the id of the cluster that has the topics; empty where it has none of them.
+        """Return the id of the cluster that has the topics; empty if it has none of them.
 
         Raises:
-            ConfigError: It is not permitted.
-            SinkError: No broker answered in time.
+            ConfigError: The query is not permitted.
+            SinkError: No broker replied in time.
         """
         facts = Topics(open_brokers(self.settings)).find(self.settings.topics)
         return next((one.cluster_id for one in facts.values()), "")
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Return a writer; exactly once it connects only where rows choose their partition.
+        """Return a writer; for exactly-once it connects only if rows choose their partition.
 
         Raises:
             ConfigError: The rows do not fit the settings.
@@ -248,8 +248,8 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     def committer(self, context: CommitterContext) -> Committer:
         """Return a committer, which connects when it is first asked.
 
-        At least once it has nothing to commit, but finds what the job left in doubt when it was
-        still exactly once.
+        With at-least-once delivery it has nothing to commit. It still finds transactions in doubt
+        that the job left when it ran with exactly-once delivery.
         """
         if context.staging is None and self.settings.delivery is Delivery.AT_LEAST_ONCE:
             return IdleCommitter()
@@ -257,7 +257,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
 
     @property
     def settings(self) -> KafkaSinkSettings:
-        """What the arguments say, resolved; may hold secrets, and prints without them."""
+        """The resolved settings; they may contain secrets, and their repr does not show them."""
         return KafkaSinkSettings(
             **copy_values(self, WriteOptions),
             **self.resolve_topic_settings(RULES, self.key_format),
@@ -282,4 +282,4 @@ def _resource_manager(access: ServerAccess) -> ResourceManager:
 CONNECTOR = SinkConnector(
     sink=KafkaSink, resource_manager=_resource_manager, read_url=read_kafka_url
 )
-"""What the catalog finds."""
+"""The connector that the catalog of connectors loads."""

@@ -1,34 +1,35 @@
 """The right to commit the transactions of one subtask, and the commit offset that proves a commit.
 
 A lane is a transactional id, `onceflow/<sink id>/<subtask>`, and a consumer group of the same name.
-Opening it (`init_transactions`) fences every other owner of the lane and returns only when the
-transaction that it had open is ended, one way or the other. The commit offset is an offset of that
+Opening it (`init_transactions`) fences every other owner of the lane. It returns only after that
+owner's open transaction has ended, committed or aborted. The commit offset is an offset of that
 group, committed inside the transaction that it proves, with partition 0 of every topic that the
 records go to: offset = checkpoint, metadata = "<transaction id> <id of the decision log>".
 
     committed(T)  <=>  a commit offset of the lane names T, or did until T had its commit record
     open lane     =>   no other commit of the lane can succeed before this owner's next one fails
 
-A commit offset on each topic outlives what it proves: when a topic is deleted, so are its records.
+The commit offset on a topic lives as long as the records that it proves: when the topic is deleted,
+so are its records.
 
 The next commit of a lane overwrites the commit offset. Before that, the transaction that it names
-must have its commit record, or nobody could tell any more that it was committed.
-`TransactionalLanes` sees to it when it opens a lane, and again when storage failed after a commit.
+must have its commit record. Otherwise no process could tell any more that it was committed.
+`TransactionalLanes` ensures this when it opens a lane, and again if storage failed after a commit.
 
-A commit record is what is left in checkpoint storage of a transaction that Kafka has committed.
-Kafka forgets a group's offsets (`offsets.retention.minutes`, a week by default) and so the commit
-offset that proves a commit. A job that was stopped in good order must start again after a month,
-and its last checkpoint lists transactions for which nothing is staged any more. Therefore a
-committer that knows of a commit seals an empty staged file beside the rows before it deletes them:
-the commit record, as durable as the decision log that asks for it.
+A commit record in checkpoint storage marks a transaction that Kafka has committed. Kafka forgets a
+group's offsets (`offsets.retention.minutes`, a week by default) and so the commit offset that
+proves a commit. A job that was stopped in good order must be able to start again after a month,
+although its last checkpoint lists transactions for which no rows are staged any more. Therefore a
+committer that knows of a commit seals an empty staged file next to the rows before it deletes them:
+the commit record, as durable as the decision log that needs it.
 
     staged  recorded  the transaction is
     yes     no        open: the commit offset in Kafka says whether it is committed
-    yes     yes       committed; somebody died before the rows were deleted
+    yes     yes       committed; a process died before the rows were deleted
     no      yes       committed
     no      no        aborted, or lost, or committed and pruned
 
-A commit record carries the name of its transaction with the sequence raised by 9000.
+A commit record has the name of its transaction with the sequence raised by 9000.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ from onceflow.sinks.kafka.refusals import advise, is_rejected
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _RAISED_BY = 9000
-"""What the sequence of a commit record's name is raised by; no writer has so many sequences."""
+"""The number added to the sequence in a commit record's name; no writer has so many sequences."""
 _NOTHING = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What lies in a staging area at one moment."""
+    """The transactions in a staging area at one moment."""
 
     staged: Sequence[TransactionId]
     committed: frozenset[TransactionId]
@@ -81,12 +82,12 @@ class Listing:
 
     @property
     def leftovers(self) -> list[TransactionId]:
-        """Return what is committed and still staged."""
+        """The transactions that are committed and still staged."""
         return [transaction for transaction in self.staged if transaction in self.committed]
 
     @property
     def open(self) -> list[TransactionId]:
-        """Return what is staged and not known to be committed."""
+        """The transactions that are staged and not known to be committed."""
         return [transaction for transaction in self.staged if transaction not in self.committed]
 
 
@@ -96,10 +97,11 @@ class CommitRecords:
     def __init__(self, area: StagingArea) -> None:
         self._area = area
         self._written: set[TransactionId] | None = None
-        """Those not pruned yet, as far as this process knows; None before it has looked."""
+        """The records not pruned yet, as far as this process knows; None before it has read
+        storage."""
 
     def list_transactions(self) -> Listing:
-        """Return what is there now.
+        """Return the staged and the committed transactions.
 
         Raises:
             StorageError: Storage cannot be read.
@@ -114,23 +116,23 @@ class CommitRecords:
         return Listing(staged, frozenset(committed))
 
     def has(self, transaction: TransactionId) -> bool:
-        """Return whether `transaction` is known to be committed."""
+        """Return True if `transaction` is known to be committed."""
         return self._area.contains(_name_of_record(transaction))
 
     def settle(self, transaction: TransactionId) -> None:
         """Record that `transaction` is committed, then delete its rows.
 
         Raises:
-            StorageError: It is not recorded, or the rows are still there.
+            StorageError: The record was not written, or the rows were not deleted.
         """
         rows = self._area.open()
         try:
             rows.write(_NOTHING, part="receipt")
-            # The record is durable before the rows are deleted: in between both are there, which is
-            # clear.
+            # The record is durable before the rows are deleted. In between both exist, which is
+            # unambiguous.
             rows.seal(_name_of_record(transaction))
         except StorageError:
-            # Somebody else may have sealed the same one.
+            # Another process may have sealed the same record.
             if not self.has(transaction):
                 raise
         finally:
@@ -142,11 +144,11 @@ class CommitRecords:
     def prune(self, before: CheckpointId) -> None:
         """Delete the commit records of checkpoints before `before`.
 
-        The first call looks for those of all attempts and subtasks; further ones know what was
-        written here since.
+        The first call finds the records of all attempts and subtasks in storage. Later calls know
+        the records that this process has written since.
 
         Raises:
-            StorageError: Some are still there.
+            StorageError: Some records were not deleted.
         """
         known = self.list_transactions().committed if self._written is None else self._written
         old = [transaction for transaction in known if transaction.checkpoint < before]
@@ -155,7 +157,7 @@ class CommitRecords:
         self._written = set(known).difference(old)
 
     def _forget(self, transaction: TransactionId) -> None:
-        """Delete the rows of `transaction`, then its commit record, which nobody will ask for.
+        """Delete the rows of `transaction`, then its commit record, which is not needed any more.
 
         In this order: rows without their commit record would look as if they were open.
         """
@@ -167,19 +169,19 @@ def _name_of_record(transaction: TransactionId) -> TransactionId:
     return replace(transaction, sequence=transaction.sequence + _RAISED_BY)
 
 
-# Short: both only help others. Without the abort the broker ends the transaction after its timeout;
-# without the second look an error names one reason less.
+# Short, because both calls are optional. Without the abort the broker ends the transaction after
+# its timeout; without the second read an error names one reason less.
 _ABORT_S = 2.0
 _LOOK_S = 2.0
 
 
 class LaneFailed(Exception):
-    """Raised when a lane cannot be opened or used any more; it is closed, and can be opened anew.
+    """Raised if a lane cannot be opened or used any more; it is closed, and can be opened again.
 
     Attributes:
         fenced: Another owner has taken the lane.
-        sent: The commit was asked for, so that only the commit offset can tell what became of it.
-        waits_for_person: Each try fails alike until a person changes what the reason names.
+        sent: The commit was requested, so only the commit offset tells whether it succeeded.
+        waits_for_person: Each try fails until a person changes what the reason names.
     """
 
     def __init__(
@@ -197,22 +199,25 @@ class LaneFailed(Exception):
 
 
 def lane_name(sink_id: str, subtask: int) -> str:
-    """Return the transactional id and the group of a subtask's commits; no sink id has a slash."""
+    """Return the transactional id and group of a subtask's commits; sink ids contain no slash."""
     return f"onceflow/{sink_id}/{subtask}"
 
 
 def proof_of(transaction: TransactionId, log_id: str) -> str:
-    """Return the commit offset's text. A job begun anew counts from 1 again, but in another log."""
+    """Return the commit offset's text.
+
+    The log id distinguishes a restarted job with equal numbers.
+    """
     return f"{transaction} {log_id}"
 
 
 def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
-    """Return the transactions of this job that commit offset `texts` prove committed."""
+    """Return the transactions of this job that the commit offsets `texts` prove to be committed."""
     transactions: list[TransactionId] = []
     for text in texts:
         name, _, log = text.partition(" ")
         transaction = TransactionId.parse(name)
-        # A log of another job may have used the same sink id and numbers before.
+        # The log of another job may have used the same sink id and numbers before.
         if transaction is not None and log == log_id:
             transactions.append(transaction)
     return transactions
@@ -221,12 +226,12 @@ def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
 def read_decided_commit_offsets(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
-    """Return the commit offsets of lane `name` by topic, without fencing anybody.
+    """Return the commit offsets of lane `name` by topic, without fencing any process.
 
     Waits until no transaction of the lane is open, at most until `deadline`.
 
     Raises:
-        LaneFailed: There was no answer.
+        LaneFailed: There was no reply.
     """
     return _commit_offsets(settings, name, topics, Isolation.DECIDED, deadline)
 
@@ -234,10 +239,10 @@ def read_decided_commit_offsets(
 def last_commit_offsets(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
-    """Read commit offsets without waiting: what they name is committed; more may be.
+    """Return the last commit offsets without waiting; more transactions may be committed.
 
     Raises:
-        LaneFailed: There was no answer.
+        LaneFailed: There was no reply.
     """
     return _commit_offsets(settings, name, topics, Isolation.LAST, deadline)
 
@@ -265,7 +270,7 @@ def _commit_offsets(
 def _unread(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], error: KafkaException
 ) -> str:
-    """Say why commit offsets were not read: a silent broker, or a transaction that never ends.
+    """Return why commit offsets were not read: a silent broker, or a transaction that never ends.
 
     Source: KAFKA-20734.
     """
@@ -287,7 +292,7 @@ def _unread(
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A transaction that is open, with all that belongs into it."""
+    """An open transaction that only has to be ended."""
 
     proof: str
     topics: frozenset[str]
@@ -295,13 +300,14 @@ class _Begun:
 
 
 class TransactionalLane:
-    """An open lane: a producer that nobody has fenced yet, and what the commit offsets say."""
+    """An open lane: a producer that is not yet fenced, and the commit offsets."""
 
     def __init__(self, settings: KafkaSinkSettings, name: str, *, deadline: float) -> None:
-        """Take the lane over from whoever has it, and read its commit offsets, in this order.
+        """Take the lane from its present owner, and read its commit offsets, in this order.
 
         Raises:
-            LaneFailed: Not before `deadline`, or taken over by somebody else meanwhile.
+            LaneFailed: It was not opened before `deadline`, or another owner has taken it
+                meanwhile.
             ConfigError: librdkafka refuses a setting.
         """
         self._settings = settings
@@ -314,7 +320,7 @@ class TransactionalLane:
             transactional_id=name,
             troubles=self._troubles,
         )
-        # First: commit offsets that are read after this can no longer change but by us.
+        # First: commit offsets that are read after this can be changed only by this owner.
         self._call_repeatedly(self._producer.init_transactions, "was not opened", deadline)
         try:
             self._group = _group_of(settings, name)
@@ -331,7 +337,7 @@ class TransactionalLane:
         """Read the commit offsets of `topics` too, which the sink may have written to before.
 
         Raises:
-            LaneFailed: There was no answer.
+            LaneFailed: There was no reply.
         """
         further = [topic for topic in topics if topic not in self._read]
         if further:
@@ -341,33 +347,33 @@ class TransactionalLane:
             self._read |= set(further)
 
     def proves(self, proof: str) -> bool:
-        """Return whether a commit offset has the text `proof`."""
+        """Return True if a commit offset has the text `proof`."""
         return proof in self.commit_offsets.values()
 
     def has_read(self, topics: Iterable[str]) -> bool:
-        """Return whether the commit offsets of all `topics` are known here."""
+        """Return True if the commit offsets of all `topics` are known here."""
         return self._read.issuperset(topics)
 
     def has_begun(self, proof: str | None = None) -> bool:
-        """Return whether a transaction is open in the lane: the one of `proof`, or any."""
+        """Return True if a transaction is open in the lane: that of `proof`, or any."""
         return self._begun is not None and proof in (None, self._begun.proof)
 
     def commit(self, proof: str, offset: int, batches: Iterable[pa.RecordBatch]) -> None:
         """Make the records of `batches` and the commit offset visible, all at once.
 
-        The commit offset before it is overwritten: its transaction must have its commit record.
+        This overwrites the previous commit offset, whose transaction must have its commit record.
 
         Raises:
-            LaneFailed: They are not, or, if `sent`, only the commit offset can tell.
+            LaneFailed: They are not visible, or, if `sent`, only the commit offset tells.
         """
         self.begin(proof, offset, batches)
         self.end()
 
     def begin(self, proof: str, offset: int, batches: Iterable[pa.RecordBatch]) -> None:
-        """Do all of `commit` but its end: until then nobody who reads committed sees anything.
+        """Do all of `commit` but its end: until then no read_committed consumer sees the records.
 
-        Readers of these partitions see nothing that comes later either, whoever writes it. So
-        `end` or `withdraw` must follow soon.
+        These consumers also see no later records of these partitions, of any producer. So `end` or
+        `withdraw` must follow soon.
 
         Raises:
             LaneFailed: Nothing is begun.
@@ -395,34 +401,34 @@ class TransactionalLane:
         self._begun = _Begun(proof, frozenset(topics), deadline)
 
     def end(self) -> None:
-        """Commit what `begin` has begun.
+        """Commit the transaction that `begin` has begun.
 
         Raises:
-            LaneFailed: It is not committed, or, if `sent`, only the commit offset can tell.
+            LaneFailed: It is not committed, or, if `sent`, only the commit offset tells.
         """
         begun, self._begun = self._begun, None
         assert begun is not None, "nothing is begun"
         self._call_repeatedly(
             self._producer.commit_transaction, "may be committed", begun.deadline, sent=True
         )
-        # Only now, when the commit is known: `proves` must never say more than Kafka does.
+        # Only now, after the confirmed commit: `proves` must never claim more than Kafka has.
         self.commit_offsets |= dict.fromkeys(begun.topics, begun.proof)
 
     def withdraw(self) -> None:
-        """Abort what `begin` has begun; the lane may be used again.
+        """Abort the transaction that `begin` has begun; the lane may be used again.
 
         Raises:
-            LaneFailed: It is not known to be aborted; the next owner of the lane ends it.
+            LaneFailed: The abort is not confirmed; the next owner of the lane ends the transaction.
         """
         self._begun = None
         deadline = time.monotonic() + _ABORT_S
         self._call_repeatedly(self._producer.abort_transaction, "was not aborted", deadline)
 
     def prove(self, proof: str, offset: int, topics: Iterable[str]) -> None:
-        """Commit the commit offset alone, on `topics`, for records that are there already.
+        """Commit only the commit offset, on `topics`, for records that are already in the topic.
 
         Raises:
-            LaneFailed: It is not, or, if `sent`, only the commit offset can tell.
+            LaneFailed: It is not committed, or, if `sent`, only the commit offset tells.
         """
         deadline = time.monotonic() + self._settings.transaction_timeout_s
         try:
@@ -434,14 +440,14 @@ class TransactionalLane:
         self.end()
 
     def abandon(self) -> None:
-        """Abort what is open, so that no consumer waits for it, and close the lane."""
+        """Abort an open transaction, so that no consumer waits for it, and close the lane."""
         self._begun = None
         with contextlib.suppress(KafkaException):
             self._producer.abort_transaction(_ABORT_S)
         self.close()
 
     def close(self) -> None:
-        """Close the lane; what is open in it the next owner ends."""
+        """Close the lane; its next owner ends an open transaction."""
         self._begun = None
         self._calls.close()
         self._producer.purge(blocking=False)
@@ -464,22 +470,22 @@ class TransactionalLane:
         *,
         sent: bool = False,
     ) -> None:
-        """Call with a short timeout until it succeeds, while Kafka says that it may be repeated."""
+        """Call with a short timeout until it succeeds, while Kafka marks the error as retriable."""
         try:
             self._calls.call_repeatedly(call, deadline=deadline)
         except TimeoutError as error:
-            # The call goes on; nothing else may be asked of this producer.
+            # The call is still running, so this producer must not be used any more.
             raise LaneFailed(f"{self.name}: {failure}: {error}", sent=sent) from error
         except KafkaException as error:
             raise self._to_failure(error, failure, sent=sent) from error
 
     def _to_failure(self, error: KafkaException, failure: str, *, sent: bool = False) -> LaneFailed:
-        # A commit that was sent may be done by now: nothing is aborted, and the commit offset tells
-        # what became of it. Before that, an abort spares consumers the wait for its timeout. The
-        # client asks the broker to commit only after the broker has taken all records.
+        # A commit that was sent may have succeeded: do not abort; the commit offset will tell.
+        # Otherwise an abort saves consumers the wait for the timeout. The client requests the
+        # commit only after the broker has accepted all records.
         sent = sent and not is_rejected(error_of(error))
-        # Serves the error callback, which alone hears of a refused password: the call timed out. It
-        # raises a fatal error, such as a fence, which is `error` already.
+        # Runs the error callback, which alone receives a refused password: the call only timed out.
+        # It raises a fatal error, such as a fence, which is the same as `error`.
         with contextlib.suppress(KafkaException):
             self._producer.poll(0)
         if sent:
@@ -499,7 +505,7 @@ class TransactionalLane:
 
 
 def _group_of(settings: KafkaSinkSettings, name: str) -> Any:
-    """Return the opaque name of the lane's group, as `send_offsets_to_transaction` takes it."""
+    """Return the lane's group as the opaque value that `send_offsets_to_transaction` requires."""
     reader = open_group_reader(settings, name, Isolation.DECIDED)
     try:
         return cast("Any", reader).consumer_group_metadata()
@@ -510,11 +516,12 @@ def _group_of(settings: KafkaSinkSettings, name: str) -> Any:
 _logger = logging.getLogger("onceflow.sinks.kafka")
 
 _LANES_MAX = 4
-"""Open at once: a slot commits for one subtask, the driver in recovery for all, one by one."""
+"""The limit of open lanes. A slot commits for one subtask; the driver in recovery for all, in
+turn."""
 
 
 class TransactionalLanes:
-    """Opens lanes and keeps the last few open: a producer that is ready commits in milliseconds."""
+    """A cache of the last open lanes, because a ready producer commits in milliseconds."""
 
     def __init__(
         self,
@@ -531,18 +538,18 @@ class TransactionalLanes:
         self._unsettled: set[TransactionId] = set()
 
     def has(self, subtask: int) -> bool:
-        """Return whether the lane of `subtask` is open here; it may be fenced by now."""
+        """Return True if the lane of `subtask` is open here; it may be fenced by now."""
         return subtask in self._open
 
     def open_lane(self, subtask: int, *, deadline: float) -> TransactionalLane:
-        """Return the lane of `subtask`, taken over now if it is not ours yet.
+        """Return the lane of `subtask`; take it over now if it is not open here.
 
-        Rows staged in it are not committed, unless its own commit offset names them; every other
+        Rows staged in it are not committed, unless its own commit offset names them. Every other
         transaction that was ever committed in it has its commit record.
 
         Raises:
             LaneFailed: It cannot be opened before `deadline`.
-            StorageError: A commit record that is due cannot be written; nothing may be committed.
+            StorageError: A due commit record cannot be written, so the lane must not commit.
         """
         lane = self._open.get(subtask)
         if lane is None:
@@ -550,7 +557,7 @@ class TransactionalLanes:
                 self._settings, lane_name(self._context.sink_id, subtask), deadline=deadline
             )
             try:
-                # Before the lane can be used: its next commit overwrites the commit offset.
+                # Before the lane is used, because its next commit overwrites the commit offset.
                 self._settle_commit_offsets(subtask, lane)
                 self._settle_due(subtask)
             except BaseException:
@@ -565,9 +572,9 @@ class TransactionalLanes:
         return lane
 
     def settle(self, transaction: TransactionId) -> None:
-        """Write the commit record of `transaction`, which is committed whatever storage says.
+        """Write the commit record of `transaction`, which is committed even if storage fails.
 
-        What fails is made up for before the next commit of the lane.
+        A failed write is repeated before the next commit of the lane.
         """
         try:
             self._commit_records.settle(transaction)
@@ -578,22 +585,22 @@ class TransactionalLanes:
             )
 
     def drop(self, subtask: int) -> None:
-        """Close the lane of `subtask`, if it is open, so that the next use takes it anew."""
+        """Close the lane of `subtask`, if it is open, so that the next use takes it again."""
         lane = self._open.pop(subtask, None)
         if lane is not None:
             lane.close()
 
     def find_open(self, subtask: int) -> TransactionalLane | None:
-        """Return the lane of `subtask` if it is open here; it may be fenced by now."""
+        """Return the lane of `subtask` if it is open here, or None; it may be fenced by now."""
         return self._open.get(subtask)
 
     def close(self) -> None:
-        """Close every lane; abort what is begun, so that no consumer waits for it."""
+        """Close every lane; abort begun transactions, so that no consumer waits for them."""
         while self._open:
             _release(self._open.popitem()[1])
 
     def _settle_commit_offsets(self, subtask: int, lane: TransactionalLane) -> None:
-        # After the lane was taken: nobody else can commit in it any more.
+        # After the lane was taken, no other process can commit in it.
         listing = self._commit_records.list_transactions()
         for transaction in listing.leftovers:
             if transaction.subtask == subtask:

@@ -1,8 +1,8 @@
-"""Writers of one subtask.
+"""The writers of one subtask.
 
-exactly once    rows are encoded as they come and staged in checkpoint storage at each barrier; no
+exactly once    rows are encoded as they arrive and staged in checkpoint storage at each barrier; no
                 broker is needed for that
-at least once   rows are produced as they come, and flushed at each barrier
+at least once   rows are produced as they arrive, and flushed at each barrier
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings
 
 
 class RecordWriter(SinkWriter):
-    """What both writers share: bad rows are found before anything else is done with a batch."""
+    """The base of both writers: it finds bad rows before a batch is used."""
 
     def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
-        """Choose the columns; ask for the schema, and for partitions where rows choose theirs.
+        """Choose the columns; ask for the schema, and for partitions if rows choose theirs.
 
         Raises:
             ConfigError: The rows do not fit the settings, or the registry refuses their schema.
-            SinkError: Partitions must be known and no broker answers, or the registry does not.
+            SinkError: The registry did not reply, or no broker told the partitions that are needed.
         """
         self._settings = settings
         self._context = context
@@ -60,13 +60,13 @@ class RecordWriter(SinkWriter):
 
 
 class StagingWriter(RecordWriter):
-    """Stages at each barrier; a committer does the rest."""
+    """A writer that stages records at each barrier, for a committer to produce."""
 
     def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
         """Open as `RecordWriter` does.
 
         Raises:
-            ConfigError: There is no checkpoint storage to stage rows in.
+            ConfigError: There is no checkpoint storage for staged rows.
         """
         super().__init__(settings, context)
         self._stager = RowStager(
@@ -77,11 +77,11 @@ class StagingWriter(RecordWriter):
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Encode `batch`; it waits in memory, or in a local file when there is much.
+        """Encode `batch` and keep it in memory, or in a local file if it is large.
 
         Raises:
-            BadRow: A row cannot be a record; names why.
-            SinkError: It cannot be kept: the disk is full.
+            BadRow: A row cannot be a record; names the reason.
+            SinkError: The records cannot be kept because the disk is full.
         """
         self._require_open("rows were not written", SinkError)
         if not batch.num_rows:
@@ -92,10 +92,10 @@ class StagingWriter(RecordWriter):
                 self._stager.write(records)
 
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        """Make the records durable in checkpoint storage; None when there are none.
+        """Make the records durable in checkpoint storage; return nothing if there are none.
 
         Raises:
-            PreCommitFailed: They are not.
+            PreCommitFailed: They are not durable.
         """
         doing = f"checkpoint {checkpoint} was not pre-committed"
         self._require_open(doing, PreCommitFailed)
@@ -103,7 +103,7 @@ class StagingWriter(RecordWriter):
             return self._stager.pre_commit(checkpoint)
 
     def close(self) -> None:
-        """Drop what is not pre-committed."""
+        """Drop the records that are not pre-committed."""
         self._closed = True
         self._stager.close()
 
@@ -120,13 +120,13 @@ class StagingWriter(RecordWriter):
 
 
 class KafkaAtLeastOnceWriter(RecordWriter):
-    """Produces as rows come; what was not flushed before a crash comes again, and so do others."""
+    """A writer that produces rows as they arrive; after a crash, rows may be produced twice."""
 
     def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
         """Open as `RecordWriter` does, without waiting for a broker.
 
         Raises:
-            ConfigError: The rows do not fit the settings, or librdkafka refuses one.
+            ConfigError: The rows do not fit the settings, or librdkafka refuses a setting.
         """
         super().__init__(settings, context)
         self._failure = ""
@@ -139,11 +139,11 @@ class KafkaAtLeastOnceWriter(RecordWriter):
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Enqueue the records of `batch`. Blocks while the broker is behind.
+        """Enqueue the records of `batch`. Blocks while the broker is slower than the rows arrive.
 
         Raises:
-            BadRow: A row cannot be a record; names why.
-            SinkError: A record, of this or of an earlier call, was not taken.
+            BadRow: A row cannot be a record; names the reason.
+            SinkError: A record, of this or of an earlier call, was refused.
         """
         doing = "rows were not written"
         self._require_open(doing, SinkError)
@@ -163,14 +163,14 @@ class KafkaAtLeastOnceWriter(RecordWriter):
         self._raise_failure(doing, SinkError)
 
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        """Wait until all replicas in sync have every record; there is nothing to commit.
+        """Wait until all replicas in sync have every record; return nothing to commit.
 
         Raises:
-            PreCommitFailed: Some are not, within transaction_timeout_s.
+            PreCommitFailed: Some records were not acknowledged within transaction_timeout_s.
         """
         doing = f"records before checkpoint {checkpoint} were not all acknowledged"
         self._require_open(doing, PreCommitFailed)
-        # `flush` also serves delivery reports, so every failure is known when it returns.
+        # `flush` also processes delivery reports, so every failure is known when it returns.
         left = self._producer.flush(self._settings.transaction_timeout_s)
         self._raise_failure(doing, PreCommitFailed)
         if left:
@@ -182,13 +182,13 @@ class KafkaAtLeastOnceWriter(RecordWriter):
         return ()
 
     def close(self) -> None:
-        """Drop what is not acknowledged."""
+        """Drop the records that are not acknowledged."""
         if not self._closed:
             self._closed = True
             self._producer.purge(blocking=False)
 
     def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
-        # The first failure explains the others, which follow from it.
+        # The first failure is the cause of the later ones.
         if error is not None and not self._failure:
             reason = hide_secrets(error.str(), self._settings.options)
             self._failure = f"{reason} ({error.name()}) {self._troubles.last}".strip()
