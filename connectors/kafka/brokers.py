@@ -61,13 +61,13 @@ class ClusterMetadata(Protocol):
 
 
 class ConfigEntry(Protocol):
-    """One setting of a topic or a broker."""
+    """A setting of a topic or a broker."""
 
     value: str | None
 
 
 class GroupListing(Protocol):
-    """One consumer group."""
+    """A consumer group."""
 
     group_id: str
 

@@ -20,7 +20,7 @@ from onceflow.core.spi.options import DURATION, option
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClusterOptions:
-    """Where brokers are, and how long they are waited for."""
+    """The addresses of the brokers, and the time to wait for them."""
 
     bootstrap_servers: str = field(
         kw_only=False, metadata=option("`host:port[,host:port]`", spark="kafka.bootstrap.servers")
@@ -37,7 +37,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicOptions(ClusterOptions):
-    """What a schema registry calls the schemas of a topic."""
+    """The names in a schema registry of the schemas of a topic."""
 
     subject: str | None = field(
         default=None,
@@ -65,7 +65,7 @@ class TopicOptions(ClusterOptions):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicDescription(TopicOptions):
-    """All that source and sink are told alike, as users write it."""
+    """The options that Kafka's source and sink have in common, as users write them."""
 
     schema_registry: str | Mapping[str, OptionValue] | None = field(
         default=None,

@@ -1,16 +1,16 @@
-"""The classes of a Spark driver's JVM in an archive, from which the next JVM takes them.
+"""An archive of the classes of a Spark driver's JVM, which later JVMs map to start sooner.
 
     export SPARK_SUBMIT_OPTS="$(python -m onceflow.connectors.spark.class_archive)"
 
-Loading, verifying and linking some 20,000 classes is most of what Spark's session takes to start,
-and much of a first job. A JVM that maps them from an archive leaves that out. The first call makes
-the archive, by a session and some small jobs in a process of their own: a minute of processor time.
-It prints what later JVMs are started with, or nothing, with the reason on stderr, where no archive
-can be made; Spark then starts as always.
+Loading, verifying and linking some 20,000 classes is most of the start time of Spark's session, and
+much of a first job. A JVM that maps the classes from an archive skips these steps. The first call
+creates the archive with a session and some small jobs in a separate process, which takes a minute
+of processor time. It prints the option for later JVMs. If no archive can be created, it prints
+nothing, and the reason to stderr; Spark then starts as usual.
 
-An archive is for one Java and one set of Spark's jars; its name says which. The JVM compares both
-itself, goes on without the archive when they differ, and says so. Of a class path it takes jars
-alone: a Spark whose `conf` directory holds files has no archive.
+An archive is for one Java and one set of Spark's jars, which are in its name. The JVM compares
+both, and continues without the archive, with a message, if they differ. Only jars of a class path
+can be archived: a Spark whose `conf` directory contains files has no archive.
 
 Source: JEP 350, Dynamic CDS Archives.
 """

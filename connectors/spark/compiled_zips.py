@@ -1,4 +1,4 @@
-"""Compiled modules in the zips of an installed Spark, with which its Python workers start sooner.
+"""The compilation of modules in an installed Spark's zips, so that its workers start sooner.
 
     python -m onceflow.connectors.spark.compiled_zips
 

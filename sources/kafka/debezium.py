@@ -1,4 +1,4 @@
-"""Turns Debezium's changes into rows: a put has the new columns, a delete has the old ones.
+"""The conversion of Debezium's changes to rows: a put has new columns, a delete has old ones.
 
     op        row      _op
     c r u     after    c, r or u: put it

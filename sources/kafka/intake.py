@@ -49,7 +49,7 @@ class Taken:
     records: Records
     events: list[Message]
     has_more: bool
-    """Whether more records may be waiting."""
+    """True if more records may be waiting."""
 
 
 class Intake(Protocol):

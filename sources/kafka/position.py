@@ -23,7 +23,7 @@ from onceflow.core.spi import Split
 
 @dataclass(frozen=True, slots=True)
 class PartitionPosition:
-    """One partition, the offset to read next, and the offset at which reading ends, if any."""
+    """A partition, the next offset to read, and the offset at which reading ends, if any."""
 
     topic: str
     partition: int

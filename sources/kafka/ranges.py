@@ -169,7 +169,7 @@ class _StaleMessages(Exception):
 
 
 class _Reading:
-    """One reading of some ranges, from the first record to the last."""
+    """A reading of some ranges, from the first record to the last."""
 
     def __init__(
         self,

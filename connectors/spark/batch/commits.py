@@ -443,7 +443,8 @@ class BatchCommits:
     def _decide(self, proposed: BatchDecision, beside: Sequence[TaskReport]) -> BatchDecision:
         """Decide, and return the decision.
 
-        If rows were staged `beside` a twin, they are applied later.
+        If the list `beside` has reports, their rows were staged because of a prepared twin. They
+        are applied later, so the driver must see them.
         """
         if not beside:
             return self.decisions.decide_with_rows(proposed)

@@ -1,11 +1,11 @@
-"""Who writes, under which sink id, and what numbers the batches: all of it from the options.
+"""The owner, the sink id and the batch numbers of writes, all derived from the options.
 
-a query       its checkpoint names it: the location gives the sink id, the query's id the owner
-a named job   txnAppId and txnVersion, both or neither: what was written is not written again
-other writes  the table names them; the next write settles what a killed one has left
+a query       identified by its checkpoint: the location gives the sink id, the query's id the owner
+a named job   txnAppId and txnVersion, both or neither: a batch that was written is not repeated
+other writes  identified by the table; the next write commits or rolls back what a killed one left
 
-A token counts for one table, topic or directory: sink id, owner and source of a write all name it.
-So one token writes to several, and what it wrote to one says nothing of the others.
+A token is valid for one table, topic or directory, which is part of the sink id, the owner and the
+source of a write. So one token can write to several tables, each independent of the others.
 """
 
 from __future__ import annotations

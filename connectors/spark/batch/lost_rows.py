@@ -1,4 +1,4 @@
-"""Decided rows whose staged files are missing: which rows they are, and what a user can do."""
+"""The search for decided rows whose staged files are missing, and the advice for users."""
 
 from __future__ import annotations
 

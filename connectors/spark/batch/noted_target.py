@@ -1,9 +1,9 @@
-"""Which target the decisions in a directory of files are about; a database's own say it themselves.
+"""The note of the target in a directory of decisions. A database's own decisions need no note.
 
     <stagingLocation>/batches-<sink id>/target.json    written before the first decision
 
-With another target under the same sink id, a batch that the first one has would be taken for
-written, and rows that wait for the first one would go to the second.
+With another target under the same sink id, a batch in the first target would count as written, and
+rows that are staged for the first target would go to the second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _USER_INFO = re.compile(r"//[^/@]*@")
 
 @dataclass(frozen=True, slots=True)
 class NotedTarget:
-    """What a write says of its target. Any process of the driver."""
+    """The facts about the target of a write. Any process of the driver may use them."""
 
     directory: str
     sink_id: str

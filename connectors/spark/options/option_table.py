@@ -26,7 +26,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class SparkOption:
-    """One option of a format."""
+    """An option of a format."""
 
     name: str
     """The option's name as in the documents."""

@@ -1,11 +1,11 @@
-"""The offsets of a Spark query over Kafka, as they stand in its checkpoint, and how a batch is cut.
+"""The offsets of a Spark query over Kafka in its checkpoint, and the division of batches.
 
     {"payments": {"topic_id": "…", "cluster_id": "…", "offsets": {"0": 42, "1": 17}}}
 
-`offsets` is what is read next. A partition that begins in the batch which these offsets end has its
-first offset in "began", so that the batch is the same when it comes again: a partition that was
-added, or one of a topic that was deleted and created again. The ids say which topic of a name is
-meant; they are empty where the brokers gave none.
+`offsets` has the next offset to read. A partition may begin in the batch that ends at these
+offsets: a partition that was added, or one of a topic that was deleted and created again. Its first
+offset is in "began", so that a repeated batch is the same. The ids identify the topic among topics
+of the same name. They are empty if the brokers gave none.
 """
 
 from __future__ import annotations

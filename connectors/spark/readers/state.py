@@ -1,8 +1,8 @@
-"""`onceflow-state`: the state of one operator as of a checkpoint or savepoint, as rows.
+"""The format `onceflow-state`: the state of one operator in a checkpoint or savepoint, as rows.
 
-A task reads one file of the canonical form, or one subtask's RocksDB. The columns are told by the
-snapshot itself, so the program that wrote it is not needed. Keys say their types row by row:
-without a schema of the user's, planning reads rows until it finds one.
+A task reads one file of the canonical form, or one subtask's RocksDB. The snapshot describes its
+columns, so the program that wrote it is not needed. Each row has the types of its keys. If the user
+gives no schema, planning reads rows until it finds one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What Spark keeps in a query's checkpoint, as far as the identity of a batch depends on it.
+"""The files in a query's checkpoint that identify the query and its batches.
 
     <checkpoint>/metadata      {"id": <query id>}, written once, before the first batch
-    <checkpoint>/offsets/<n>   where batch n begins and ends, written once, before n is planned
+    <checkpoint>/offsets/<n>   the start and end of batch n, written once, before n is planned
     <checkpoint>/commits/<n>   batch n is done
 
-The highest file in `offsets` is the batch that is being planned: the one before it is committed.
+The highest file in `offsets` is the batch that is being planned. The batch before it is committed.
 """
 
 from __future__ import annotations

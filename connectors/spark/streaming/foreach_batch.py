@@ -57,7 +57,7 @@ def foreach_batch(
     dead_letters: Sink | None = None,
     sink_id: str = "",
 ) -> Callable[[DataFrame, int], None]:
-    """Return what `writeStream.foreachBatch` calls: each batch is written whole, and once.
+    """Return a function for `writeStream.foreachBatch` that writes each batch whole, and once.
 
     Args:
         sink: Where the rows go. Of several sinks each has a name, in a mapping; all rows of a batch
@@ -312,9 +312,9 @@ class _Task(Shipped):
         self.plan = plan
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of one partition; the one row that comes out is the report."""
+        """Write the rows of one partition. Yield the report as the only row."""
         task = this_task()
-        # With Spark Connect tasks are not told their batch; the function was, and has looked.
+        # With Spark Connect, tasks do not know their batch. The function has checked it.
         batch = self.plan.batch.number if task.batch is None else task.batch
         report = write_task(self.plan, replace(task, batch=batch), batches)
         # mapInArrow is the only way back from a task: the report travels as its only row.
@@ -322,7 +322,7 @@ class _Task(Shipped):
 
 
 def _write(frame: DataFrame, task: _Task) -> list[TaskReport]:
-    """Return the reports of all tasks, whose rows are then pre-committed."""
+    """Run the tasks, which pre-commit their rows, and return their reports."""
     key = task.plan.target.sink.routing_key()
     if key:
         frame = frame.repartition(*key)
@@ -331,7 +331,7 @@ def _write(frame: DataFrame, task: _Task) -> list[TaskReport]:
         return task.run(batches)
 
     with warnings.catch_warnings():
-        # Of a pandas that is newer than Spark knows: none of it is used here.
+        # These warnings concern a pandas that is newer than Spark's. It is not used here.
         warnings.simplefilter("ignore", FutureWarning)
         written = frame.mapInArrow(write, "report binary")
     rows = written.collect()

@@ -1,10 +1,11 @@
-"""Where a query writes, noted in its checkpoint before a decision.
+"""The record of a query's targets in its checkpoint, written before a decision.
 
     <checkpoint>/onceflow/targets.json   {"sink_id": …, "targets": {name of the sink: its table}}
 
-With another target the rows so far would be in one, and all later ones in the other. With another
-sink id nobody would know what is decided. A database or a directory is recognized by the claims
-that it remembers, for it may have moved with them to another address; a Kafka cluster by its id.
+With another target, earlier rows would be in one target and later rows in the other. With another
+sink id, the earlier decisions would not be found. A database or a directory is recognized by its
+claims, because it may have moved with them to another address. A Kafka cluster is recognized by its
+id.
 """
 
 from __future__ import annotations

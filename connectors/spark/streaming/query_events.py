@@ -1,12 +1,12 @@
-"""Structured Streaming queries, told as jobs are: the same events, the same status, one listener.
+"""The events and the status of Structured Streaming queries, in the form of those of jobs.
 
     batch n of a query                  checkpoint n + 1 of a job: a job's first one is 1
     a run of the query                  attempt; a query started again is a new job of the same name
     addBatch, which commits the sink    the subtask's synchronous part
     the rows of the sources             what subtasks have read, a source each
 
-Spark tells of a batch when it is over. So a batch under way is not seen, and one that fails is told
-with the end of its query.
+Spark reports a batch when it is complete. So a running batch is not visible, and a failed batch is
+reported with the end of its query.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class QueryEvents(StreamingQueryListener):
 
 
 class _Query:
-    """One run of a query."""
+    """A run of a query."""
 
     def __init__(
         self, name: str, listeners: Sequence[JobListener], counters: JobMetrics, metrics: Metrics

@@ -230,14 +230,14 @@ class BatchTransactions(TransactionSettler):
         return sorted({self._sink_id, *claimed, *listed})
 
     def _mark_if_whole(self, transaction: TransactionId) -> None:
-        """Mark the batch of `transaction` as committed, if all that its decision lists is."""
+        """Mark the batch of `transaction` as committed if all its transactions are committed."""
         for decision in self._decisions.read_claim().decisions:
             others = {one.transaction: one for one in decision.committables}
             if decision.is_committed or others.pop(transaction, None) is None:
                 continue
             if any(one.transaction in others for one in self.in_doubt()):
                 return
-            # What is neither in doubt nor proved is lost: the next run says so, and is to look.
+            # A transaction that is neither in doubt nor proven is lost. The next run reports it.
             outcomes = [self._committer(name.sink_id).commit(one) for name, one in others.items()]
             if all(isinstance(one, Committed | AlreadyCommitted) for one in outcomes):
                 self._decisions.mark_committed(decision)
