@@ -16,10 +16,11 @@ later call for T that comes to step 3. It holds the lane, and T was committed be
 lane, because a commit by another owner fails after that. The commit offset then named T, or a later
 transaction of the lane. In the second case, an owner of the lane produced the later transaction.
 After taking the lane it had found the commit offset at T and written T's commit record (or had
-written it itself). Commit records are written before rows are produced. So either step 2 ends this
-call, or the commit record exists, and taking the lane has deleted the staged rows, so that there is
-nothing to produce. This proof depends neither on order, nor on time, nor on the transaction's
-timeout: a transaction that the broker aborts leaves no commit offset, and is produced again.
+written it itself) before it went on. A commit record is written before the rows are deleted. So
+either step 2 ends this call, or the commit record exists, and taking the lane has deleted the
+staged rows, so that there is nothing to produce. This proof depends neither on order, nor on time,
+nor on the transaction's timeout: a transaction that the broker aborts leaves no commit offset, and
+is produced again.
 
 The proof depends on the existence of the commit offset. A broker forgets the offsets of an unused
 group. Rows that waited longer than that, without a commit record, are not produced: `Unknown`.
