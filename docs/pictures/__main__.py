@@ -1,11 +1,11 @@
-"""Writes all pictures to docs/images: `python -m docs.pictures`."""
+"""Writes all pictures to docs/images, and the tables of results: `python -m docs.pictures`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.pictures import checkpoints, dataflow
+from docs.pictures import charts, checkpoints, dataflow, results
 from docs.pictures.drawing import Picture
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
@@ -17,13 +17,19 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
     "transaction": checkpoints.draw_transaction,
     "recovery": checkpoints.draw_recovery,
     "layers": checkpoints.draw_layers,
+    "results-databases": charts.draw_databases,
+    "results-state": charts.draw_state,
+    "results-spark": charts.draw_spark,
+    "results-loads": charts.draw_loads,
 }
 
 
 def main() -> None:
-    """Draw each picture, and replace its file."""
+    """Draw each picture and replace its file, and fill the tables of results."""
     for name, draw in PICTURES.items():
         (IMAGES / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
+    page = results.PAGE.read_text(encoding="utf-8")
+    results.PAGE.write_text(results.fill_tables(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

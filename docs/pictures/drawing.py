@@ -80,6 +80,7 @@ class Picture:
     def __init__(self, title: str, description: str, width: int, height: int) -> None:
         self.title = title
         self.width = width
+        self.height = height
         self.root = ET.Element(
             "svg",
             {
@@ -153,6 +154,11 @@ class Picture:
                 font_weight=600 if number == 0 and len(lines) > 1 else 400,
             )
         return place
+
+    def bar(self, place: Box, *, filled: bool) -> None:
+        """Draw a bar of a chart: dark if it is filled, otherwise an outline."""
+        fill = LINES["blue"] if filled else FILLS["white"]
+        self._rectangle(place, fill, LINES["blue"] if filled else INK, thick=1.3)
 
     def text(
         self,

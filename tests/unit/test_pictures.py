@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from docs.pictures.__main__ import IMAGES, PICTURES
 from docs.pictures.drawing import Box, Picture, TextTooWide
+from docs.pictures.results import PAGE, fill_tables
 
 from onceflow.core.state.keys.key_groups import key_group_of
 
@@ -39,6 +40,13 @@ def test_each_picture_stands_in_a_page_with_words_for_it() -> None:
     }
     assert set(shown) == set(PICTURES)
     assert all(len(words.split()) > 5 for words in shown.values())
+
+
+def test_the_tables_of_results_have_the_figures_of_the_data() -> None:
+    """`python -m docs.pictures` fills them anew."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.count("\n<!-- results: ") == 2
+    assert fill_tables(page) == page
 
 
 def test_a_text_that_leaves_its_box_or_the_picture_is_refused() -> None:
