@@ -109,6 +109,11 @@ class BadRows:
     def _make_error(self, reason: str) -> BadRow:
         return BadRow(f"{self._where}{reason}. {_ADVICE}")
 
+    @property
+    def any(self) -> bool:
+        """True if rows were rejected since the last call of `take`."""
+        return bool(self._rejected)
+
     def forget(self) -> None:
         """Drop the recorded rows: they are written again or not at all."""
         self._rejected.clear()

@@ -31,15 +31,15 @@ from typing_extensions import override
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
-from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.checkpoint_files import make_durable
-from onceflow.sinks.delta.layout import make_columns, to_arrow_schema
+from onceflow.sinks.delta.layout import to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.delta.statistics import FileStatistics
 from onceflow.sinks.delta.written_layout import TableLayout, read_layout
 from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
+from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles, group_rows
 from onceflow.sinks.lake.table import DataFiles
 
@@ -125,18 +125,14 @@ class DeltaDataFiles(DataFiles):
         location: TableLocation,
         table: DeltaTable,
         context: WriterContext,
-        bad_rows: BadRows,
+        refused: RefusedRows,
     ) -> None:
-        """Read the table's columns; write nothing yet.
-
-        Raises:
-            ConfigError: The rows cannot go into the table.
-        """
-        self._location, self._bad_rows = location, bad_rows
+        """Read the table's columns; write nothing yet."""
+        self._location = location
+        self._columns, self._bad_rows = refused.columns, refused.bad_rows
         self._fs = location.open_files()
         metadata = table.metadata()
         self._table_id, self._layout = str(metadata.id), read_layout(table)
-        self._columns = make_columns(str(location), table, context.schema)
         self._partition_by = list(metadata.partition_columns)
         names = to_arrow_schema(table).names
         self._file_columns = [name for name in names if name not in self._partition_by]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from typing_extensions import override
@@ -25,8 +26,13 @@ from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.lake.change_writer import LakeChangeWriter
 from onceflow.sinks.lake.claim import read_target_record
+from onceflow.sinks.lake.columns import TableColumns
+from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
+
+if TYPE_CHECKING:  # a program without the extra gets an error that names it
+    from deltalake import DeltaTable
 
 _UNSAFE_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
 
@@ -146,20 +152,35 @@ class DeltaSink(LakeSink):
     @override
     def writer(self, context: WriterContext) -> SinkWriter:
         from onceflow.sinks.delta.data_files import DeltaDataFiles
-        from onceflow.sinks.delta.table import DeltaLakeTable
 
         bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
-        table = DeltaLakeTable(self._location, context.sink_id).load().table
+        table = self._load(context)
+        columns = self._make_columns(table, context)
+        refused = RefusedRows(
+            bad_rows, columns, lambda: self._make_columns(self._load(context), context)
+        )
         if self.upserts:
-            from onceflow.sinks.delta.layout import list_merge_rules, make_columns
-
-            rows = self.rules.select_table_columns(context.schema)
-            merge_rules = list(list_merge_rules(table))
-            columns = make_columns(str(self._location), table, rows, merge_rules)
             table_id = str(table.metadata().id)
-            return LakeChangeWriter(context, self.rules, columns, table_id, bad_rows)
-        files = DeltaDataFiles(self._location, table, context, bad_rows)
-        return LakeWriter(context, files, bad_rows)
+            return LakeChangeWriter(context, self.rules, table_id, refused)
+        files = DeltaDataFiles(self._location, table, context, refused)
+        return LakeWriter(context, files, refused)
+
+    def _load(self, context: WriterContext) -> DeltaTable:
+        from onceflow.sinks.delta.table import DeltaLakeTable
+
+        return DeltaLakeTable(self._location, context.sink_id).load().table
+
+    def _make_columns(self, table: DeltaTable, context: WriterContext) -> TableColumns:
+        """Return how the rows of a writer become rows of the table.
+
+        Raises:
+            ConfigError: The rows cannot go into the table.
+        """
+        from onceflow.sinks.delta.layout import list_merge_rules, make_columns
+
+        rows = self.rules.select_table_columns(context.schema)
+        merge_rules = list(list_merge_rules(table)) if self.upserts else []
+        return make_columns(str(self._location), table, rows, merge_rules)
 
     @override
     def committer(self, context: CommitterContext) -> GlobalCommitter:

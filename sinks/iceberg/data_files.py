@@ -32,16 +32,15 @@ from typing_extensions import override
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
-from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.checkpoint_files import make_durable
 from onceflow.sinks.iceberg.catalogs import TableAddress
-from onceflow.sinks.iceberg.columns import make_columns
 from onceflow.sinks.iceberg.partitions import split_rows
 from onceflow.sinks.iceberg.staged_files import encode_files
 from onceflow.sinks.iceberg.statistics import describe_statistics
 from onceflow.sinks.lake.data_file_names import DataFileNames
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
+from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles
 from onceflow.sinks.lake.table import DataFiles
 
@@ -55,15 +54,11 @@ class IcebergDataFiles(DataFiles):
     """A writer of files for the newest table version at its creation; it keeps that layout."""
 
     def __init__(
-        self, address: TableAddress, table: Table, context: WriterContext, bad_rows: BadRows
+        self, address: TableAddress, table: Table, context: WriterContext, refused: RefusedRows
     ) -> None:
-        """Read the table's layout; write nothing yet.
-
-        Raises:
-            ConfigError: The rows cannot go into the table.
-        """
-        self._address, self._table, self._bad_rows = address, table, bad_rows
-        self._columns = make_columns(str(address), table.schema(), table.spec(), context.schema)
+        """Read the table's layout; write nothing yet."""
+        self._address, self._table = address, table
+        self._columns, self._bad_rows = refused.columns, refused.bad_rows
         self._names = DataFileNames.of_writer(context)
         self._files = PartitionedFiles(table, self._names)
 

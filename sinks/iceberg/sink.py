@@ -26,11 +26,13 @@ from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.lake.change_writer import LakeChangeWriter
 from onceflow.sinks.lake.claim import read_target_record
+from onceflow.sinks.lake.columns import TableColumns
+from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
-    from onceflow.sinks.iceberg.table import IcebergTable
+    from onceflow.sinks.iceberg.table import IcebergTable, IcebergVersion
 
 
 @document_options
@@ -154,17 +156,30 @@ class IcebergSink(LakeSink):
         from onceflow.sinks.iceberg.data_files import IcebergDataFiles
 
         bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
-        with self._open_table(context.sink_id) as table:
-            version = table.load()
+        version = self._load(context)
+        columns = self._make_columns(version, context)
+        refused = RefusedRows(
+            bad_rows, columns, lambda: self._make_columns(self._load(context), context)
+        )
         if self.upserts:
-            from onceflow.sinks.iceberg.columns import make_columns
+            return LakeChangeWriter(context, self.rules, version.table_id, refused)
+        files = IcebergDataFiles(self._address, version.table, context, refused)
+        return LakeWriter(context, files, refused)
 
-            rows = self.rules.select_table_columns(context.schema)
-            loaded = version.table
-            columns = make_columns(str(self._address), loaded.schema(), loaded.spec(), rows)
-            return LakeChangeWriter(context, self.rules, columns, version.table_id, bad_rows)
-        files = IcebergDataFiles(self._address, version.table, context, bad_rows)
-        return LakeWriter(context, files, bad_rows)
+    def _load(self, context: WriterContext) -> IcebergVersion:
+        with self._open_table(context.sink_id) as table:
+            return table.load()
+
+    def _make_columns(self, version: IcebergVersion, context: WriterContext) -> TableColumns:
+        """Return how the rows of a writer become rows of the table.
+
+        Raises:
+            ConfigError: The rows cannot go into the table.
+        """
+        from onceflow.sinks.iceberg.columns import make_columns
+
+        table, rows = version.table, self.rules.select_table_columns(context.schema)
+        return make_columns(str(self._address), table.schema(), table.spec(), rows)
 
     @override
     def committer(self, context: CommitterContext) -> GlobalCommitter:

@@ -17,14 +17,13 @@ from typing_extensions import override
 
 from onceflow.core.arrow.kinds import to_plain_rows
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import PreCommitFailed, StorageError
+from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import make_staged_committable, require_staging
 from onceflow.sinks.lake.changes import DELETES, ChangesLabel
-from onceflow.sinks.lake.columns import TableColumns
+from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 
@@ -35,13 +34,12 @@ class LakeChangeWriter(SinkWriter):
         self,
         context: WriterContext,
         rules: ChangeRules,
-        columns: TableColumns,
         table_id: str,
-        bad_rows: BadRows,
+        refused: RefusedRows,
     ) -> None:
         """Begin with no rows."""
-        self._context, self._rules = context, rules
-        self._columns, self._bad_rows = columns, bad_rows
+        self._context, self._rules, self._refused = context, rules, refused
+        self._columns, self._bad_rows = refused.columns, refused.bad_rows
         self._part = ChangesLabel(table_id, rules.primary_key).to_part()
         self._staging = require_staging(
             context.staging, context.sink_id, "changes of rows wait for their commit"
@@ -50,6 +48,10 @@ class LakeChangeWriter(SinkWriter):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
+        with self._refused.check_failure():
+            self._stage(batch)
+
+    def _stage(self, batch: pa.RecordBatch) -> None:
         classified = self._rules.classify(to_plain_rows(batch), self._bad_rows)
         rows = self._empty_deletes(classified.rows, classified.deletes)
         rows = self._columns.sift(rows, self._bad_rows, exempt=classified.deletes)
@@ -64,22 +66,23 @@ class LakeChangeWriter(SinkWriter):
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        rows = self._staged.rows
-        if not rows:
-            return ()
         transaction = self._context.transaction(checkpoint)
         try:
+            self._refused.check_checkpoint()
+            rows = self._staged.rows
+            if not rows:
+                return ()
             reach("flushed")
             self._staged.seal(transaction)
             self._staged.close()
             self._staged = self._staging.open()
-        except StorageError as error:
+        except (SinkError, StorageError) as error:
             raise PreCommitFailed(f"{transaction} is not durable: {error}") from error
         return (make_staged_committable(transaction, rows),)
 
     @override
     def take_rejected(self) -> Sequence[RejectedRows]:
-        return self._bad_rows.take()
+        return self._refused.take()
 
     @override
     def close(self) -> None:

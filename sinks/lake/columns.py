@@ -80,6 +80,28 @@ class TableColumns:
         except pa.ArrowInvalid:
             return self.cast(bad_rows.without(rows, dict(self._find_misfits(rows))))
 
+    def find_change(self, newer: TableColumns) -> str:
+        """Return how `newer` takes other rows than these columns; empty if it takes the same.
+
+        Both must be made for the same rows. Columns that the rows lack are not compared.
+        """
+        old, new = self._list_facts(), newer._list_facts()
+        for name in [*old, *new]:
+            if old.get(name) != new.get(name):
+                return f"column {name!r} takes other values now"
+        return ""
+
+    def _list_facts(self) -> dict[str, object]:
+        """Return what decides whether a value fits, by column of the rows."""
+        return {
+            name: (field.type, name in self._required, self._list_reasons(name))
+            for name, field in zip(self._names, self._target, strict=True)
+            if name is not None
+        }
+
+    def _list_reasons(self, column: str) -> Sequence[str]:
+        return [rule.why for rule in self._rules if rule.column == column]
+
     def sift(
         self, rows: pa.RecordBatch, bad_rows: BadRows, *, exempt: pa.BooleanArray
     ) -> pa.RecordBatch:

@@ -18,17 +18,17 @@ from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import make_staged_committable, require_staging
+from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.table import DataFiles
 
 
 class LakeWriter(SinkWriter):
-    """A writer that uses `files`, which passes rows that the table never accepts to `bad_rows`."""
+    """A writer that uses `files`, which refuses rows that the table never accepts."""
 
-    def __init__(self, context: WriterContext, files: DataFiles, bad_rows: BadRows) -> None:
+    def __init__(self, context: WriterContext, files: DataFiles, refused: RefusedRows) -> None:
         """Begin with no rows."""
-        self._context, self._files, self._bad_rows = context, files, bad_rows
+        self._context, self._files, self._refused = context, files, refused
         self._staging = require_staging(
             context.staging, context.sink_id, "the description of data files waits"
         )
@@ -36,14 +36,19 @@ class LakeWriter(SinkWriter):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        self._rows += self._files.write(batch)
+        with self._refused.check_failure():
+            self._rows += self._files.write(batch)
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        transaction = self._context.transaction(checkpoint)
+        try:
+            self._refused.check_checkpoint()
+        except SinkError as error:
+            raise PreCommitFailed(f"{transaction} is not durable: {error}") from error
         rows, self._rows = self._rows, 0
         if not rows:
             return ()
-        transaction = self._context.transaction(checkpoint)
         staged = self._staging.open()
         try:
             description = self._files.end(checkpoint)
@@ -58,7 +63,7 @@ class LakeWriter(SinkWriter):
 
     @override
     def take_rejected(self) -> Sequence[RejectedRows]:
-        return self._bad_rows.take()
+        return self._refused.take()
 
     @override
     def close(self) -> None:

@@ -15,11 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table.update import SetLocationUpdate
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import LongType, StringType
-from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, IcebergJob, one
+from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, IcebergJob, LakeJob, one
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import BadRow, ConfigError, OnceflowError, PreCommitFailed
 from onceflow.core.protocol.committables import Aborted, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow
 from onceflow.sinks.delta.data_files import decode_files
 
 _NULL = [{"id": 1, "v": None}]
@@ -203,6 +204,52 @@ def test_delta_files_that_an_older_release_has_staged_are_read() -> None:
     staged = pa.RecordBatch.from_pylist([{"table_id": "id", "files": b"[]"}], schema=columns)
     decoded = decode_files(staged, SINK_ID)
     assert (decoded.table_id, decoded.files, decoded.layout) == ("id", [], None)
+
+
+_UPSERT = {"write_mode": "upsert", "primary_key": ("id",)}
+
+
+@pytest.mark.parametrize("settings", [{}, _UPSERT], ids=["append", "upsert"])
+@pytest.mark.parametrize("kind", [IcebergJob, DeltaJob])
+@pytest.mark.parametrize("policy", [OnBadRow.DROP, OnBadRow.FAIL])
+def test_a_null_is_taken_once_its_column_allows_it_under_the_job(
+    policy: OnBadRow,
+    kind: type[IcebergJob | DeltaJob],
+    settings: Mapping[str, Any],
+    tmp_path: Path,
+) -> None:
+    job = kind(tmp_path, **settings).open()
+    _set_required(job, required=True)
+    job.open(attempt=2)
+    writer = job.writer(attempt=2, on_bad_row=policy)
+    if policy is OnBadRow.DROP:
+        writer.write(job.batch(_NULL))
+        assert [len(rejected.reasons) for rejected in writer.take_rejected()] == [1]
+        # The table is as it was: such rows are left out, and the others are written.
+        writer.write(job.batch([{"id": 2, "v": "b"}]))
+        (good,) = writer.pre_commit(CheckpointId(1))
+        assert job.commit(1, good, attempt=2) == Committed()
+    _set_required(job, required=False)
+    with pytest.raises(OnceflowError, match="changed under the job: column 'v'") as refused:
+        writer.write(job.batch(_NULL))
+        writer.take_rejected()
+        writer.pre_commit(CheckpointId(2))
+    assert not isinstance(refused.value, BadRow)
+    assert isinstance(refused.value, PreCommitFailed) == (policy is OnBadRow.DROP)
+    writer.close()
+    job.open(attempt=3)
+    prepared = job.prepare(2, _NULL, attempt=3, on_bad_row=policy)
+    assert job.commit(2, prepared, attempt=3) == Committed()
+    assert _NULL[0] in job.rows()
+
+
+def _set_required(job: LakeJob, *, required: bool) -> None:
+    """Have column `v` refuse nulls, or take them, as another program does."""
+    if isinstance(job, IcebergJob):
+        _change(job, lambda update: update.update_column("v", required=required))
+        return
+    assert isinstance(job, DeltaJob)
+    _overwrite(job, [_ID, pa.field("v", pa.string(), nullable=not required)], [])
 
 
 def _change(job: IcebergJob, change: Callable[[UpdateSchema], object]) -> None:
