@@ -89,12 +89,13 @@ def _count(row: dict[str, Any]) -> int:
     return count
 
 
-def test_program_of_the_state_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:
+def test_programs_of_the_pages_on_state_run_as_shown(spark: SparkSession, tmp_path: Path) -> None:
     checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
     balances, savepoint = str(tmp_path / "balances"), str(tmp_path / "savepoint")
     names = {"checkpoints": checkpoints, "target": target}
     names |= {"balances": balances, "savepoint": savepoint}
-    run(programs("state.md"), spark=spark, **names)
+    pages = programs("state.md") + programs("state-as-data.md")
+    run(pages, spark=spark, **names)
     paid = Counter[str]()
     for one in rows_in(tmp_path / "balances"):
         paid[one["account"]] += one["amount"]
