@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import inf
 from typing import Annotated
 
@@ -50,6 +51,9 @@ def mutate(
     sample: Annotated[
         int, typer.Option(min=0, help="So many mutants, drawn from all rooms; 0: all of them.")
     ] = 0,
+    each: Annotated[
+        bool, typer.Option("--each", help="Draw the sample from each file instead of all rooms.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the sample; 0 draws one, which is printed.")] = 0,
     processes: Annotated[
         int, typer.Option(min=1, help="Mutants that are tried at once.")
@@ -72,7 +76,7 @@ def mutate(
         bool,
         typer.Option(
             "--record",
-            help="Only write the scores of whole files to scores.json, and print their table.",
+            help="Only write the scores to scores.json, and print their table.",
         ),
     ] = False,
     count: Annotated[bool, typer.Option("--count", help="Print the number of mutants.")] = False,
@@ -90,7 +94,7 @@ def mutate(
         write_scores(scores)
         print(format_scores(read_scores()), end="")  # noqa: T201
         return
-    chosen = _choose(room or list(ROOMS), file or [""], sample, drawn, recorded=recorded)
+    chosen = _choose(room or list(ROOMS), file or [""], sample, drawn, recorded=recorded, each=each)
     if count:
         for name, number in Counter(name for name, _ in chosen).items():
             print(f"{name:14} {number:6}")  # noqa: T201
@@ -126,7 +130,13 @@ def _report(verdicts: Sequence[Verdict], planned: int, seed: int, *, as_json: bo
 
 
 def _choose(
-    rooms: Sequence[str], files: Sequence[str], sample: int, seed: int, *, recorded: bool
+    rooms: Sequence[str],
+    files: Sequence[str],
+    sample: int,
+    seed: int,
+    *,
+    recorded: bool,
+    each: bool,
 ) -> Sequence[tuple[str, Mutant]]:
     unknown = [name for name in rooms if name not in ROOMS]
     if unknown:
@@ -135,7 +145,15 @@ def _choose(
     chosen = [pair for text in files for pair in every if text in pair[1].file]
     scores = read_scores()
     chosen = [pair for pair in dict.fromkeys(chosen) if not recorded or pair[1].file in scores]
-    return random.Random(seed).sample(chosen, min(sample, len(chosen))) if sample else chosen
+    if not sample:
+        return chosen
+    groups: dict[str, list[tuple[str, Mutant]]] = {}
+    for pair in chosen:
+        groups.setdefault(pair[1].file if each else "", []).append(pair)
+    drawn = [
+        random.Random(seed).sample(group, min(sample, len(group))) for group in groups.values()
+    ]
+    return list(chain.from_iterable(drawn))
 
 
 def _plan(

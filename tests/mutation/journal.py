@@ -21,6 +21,8 @@ from tests.mutation.runner import ROOT, Verdict, list_stages, read_mutants
 JOURNAL = ROOT / ".cache" / "mutation.jsonl"
 SCORES = Path(__file__).with_name("scores.json")
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
+_SAMPLE_MIN = 20
+"""A file of which fewer mutants were tried has no score, unless these are all of its mutants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ class Journal:
 
 
 def add_up(journal: Journal) -> Mapping[str, Mapping[str, int]]:
-    """Return the scores of all files whose mutants all have a verdict.
+    """Return the scores of all files of which enough mutants have a verdict.
 
     `survived` counts those that every stage of the room let pass, `unsure` those that survived the
-    stages that were tried.
+    stages that were tried, and `of` all mutants of the file.
     """
     excuses = read_excuses()
     scores: dict[str, Mapping[str, int]] = {}
@@ -71,29 +73,30 @@ def add_up(journal: Journal) -> Mapping[str, Mapping[str, int]]:
         for mutant in read_mutants(room):
             by_file.setdefault(mutant.file, []).append(mutant)
         for file, mutants in by_file.items():
-            verdicts = [(mutant, journal.get(mutant)) for mutant in mutants]
             score = {"killed": 0, "excused": 0, "survived": 0, "unsure": 0}
-            for mutant, known in verdicts:
+            for mutant in mutants:
+                known = journal.get(mutant)
                 if name_for_excuse(mutant) in excuses:
                     score["excused"] += 1
-                elif known is None:
-                    break
-                elif known.stage:
+                elif known is not None and known.stage:
                     score["killed"] += 1
-                else:
+                elif known is not None:
                     whole = known.tried >= len(list_stages(room, mutant))
                     score["survived" if whole else "unsure"] += 1
-            else:
-                scores[file] = score
+            if sum(score.values()) >= min(_SAMPLE_MIN, len(mutants)):
+                scores[file] = score | {"of": len(mutants)}
     return scores
 
 
 def format_scores(scores: Mapping[str, Mapping[str, int]]) -> str:
     """Return the table that docs/internals/mutation.md has."""
     columns = ("killed", "excused", "survived", "unsure")
-    lines = [f"| file | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    lines = [f"| file | tried | {' | '.join(columns)} |", f"|---|---|{'---|' * len(columns)}"]
     for file, score in sorted(scores.items()):
-        lines.append(f"| `{file}` | {' | '.join(str(score[name]) for name in columns)} |")
+        tried, every = sum(score[name] for name in columns), score["of"]
+        extent = "all" if tried == every else f"sampled {tried} of {every}"
+        counts = " | ".join(str(score[name]) for name in columns)
+        lines.append(f"| `{file}` | {extent} | {counts} |")
     return "\n".join(lines) + "\n"
 
 

@@ -28,6 +28,26 @@ _SIMULATION = (
     f"{_SCHEDULES}_random_schedules[200]",
 )
 
+_RUNTIME_SCHEDULES = (
+    "tests/simulation_runtime/test_simulation_runtime.py::test_each_row_is_in_each_sink_once_in"
+)
+_RUNTIME_SIMULATION = (
+    f"{_RUNTIME_SCHEDULES}_the_schedules_that_have_caught_mistakes",
+    f"{_RUNTIME_SCHEDULES}_random_schedules[30]",
+)
+
+
+def _name_units(*names: str) -> tuple[str, ...]:
+    """Return the unit tests of the runtime with these names. None of them opens a connection."""
+    return tuple(f"{_UNIT}/runtime/test_{name}.py" for name in names)
+
+
+_DATAFLOW_UNITS = _name_units(
+    *("batch_iterators", "channels", "function_metrics", "outside_calls", "result_rows"),
+    "user_functions",
+)
+_SLOT_UNITS = _name_units("slot_commits", "snapshot_uploads", "source_splits")
+
 ROOMS: Mapping[str, Room] = MappingProxyType(
     {
         "protocol": Room(
@@ -36,6 +56,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
                 (f"{_UNIT}/protocol", f"{_UNIT}/commit"),
                 (f"{_UNIT}/runtime/test_status.py", f"{_UNIT}/runtime/test_slot_control.py"),
                 (*_SIMULATION, "tests/simulation/test_batches.py"),
+                _RUNTIME_SIMULATION,
                 ("tests/runtime/test_recovery.py", "tests/runtime/test_refusals.py"),
             ),
         ),
@@ -66,6 +87,9 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "dataflow": Room(
             ("core/runtime/dataflow/*.py",),
             (
+                _DATAFLOW_UNITS,
+                _RUNTIME_SIMULATION,
+                ("tests/conformance/test_state_windows.py",),
                 (f"{_UNIT}/runtime",),
                 ("tests/runtime/test_windows.py", "tests/runtime/test_unaligned.py"),
                 ("tests/runtime/test_joins.py", "tests/runtime/test_discovery.py"),
@@ -75,6 +99,8 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "driver": Room(
             ("core/runtime/driver/*.py",),
             (
+                _SLOT_UNITS,
+                _RUNTIME_SIMULATION,
                 (f"{_UNIT}/runtime",),
                 ("tests/runtime/test_recovery.py", "tests/runtime/test_savepoints.py"),
                 ("tests/runtime/test_requests.py", "tests/runtime/test_discovery.py"),
@@ -83,6 +109,8 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "slot": Room(
             ("core/runtime/slot/*.py",),
             (
+                _SLOT_UNITS,
+                _RUNTIME_SIMULATION,
                 (f"{_UNIT}/runtime",),
                 ("tests/runtime/test_recovery.py", "tests/runtime/test_unaligned.py"),
                 ("tests/runtime/test_gathered_commits.py", "tests/runtime/test_faults.py"),

@@ -39,6 +39,10 @@ def test_each_row_is_in_each_sink_once_in_random_schedules(schedules: int) -> No
     assert any(outcome.savepoints for outcome in outcomes)
 
 
+def test_each_row_is_in_each_sink_once_in_the_schedules_that_have_caught_mistakes() -> None:
+    _run(dict.fromkeys(CAUGHT_BY.values()))
+
+
 def test_each_row_is_in_each_sink_once_in_schedules_of_today() -> None:
     first = random.SystemRandom().randrange(1 << 40)
     print(f"seeds {first} to {first + SCHEDULES // 3}")  # noqa: T201 - pytest shows it at a failure

@@ -74,11 +74,19 @@ def test_the_journal_remembers_verdicts_until_the_file_changes(tmp_path: Path) -
 
 def test_scores_are_counts_of_files_that_exist() -> None:
     for file, score in read_scores().items():
-        assert set(score) == {"killed", "excused", "survived", "unsure"}, file
+        assert set(score) == {"killed", "excused", "survived", "unsure", "of"}, file
+        assert sum(score.values()) - score["of"] <= score["of"], file
         assert all(number >= 0 for number in score.values()), file
         assert (ROOT / file).exists(), f"script/mutate --record forgets {file}"
     page = (ROOT / "docs/internals/mutation.md").read_text(encoding="utf-8")
     assert format_scores(read_scores()) in page, "script/mutate --record prints the table"
+
+
+def test_the_table_of_scores_says_which_files_were_sampled() -> None:
+    counts = {"killed": 3, "excused": 1, "survived": 0, "unsure": 1}
+    table = format_scores({"a.py": counts | {"of": 5}, "b.py": counts | {"of": 9}})
+    assert "| `a.py` | all | 3 | 1 | 0 | 1 |" in table
+    assert "| `b.py` | sampled 5 of 9 | 3 | 1 | 0 | 1 |" in table
 
 
 def test_each_excuse_names_a_mutant_and_gives_a_reason() -> None:
