@@ -53,7 +53,7 @@ def _no_event_times(_: Any) -> Any:
 
 
 def _starts_anew(right: Any) -> Any:
-    def begin(self: Any, elements: Any, owned: range, max_parallelism: int | None = None) -> None:
+    def begin(self: Any, elements: Any, owned: range, max_parallelism: int = 1) -> None:
         right(self, (), owned, max_parallelism)
 
     return begin
@@ -120,7 +120,7 @@ class _Narrow:
 
 
 def _latest_of_all(right: Any) -> Any:
-    def begin(self: Any, elements: Any, owned: range, max_parallelism: int | None = None) -> None:
+    def begin(self: Any, elements: Any, owned: range, max_parallelism: int = 1) -> None:
         right(self, elements, owned, max_parallelism)
         self._watermarks[:] = self.most
         self.least = self.most

@@ -37,15 +37,13 @@ _PROGRESS = msgpack_decoder(tuple[int, int, int])
 class RestoredEventTime:
     """The watermark up to which windows and timers have fired before a restore, by key group."""
 
-    def __init__(
-        self, elements: Iterable[bytes], owned: range, max_parallelism: int | None = None
-    ) -> None:
+    def __init__(self, elements: Iterable[bytes], owned: range, max_parallelism: int = 1) -> None:
         """Decode `elements`. `owned` are the subtask's key groups out of `max_parallelism`.
 
-        If `max_parallelism` is None, `owned` are all key groups.
+        Only `watermark_of_key` and `parts_of` use `max_parallelism`.
         """
         self._first = owned.start
-        self._max_parallelism = max_parallelism or max(len(owned), 1)
+        self._max_parallelism = max_parallelism
         self._watermarks = np.full(len(owned), NO_WATERMARK, np.int64)
         for element in elements:
             first, last, watermark = _PROGRESS.decode(element)
