@@ -46,9 +46,12 @@ def payments() -> list[dict[str, Any]]:
     return GeneratedPayments(seed=0, accounts=100).batch(np.arange(10_000)).to_pylist()
 
 
-def test_program_of_the_operators_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:
+def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
-    run(programs("operators.md"), spark=spark, checkpoints=checkpoints, target=target)
+    pages = programs("operators.md") + programs("joins.md")
+    run(pages, spark=spark, checkpoints=checkpoints, target=target)
     large = [one for one in payments() if one["amount"] > 1_000]
     assert sorted(one["id"] for one in rows_in(tmp_path / "target/large")) == [
         one["id"] for one in large
