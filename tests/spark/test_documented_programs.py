@@ -120,15 +120,14 @@ def test_settings_of_the_deployment_page_are_taken(spark: SparkSession) -> None:
     assert run(programs("deployment.md")[:1], spark=spark)["pipeline"].name == "ledger"
 
 
-def test_source_of_the_sources_page_is_read_once_and_goes_on_where_it_stood(
+def test_own_source_of_its_page_is_read_once_and_goes_on_where_it_stood(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lines = [f"line {number} of a file" for number in range(100_000)]
     paths = (str(tmp_path / "a"), str(tmp_path / "b"))
     for path in paths:
         Path(path).write_text("\n".join(lines) + "\n")
-    read_from_kafka, *_, of_ones_own = programs("sources.md")
-    names = run([read_from_kafka, of_ones_own])
+    names = run([programs("sources.md")[0], *programs("write-your-own-source.md")])
     source = names["LinesSource"](paths)
 
     with pytest.raises(names["ConfigError"], match="no such file: /missing"):
