@@ -238,7 +238,7 @@ class WireConnection:
         return self._reply_timeout_s
 
     def wait_at_most(self, reply_timeout_s: float) -> None:
-        """From now on, give up the server after this time of silence."""
+        """Set the time of silence after which the server is given up."""
         self._reply_timeout_s = reply_timeout_s
         private = cast("Any", self._connection)
         private._read_timeout = reply_timeout_s

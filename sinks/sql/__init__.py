@@ -1,4 +1,4 @@
-"""What sinks into SQL databases share.
+"""The common part of sinks into SQL databases.
 
-`sink` has what users see, `dialect` what a kind of server must give.
+`sink` has the public options. `dialect` has the interface that each kind of server implements.
 """

@@ -118,7 +118,7 @@ def description_pickles(harness: Harness) -> None:
 
 @clause(needs=["secrets"], rests_on=[close_keeps_what_is_pre_committed])
 def no_secret_is_kept(harness: Harness) -> None:
-    """No password is in a committable, a checkpoint's files, the sink's repr or a log line."""
+    """Committables, a checkpoint's files, the sink's repr and log lines hold no password."""
     secrets = harness.target.secrets()
     for secret in secrets:
         expect(len(secret) >= _SECRET_LENGTH_MIN, "a secret of the target is too short to look for")
