@@ -1,4 +1,4 @@
-"""The tables in the page on Spark formats are made of the data by which options are read.
+"""The tables in the pages on Spark formats are made of the data by which options are read.
 
 `python tests/unit/connectors/test_spark_option_documents.py` writes them.
 """
@@ -27,7 +27,8 @@ from onceflow.connectors.spark.options.sql import (
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
 from onceflow.connectors.spark.versions import SparkInterface
 
-PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
+DOCUMENTS = Path(__file__).parents[3] / "docs"
+PAGES = (DOCUMENTS / "spark-formats.md", DOCUMENTS / "spark-format-options.md")
 
 
 def _default(option: SparkOption) -> str:
@@ -112,11 +113,12 @@ def with_tables(text: str) -> str:
     )
 
 
-def test_tables_of_the_page_say_what_the_code_reads() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text) == text
-    assert set(re.findall(r"<!-- table: (.*?) -->", text)) == set(TABLES)
+def test_tables_of_the_pages_say_what_the_code_reads() -> None:
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert [with_tables(text) for text in texts] == texts
+    assert set(re.findall(r"<!-- table: (.*?) -->", "".join(texts))) == set(TABLES)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
