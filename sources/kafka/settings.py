@@ -114,6 +114,7 @@ class AtOffsets:
     offsets: Mapping[str, Mapping[int, int]]
 
 
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 Offsets: TypeAlias = Earliest | Latest | AtTime | AtOffsets
 OffsetsLike: TypeAlias = "str | datetime | Mapping[str, Mapping[int, int]]"
 
@@ -130,8 +131,15 @@ def offsets_of(given: OffsetsLike, *, setting: str) -> Offsets:
                 f"{setting}={given.isoformat()} has no time zone; write"
                 " datetime(..., tzinfo=timezone.utc)"
             )
-        since = given - datetime(1970, 1, 1, tzinfo=timezone.utc)
-        return AtTime(since // timedelta(milliseconds=1))
+        since = given - EPOCH
+        if since < timedelta(0):
+            # Kafka takes -1 for the end of a partition, and refuses most other negative numbers.
+            raise ConfigError(
+                f"{setting}={given.isoformat()} is before 1970, and no record has such a time;"
+                " write 'earliest' for the first record"
+            )
+        # Round up: a record of the millisecond in which `given` is may be older.
+        return AtTime(-(-since // timedelta(milliseconds=1)))
     if isinstance(given, str):
         match given.strip().lower():
             case "earliest":
@@ -150,9 +158,20 @@ def offsets_of(given: OffsetsLike, *, setting: str) -> Offsets:
 
 def _parse_json(text: str, setting: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_make_object)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{setting}={text!r} is not JSON: {error}") from error
+    except KeyError as error:
+        raise ConfigError(f"{setting}={text!r} names {error} twice; name it once") from error
+
+
+def _make_object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for name, value in pairs:
+        if name in made:
+            raise KeyError(name)
+        made[name] = value
+    return made
 
 
 def _parse_offsets(given: object, setting: str) -> dict[str, dict[int, int]]:
@@ -163,17 +182,27 @@ def _parse_offsets(given: object, setting: str) -> dict[str, dict[int, int]]:
     for topic, partitions in cast("Mapping[object, object]", given).items():
         if not isinstance(topic, str) or not isinstance(partitions, Mapping):
             raise ConfigError(complaint)
-        try:
-            offsets_by_topic[topic] = {
-                int(cast("str | int", partition)): int(cast("str | int", offset))
-                for partition, offset in cast("Mapping[object, object]", partitions).items()
-            }
-        except (TypeError, ValueError) as error:
-            raise ConfigError(complaint) from error
-        for partition, offset in offsets_by_topic[topic].items():
-            if partition < 0 or offset < EARLIEST:
-                raise ConfigError(f"{complaint}; partition {partition} at {offset} cannot be")
+        offsets = offsets_by_topic[topic] = {}
+        for partition, offset in cast("Mapping[object, object]", partitions).items():
+            try:
+                number, at = _parse_number(partition), _parse_number(offset)
+            except ValueError as error:
+                raise ConfigError(complaint) from error
+            if number in offsets:
+                raise ConfigError(
+                    f"{setting}={given!r} names partition {number} of topic {topic!r} twice; name"
+                    " it once"
+                )
+            if number < 0 or at < EARLIEST:
+                raise ConfigError(f"{complaint}; partition {number} at {at} cannot be")
+            offsets[number] = at
     return offsets_by_topic
+
+
+def _parse_number(given: object) -> int:
+    if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool)):
+        return int(given)
+    raise ValueError(f"{given!r} is not a whole number")
 
 
 BATCH_ROWS_MAX = 1_000_000

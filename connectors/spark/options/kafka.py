@@ -12,19 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta
 
 import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.connectors.spark.readers.kafka_stream import BatchLimits
+from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import BOOLEAN, WHOLE, choice, copy_values, option
 from onceflow.sinks.kafka import KafkaSink
 from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
+from onceflow.sources.kafka.settings import EPOCH, KafkaSettings, ValueFormat
 from onceflow.sources.kafka.value_formats import schema_of_rows
 
 _READING = "it is an option of `readStream` and `read`"
@@ -112,7 +113,7 @@ class KafkaRead(KafkaSource, BatchLimits):
     @override
     def __post_init__(self) -> None:
         if self.starting_timestamp_ms is not None:
-            start = datetime.fromtimestamp(self.starting_timestamp_ms / 1000, timezone.utc)
+            start = _to_time(self.starting_timestamp_ms)
             object.__setattr__(self, "starting_offsets", start)
         KafkaSource.__post_init__(self)
         BatchLimits.__post_init__(self)
@@ -126,6 +127,28 @@ class KafkaRead(KafkaSource, BatchLimits):
     def limits(self) -> BatchLimits:
         """The limits of a micro-batch."""
         return BatchLimits(**copy_values(self, BatchLimits))
+
+
+def _to_time(starting_timestamp_ms: int) -> datetime:
+    """Return the time of `startingTimestamp`.
+
+    Raises:
+        ConfigError: No record has such a time.
+    """
+    given = f"startingTimestamp={starting_timestamp_ms}"
+    if starting_timestamp_ms < 0:
+        raise ConfigError(
+            f"{given} is before 1970, and no record has such a time. Give startingOffsets=latest or"
+            " startingOffsets=earliest instead, or milliseconds since 1970"
+        )
+    try:
+        # Integers throughout: a float of seconds is not exact to the millisecond.
+        return EPOCH + timedelta(milliseconds=starting_timestamp_ms)
+    except OverflowError as error:
+        raise ConfigError(
+            f"{given} is after the year 9999. Give milliseconds since 1970, not microseconds or"
+            " nanoseconds"
+        ) from error
 
 
 _PATTERN = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
 from onceflow.sinks.kafka.settings import RecordFormat
-from onceflow.sources.kafka.settings import Earliest, Latest
+from onceflow.sources.kafka.settings import AtTime, Earliest, Latest
 
 TABLES = (
     describe_postgres_writes(),
@@ -188,6 +189,30 @@ def test_options_of_sparks_kafka_source_make_a_reader() -> None:
     assert settings.options == {"security.protocol": "SASL_SSL"}
     assert (settings.fail_on_data_loss, settings.group_id) == (False, "shown")
     assert (limits.offsets_most, limits.tasks_least) == (1000, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("-1", "startingTimestamp=-1 is before 1970.* Give startingOffsets=latest"),
+        ("-86400000", "startingTimestamp=-86400000 is before 1970"),
+        ("1700000000123456", "startingTimestamp=1700000000123456 is after the year 9999"),
+        ("9999999999999999999", "startingTimestamp=9999999999999999999 is after the year 9999"),
+    ],
+    ids=["latest in Spark's JSON", "negative", "microseconds", "beyond 64 bits"],
+)
+def test_a_starting_timestamp_that_is_no_time_of_records_is_refused(
+    given: str, reason: str
+) -> None:
+    options = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "payments"}
+    assert re.search(reason, refusal(KAFKA_READ_STREAM, {**options, "startingTimestamp": given}))
+
+
+def test_a_starting_timestamp_is_exact_to_the_millisecond() -> None:
+    options = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "payments"}
+    for given in (0, 1700000000123, 253402300799999):
+        read = KAFKA_READ.make({**options, "startingTimestamp": str(given)})
+        assert read.settings.starting == AtTime(given)
 
 
 def test_options_of_a_schema_registry_are_its_clients_behind_a_prefix() -> None:

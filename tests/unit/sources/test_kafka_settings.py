@@ -109,6 +109,19 @@ def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:
         ({"starting_offsets": {"payments": 3}}, "offsets look like"),
         ({"starting_offsets": {"payments": {0: -3}}}, "cannot be"),
         ({"starting_offsets": dt.datetime(2024, 1, 1)}, "time zone"),
+        (
+            {"starting_offsets": dt.datetime(1969, 12, 31, tzinfo=dt.timezone.utc)},
+            "starting_offsets=1969-12-31T00:00:00.00:00 is before 1970.* write 'earliest'",
+        ),
+        (
+            {"ending_offsets": dt.datetime(1969, 12, 31, tzinfo=dt.timezone.utc)},
+            "ending_offsets=1969-12-31",
+        ),
+        ({"starting_offsets": '{"t": {"0": 1.5}}'}, "offsets look like"),
+        ({"starting_offsets": '{"t": {"0": true}}'}, "offsets look like"),
+        ({"starting_offsets": {"t": {0: 23, "0": 42}}}, "names partition 0 of topic 't' twice"),
+        ({"starting_offsets": '{"t": {"0": 23, "0": 42}}'}, "names '0' twice"),
+        ({"starting_offsets": '{"t": {"0": 23}, "t": {"1": 42}}'}, "names 't' twice"),
         ({"batch_rows": 0}, "batch_rows"),
         ({"batch_bytes": 0}, "batch_bytes"),
         ({"deadline_s": 0}, "deadline_s"),
@@ -127,6 +140,9 @@ def test_offsets_are_understood_in_every_spelling() -> None:
     assert offsets_of(" Earliest", setting="s") == Earliest()
     assert offsets_of("latest", setting="s") == Latest()
     assert offsets_of(dt.datetime(1970, 1, 1, 0, 0, 2, tzinfo=utc), setting="s") == AtTime(2000)
+    # The record of millisecond 2000 is older than this time.
+    since = dt.datetime(1970, 1, 1, 0, 0, 2, 1, tzinfo=utc)
+    assert offsets_of(since, setting="s") == AtTime(2001)
     explicit = AtOffsets({"t": {0: 23, 1: -2}})
     assert offsets_of('{"t": {"0": 23, "1": -2}}', setting="s") == explicit
     assert offsets_of({"t": {0: 23, 1: -2}}, setting="s") == explicit
