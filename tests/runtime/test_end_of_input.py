@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
+from tests.support.hindered_sink import SlowSink
 from tests.support.ledger import SETTINGS
 
 from onceflow import (
@@ -33,6 +34,7 @@ from onceflow import (
     ListStateDescriptor,
     LocalProcesses,
     MapStateDescriptor,
+    NoRestart,
     OperatorAccess,
     Pipeline,
     ProcessFunction,
@@ -243,6 +245,49 @@ class AlwaysOne(ProcessFunction):
 
 def always(records: Stream) -> Stream:
     return records.process(AlwaysOne(), uid="work")
+
+
+class TellsItsEnd(AlwaysOne):
+    """Leaves a file when it makes its row."""
+
+    def __init__(self, told: str) -> None:
+        self._told = Path(told)
+
+    def on_end(self) -> Record:
+        self._told.touch()
+        return super().on_end()
+
+
+@dataclass(frozen=True)
+class SlowAtTheEnd(SlowSink):
+    """Waits only once the functions have made their last rows."""
+
+    def _wait(self) -> None:
+        if (Path(self.directory) / "ended").exists():
+            super()._wait()
+
+
+def test_rows_of_the_end_are_there_once_though_their_checkpoint_times_out(tmp_path: Path) -> None:
+    sink = SlowAtTheEnd(str(tmp_path / "out"))
+    pipeline = Pipeline(
+        LocalProcesses(),
+        name="ends",
+        parallelism=2,
+        checkpointing=Checkpointing(
+            storage=str(tmp_path / "checkpoints"), interval=0.1, timeout=1.0, tolerable_failures=99
+        ),
+        restart=NoRestart(),
+        settings=SETTINGS,
+    )
+    told = TellsItsEnd(str(tmp_path / "out" / "ended"))
+    pipeline.read(CountingSource(200), uid="records").process(told, uid="work").write(
+        sink, uid="out"
+    )
+    job = pipeline.start()
+    _await(lambda: job.status().checkpoints_failed > 0)
+    sink.go_on()
+    assert job.wait(60).state is JobState.FINISHED
+    assert _ids(sink) == [0, 1]
 
 
 def _await_read(job: Job, records: int) -> None:

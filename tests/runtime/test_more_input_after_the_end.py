@@ -26,6 +26,7 @@ from tests.support.scripted_source import ScriptedSource
 
 from onceflow import (
     EventTimeSessionWindows,
+    HeapBackend,
     JobState,
     JobStatus,
     SlidingEventTimeWindows,
@@ -169,6 +170,24 @@ def test_windows_that_came_out_at_the_end_are_whole_again_within_the_allowed_lat
         assert sorted(pairs, key=str) == [(1, 4), (6, 4), (None, 25)]
     else:
         assert counts_of(second) == [("a", 0, 3), ("a", 20, 1)]
+
+
+@pytest.mark.parametrize("work", [*IN_EVERY_RUN, *OTHERS[:3]])
+def test_windows_that_came_out_at_the_end_come_out_once_though_fewer_subtasks_go_on(
+    cluster: AnyCluster, tmp_path: Path, work: Work
+) -> None:
+    """One subtask goes on for two, of which one had come further."""
+
+    def windows(records: Stream) -> Stream:
+        return work(records, 60)
+
+    source = ScriptedSource(str(tmp_path / "records"))
+    source.write(0, ("a", 1, 0), ("a", 12, 1))
+    source.write(1, ("b", 3, 2))
+    run_to_the_end(cluster, tmp_path, windows, HeapBackend(), 2)
+    source.write(0, ("a", 25, 3))
+    _, second = run_to_the_end(cluster, tmp_path, windows, HeapBackend(), 1)
+    assert counts_of(second) == [("a", 25 if work in SESSIONS else 20, 1)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
