@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.hindered_sink import FailingSink, SlowSink
 from tests.support.ledger import assert_exactly_once, ledger
 
-from onceflow import JobState, NoRestart
+from onceflow import JobEvent, JobState, NoRestart
 from onceflow.core.api.pipeline import Job
+from onceflow.core.runtime.events.job_events import AttemptEnded
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.spi import SinkWriter, WriterContext
 
 
 def _await(job: Job, what: Callable[[JobStatus], bool], timeout_s: float = 90.0) -> JobStatus:
@@ -25,6 +29,12 @@ def _await(job: Job, what: Callable[[JobStatus], bool], timeout_s: float = 90.0)
         assert time.monotonic() < deadline, status
         time.sleep(0.01)
     return status
+
+
+def _await_file(file: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _source(tmp_path: Path) -> CountingSource:
@@ -54,6 +64,46 @@ def test_stop_whose_checkpoint_fails_the_attempt_is_asked_again_of_the_next(
     assert (status.state, status.restores) == (JobState.STOPPED, 1)
     assert status.checkpoints_completed >= 1
     assert sink.prepared() == []
+    _goes_on(cluster, tmp_path, sink)
+
+
+@dataclass(frozen=True)
+class FailingSinkThatClosesLate(FailingSink):
+    """Every writer of an attempt waits until the file `asked` is there before it closes."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        writer = super().writer(context)
+        close = writer.close
+
+        def close_late() -> None:
+            _await_file(Path(self.directory) / "asked")
+            close()
+
+        writer.close = close_late  # type: ignore[method-assign]
+        return writer
+
+
+def test_stop_that_is_asked_for_while_an_attempt_ends_is_carried_out_by_the_next(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    sink = FailingSinkThatClosesLate(str(tmp_path / "out"))
+    pipeline, _ = ledger(cluster, tmp_path, _source(tmp_path), sink=sink, interval=None)
+    job = pipeline.start()
+    attempt_ended = threading.Event()
+
+    def listen(event: JobEvent, _: JobStatus) -> None:
+        if isinstance(event, AttemptEnded):
+            attempt_ended.set()
+
+    job.add_listener(listen)
+    _await(job, lambda status: status.records_in > 0)
+    job.checkpoint()
+    assert attempt_ended.wait(60)
+    with pytest.raises(TimeoutError):
+        job.stop(0.0)
+    (tmp_path / "out" / "asked").touch()
+    status = job.wait(60)
+    assert (status.state, status.restores) == (JobState.STOPPED, 1)
     _goes_on(cluster, tmp_path, sink)
 
 
