@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
+from tests.support.failing_once import FailingOnceStorage
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import HeapBackend, JobState, RocksDBBackend
@@ -186,6 +187,26 @@ def test_a_start_from_a_savepoint_that_is_repeated_goes_on_from_the_log(
     status = pipeline.start(from_savepoint=place, claim=True).wait(60)
     assert status.state is JobState.FINISHED
     assert_exactly_once(sink, source)
+
+
+def test_a_claimed_savepoint_outlives_a_start_whose_first_decision_fails(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = _source(tmp_path)
+    pipeline, sink = ledger(cluster, tmp_path, source, inline_threshold_bytes=0)
+    job = pipeline.start()
+    _await(job, lambda status: status.checkpoints_completed >= 1)
+    place = job.stop(60, savepoint=str(tmp_path / "kept")).savepoints[-1].place
+    (tmp_path / "read all").touch()
+    storage = FailingOnceStorage(str(tmp_path / "new"), faults=str(tmp_path / "faults"))
+    # The first record is the claim.
+    storage.fail("create", r"/log/0*2\.json")
+    pipeline, _ = ledger(cluster, tmp_path, source, sink=sink, storage=storage)
+    status = pipeline.start(from_savepoint=place, claim=True).wait(60)
+    assert (status.state, status.restored_savepoint) == (JobState.FINISHED, place)
+    assert storage.list_due() == []
+    assert_exactly_once(sink, source)
+    assert not Path(place).exists(), "claimed"
 
 
 def test_savepoints_that_are_asked_for_at_once_are_taken_one_after_the_other(

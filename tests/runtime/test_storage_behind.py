@@ -27,7 +27,7 @@ from tests.support.moving_job import (
     refuse_empty_storage,
 )
 
-from onceflow import Job
+from onceflow import Job, JobState
 from onceflow.core.errors import ConfigError, PreparedTransactionLost, StorageBehind
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.spi import Committer, CommitterContext
@@ -174,6 +174,20 @@ def test_an_older_copy_goes_on_once_the_target_is_the_copy_of_that_time(
         moving.pipeline("older").run(60)
     target.put_back()
     moving.finish("older")
+
+
+def test_an_older_copy_takes_no_number_of_an_attempt_that_the_target_has_seen(
+    moving: MovingJob,
+) -> None:
+    """The other attempt has committed nothing, but may have left something prepared."""
+    moving.stop(moving.start_for_a_while("a"))
+    moving.copy("a", "older")
+    job = moving.pipeline("a", interval=None).start()
+    assert eventually(lambda: job.status().state is JobState.RUNNING, 60)
+    seen = job.status().attempt
+    job.cancel(60)
+    assert moving.stop(moving.start_for_a_while("older")).attempt > seen
+    moving.assert_no_row_twice()
 
 
 @ON_FILES_TOO
