@@ -146,6 +146,11 @@ class _Finder(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if _tells_people(node):
             return
+        if isinstance(node.func, ast.Name) and node.func.id == "zip":
+            # `strict` is an assertion: the lengths agree in every run.
+            for argument in node.args:
+                self.visit(argument)
+            return
         if isinstance(node.func, ast.Name) and node.func.id in _CALLS:
             changed = copy.deepcopy(node)
             changed.func = ast.Name(_CALLS[node.func.id])

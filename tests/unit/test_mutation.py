@@ -25,6 +25,7 @@ def f(x: int = 3) -> int:
     if x < 10 and ü:
         _log.info("at %s", 7)
         raise ValueError(f"below {x + 4}")
+    zip(x, x, strict=True)
     return min(x, -1)
 '''
 
@@ -40,6 +41,7 @@ def test_each_mutant_changes_one_place_and_still_parses() -> None:
         "x < 10 and ü -> x < 10 or ü",
         "10 -> 11",
         "without raise ValueError(f'below {x + 4}')",
+        "without zip(x, x, strict=True)",
         "min(x, -1) -> max(x, -1)",
         "1 -> 2",
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from onceflow.core.protocol.watermarks import NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
-from onceflow.core.runtime.dataflow.restored_event_time import RestoredEventTime
+from onceflow.core.runtime.dataflow.restored_event_time import NOTHING_RESTORED, RestoredEventTime
 from onceflow.core.state import hash_keys
 from onceflow.core.state.keys.key_groups import key_groups
 
@@ -55,9 +55,9 @@ def test_least_and_most_are_the_limits_of_the_owned_groups() -> None:
     for owned, limits in ((range(8), (70, 100)), (range(3), (100, 100)), (range(3, 8), (70, 70))):
         restored = _restore(elements, owned)
         assert (restored.least, restored.most) == limits
-    nothing = _restore(elements, range(0))
-    assert (nothing.least, nothing.most) == (NO_WATERMARK, NO_WATERMARK)
-    assert nothing.elements(100) == ()
+    for nothing in (_restore(elements, range(0)), NOTHING_RESTORED):
+        assert (nothing.least, nothing.most) == (NO_WATERMARK, NO_WATERMARK)
+        assert nothing.elements(100) == ()
 
 
 def test_event_time_is_stored_once_for_neighbouring_groups() -> None:
