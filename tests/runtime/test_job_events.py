@@ -36,7 +36,7 @@ from onceflow import (
 from onceflow.core.runtime.events.status import apply
 from onceflow.integration.conformance.processes import eventually
 
-DOCUMENT = Path(__file__).parents[2] / "docs/monitoring.md"
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
 def names(events: list[JobEvent], *kinds: type[Any]) -> list[str]:
@@ -134,7 +134,7 @@ def test_listeners_that_raise_or_hang_stop_nothing(cluster: LocalProcesses, tmp_
     assert isinstance(calls[-1], JobEnded)
 
 
-def test_program_of_the_monitoring_page_runs_as_shown(
+def test_programs_of_the_pages_on_monitoring_and_metrics_run_as_shown(
     cluster: LocalProcesses, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {
@@ -143,9 +143,10 @@ def test_program_of_the_monitoring_page_runs_as_shown(
         "checkpoints": str(tmp_path / "checkpoints"),
         "target": str(tmp_path / "target"),
     }
-    text = DOCUMENT.read_text(encoding="utf-8")
-    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
-        exec(compile(block, "monitoring.md", "exec"), given)
+    for page in ("metrics.md", "monitoring.md"):
+        text = (DOCUMENTS / page).read_text(encoding="utf-8")
+        for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+            exec(compile(block, page, "exec"), given)
     status = given["job"].status()
     assert given["lines"][-1] == f"finished after {status.checkpoints_completed} checkpoints"
     assert re.fullmatch(r"checkpoint \d+: [\d.]+ ms, \d+ bytes", given["lines"][0])

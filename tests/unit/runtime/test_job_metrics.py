@@ -63,7 +63,7 @@ from onceflow.core.spi import SplitOffsets
 parser: Any = pytest.importorskip("prometheus_client.parser")
 
 READER, WRITER = SubtaskRef("in", 0), SubtaskRef("in", 1)
-DOCUMENT = Path(__file__).parents[3] / "docs" / "monitoring.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -259,7 +259,7 @@ def measure_scrape(subtasks: int) -> float:
 
 
 def test_a_scrape_of_1000_subtasks_costs_no_more_for_each_than_one_of_100() -> None:
-    """How much that is, depends on the machine: docs/monitoring.md has a figure."""
+    """How much that is, depends on the machine: docs/internals/measurements.md has a figure."""
     assert measure_scrape(1_000) <= 20 * measure_scrape(100)
 
 
