@@ -450,3 +450,28 @@ def test_a_state_that_has_become_small_builds_on_nothing_that_was_deleted(job: J
     for key, there in ((0, True), (19, True), (20, False), (LARGE - 1, True)):
         job.stores[-1].set_current_key(key)
         assert (restored.get() is not None) == there
+
+
+def test_a_snapshot_beside_an_undecided_base_names_no_file_from_before_it(job: Job) -> None:
+    """Those files are deleted as soon as the base is complete."""
+    store = job.open(limits=LayerLimits())
+    small = [store.value_state(ValueStateDescriptor[int](name, int)) for name in ("a", "b")]
+
+    def set_small(number: int | None) -> None:
+        for key in range(999):
+            store.set_current_key(key)
+            for state in small:
+                state.set(number)  # type: ignore[arg-type]
+
+    fill(store, range(1_200))
+    job.snapshot(store, 1)
+    set_small(1)
+    second = store.snapshot(CheckpointId(2)).upload(job.storage)
+    set_small(None)
+    later = store.snapshot(CheckpointId(3))
+    store.notify_completed(CheckpointId(2))
+    job.storage.files = {h.path: job.storage.files[h.path] for h in second}
+    restored = job.open(later.upload(job.storage))
+    value = restored.value_state(ValueStateDescriptor[bytes]("payload", bytes))
+    restored.set_current_key(1_199)
+    assert value.get() is not None
