@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 import onceflow
+from onceflow.cli.closed_pipe import ignore_closed_pipes
 
 _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -88,6 +89,7 @@ def root(
 
 def main() -> None:
     """Run the command line. This is the entry point of the package."""
+    ignore_closed_pipes()
     app()
 
 

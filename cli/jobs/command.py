@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from onceflow.cli.closed_pipe import end_if_unread
 from onceflow.cli.jobs.client import (
     Answer,
     Driver,
@@ -173,6 +174,7 @@ def status(
                 return
             if (state := JobState(status["state"])).ended:
                 raise typer.Exit(EXIT_REFUSED if state is JobState.FAILED else 0)
+            end_if_unread()
             time.sleep(every)
 
 

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from onceflow.cli.closed_pipe import end_if_unread
 from onceflow.cli.jobs.client import Answer, DriverNotThere, DriverSilent, within
 from onceflow.cli.jobs.command import (
     EXIT_GONE,
@@ -107,6 +108,7 @@ def _follow(
             _print(view, console, json_=True)
             if has_ended(view.now):
                 return view.now
+            end_if_unread()
             time.sleep(interval_s)
             view = look()
     with Live(console=console, screen=True, auto_refresh=False) as live:
