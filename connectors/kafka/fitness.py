@@ -28,10 +28,10 @@ KafkaConfig: TypeAlias = Mapping[str, str | None]
 def as_far_as_known(findings: Iterable[Finding]) -> list[Finding]:
     """Return `findings` for a caller that does not know whether a sink writes to the brokers."""
     return [
-        replace(one, level=Level.WARNING)
-        if one.level is Level.PROBLEM and one.found.startswith(RETENTION)
-        else one
-        for one in findings
+        replace(finding, level=Level.WARNING)
+        if finding.level is Level.PROBLEM and finding.found.startswith(RETENTION)
+        else finding
+        for finding in findings
     ]
 
 

@@ -85,8 +85,8 @@ def _can_fit_nested(have: pa.DataType, want: pa.DataType) -> bool:
     members = {have.field(at).name: have.field(at).type for at in range(have.num_fields)}
     fields = [want.field(at) for at in range(want.num_fields)]
     return all(
-        misfit(members[one.name], one.type) is None if one.name in members else one.nullable
-        for one in fields
+        misfit(members[field.name], field.type) is None if field.name in members else field.nullable
+        for field in fields
     )
 
 
@@ -147,10 +147,10 @@ def _convert(column: pa.Array, want: pa.DataType) -> pa.Array:
         members = {have.field(at).name: structs.field(at) for at in range(have.num_fields)}
         fields = [want.field(at) for at in range(want.num_fields)]
         parts = [
-            _convert(members[one.name], one.type)
-            if one.name in members
-            else pa.nulls(len(column), one.type)
-            for one in fields
+            _convert(members[field.name], field.type)
+            if field.name in members
+            else pa.nulls(len(column), field.type)
+            for field in fields
         ]
         return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
     # Convert the items: a cast of the whole list refuses values inside an item that is null.

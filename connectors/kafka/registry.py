@@ -306,18 +306,22 @@ class SchemaRegistry:
     def _follow(
         self, schema: Any, context: str, references: dict[str, NamedSchema], until: float
     ) -> None:
-        for one in schema.references or ():
+        for reference in schema.references or ():
             # Two branches of a tree of schemas often need the same schema.
-            if one.name in references:
+            if reference.name in references:
                 continue
             # A reference without a context belongs to the context of the schema that contains it.
-            subject = one.subject if _context_of(one.subject) else f"{context}{one.subject}"
-            what = f"subject {subject!r} version {one.version}"
-            ask = partial(self._client.get_version, subject, one.version)
+            subject = (
+                reference.subject
+                if _context_of(reference.subject)
+                else f"{context}{reference.subject}"
+            )
+            what = f"subject {subject!r} version {reference.version}"
+            ask = partial(self._client.get_version, subject, reference.version)
             inner = self._answer(ask, what, until).schema
             self._follow(inner, _context_of(subject), references, until)
             # Add it after the schemas that it needs: a compiler reads them in this order.
-            references[one.name] = NamedSchema(one.name, str(inner.schema_str))
+            references[reference.name] = NamedSchema(reference.name, str(inner.schema_str))
 
     def _answer(
         self,

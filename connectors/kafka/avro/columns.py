@@ -132,7 +132,7 @@ def _has_no_bytes(node: AvroType) -> bool:
     """Return True if every value of `node` is encoded as zero bytes."""
     match node:
         case Record(members=members):
-            return all(_has_no_bytes(one.type) for one in members)
+            return all(_has_no_bytes(member.type) for member in members)
         case Fixed(size_bytes=size_bytes):
             return size_bytes == 0
         case Scalar() | Symbols() | Items() | Entries() | Union():

@@ -262,14 +262,14 @@ class Cursors:
         except pa.ArrowInvalid:
             kept: list[Any] = []
             for at, row in enumerate(rows):
-                one = decimals.slice(at, 1)
+                single = decimals.slice(at, 1)
                 try:
-                    one.validate(full=True)
+                    single.validate(full=True)
                 except pa.ArrowInvalid:
                     self.refuse(np.array([row]), f"more digits than {decimals.type} has in")
                     kept.append(0)
                 else:
-                    kept.append(one[0].as_py())
+                    kept.append(single[0].as_py())
             return decimals_from_python(kept, decimals.type)
         return decimals
 

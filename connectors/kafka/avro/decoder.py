@@ -41,7 +41,7 @@ def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, 
         rows = (
             np.arange(len(values), dtype=np.int64)
             if len(distinct) == 1
-            else np.array([at for at, one in enumerate(headers) if one == header], np.int64)
+            else np.array([at for at, other in enumerate(headers) if other == header], np.int64)
         )
         if schema_id is None:
             why = TOMBSTONE if header is None else UNFRAMED
@@ -71,7 +71,7 @@ class AvroDecoder(RegistryDecoder):
         self._columns = columns
         self._record = record or avro_record
         self._readers: dict[int, _Reader] = {}
-        members = [one for one in reader.members if one.name in columns.names] if reader else []
+        members = [part for part in reader.members if part.name in columns.names] if reader else []
         self._members = {member.name: member for member in members}
         self._aliases = {member.name: member.aliases for member in members}
         self._defaults = defaults_of(members, columns)
@@ -93,7 +93,7 @@ class AvroDecoder(RegistryDecoder):
             columns = reader.columns(cursors, rows)
             good = np.array([row not in faults for row in rows.tolist()], np.bool_)
             mask = pa.array(good)
-            parts.append(columns if good.all() else [one.filter(mask) for one in columns])
+            parts.append(columns if good.all() else [column.filter(mask) for column in columns])
             orders.append(rows[good])
         return Decoded(*_merge(parts, orders, self._columns), faults)
 
@@ -131,10 +131,13 @@ class _Resolution:
             if source is not None and source.type != member.type:
                 self._read[source.name] = source, member
         # Resolve empty arrays: their types are the types of all resolved values.
-        empty = {one.name: pa.nulls(0, one.type) for one in columns_of(written)}
+        empty = {column.name: pa.nulls(0, column.type) for column in columns_of(written)}
         kinds = self.apply(empty, 0, {})
         self.schema = pa.schema(
-            [pa.field(one.name, kinds[one.name].type, one.nullable) for one in columns_of(written)]
+            [
+                pa.field(column.name, kinds[column.name].type, column.nullable)
+                for column in columns_of(written)
+            ]
         )
 
     def apply(
@@ -214,7 +217,7 @@ def as_member(schema: KeptSchema, name: str) -> Record:
 def _node(schema: KeptSchema) -> AvroType:
     if schema.kind is not SchemaKind.AVRO:
         raise ConfigError(f"it is {schema.kind.value}, and format='avro' reads Avro")
-    return parse_avro(schema.text, [one.text for one in schema.references])
+    return parse_avro(schema.text, [reference.text for reference in schema.references])
 
 
 def defaults_of(members: Sequence[Member], columns: pa.Schema) -> Mapping[str, pa.Array]:

@@ -90,7 +90,7 @@ class AvroValues:
         # and 1e39 to infinity for a float, and writes an instant's number in the wrong unit.
         fitted = map(cast_exactly, columns, self._fitted)
         batch = pa.RecordBatch.from_arrays(
-            [_as_numbers(one, kind) for one, kind in zip(fitted, self._types, strict=True)],
+            [_as_numbers(column, kind) for column, kind in zip(fitted, self._types, strict=True)],
             names=self._names,
         )
         encoded: list[bytes] = []
@@ -155,7 +155,7 @@ def _find_written_type(kind: pa.DataType, node: AvroType, where: str) -> pa.Data
         if not inside.keys() >= {field.name for field in fields}:
             return None
         return pa.struct(
-            [_refit(one, inside[one.name], f"{where}, {one.name!r}") for one in fields]
+            [_refit(child, inside[child.name], f"{where}, {child.name!r}") for child in fields]
         )
     if isinstance(node, Items) and is_list(kind):
         return pa.list_(_refit(kind.value_field, node.item, where))
@@ -197,7 +197,7 @@ def _choose_branch(kind: pa.DataType, union: Union, where: str) -> tuple[AvroTyp
     if not choices:
         raise refusal
     # Any text fits a string, but only few texts are symbols.
-    return min(choices, key=lambda one: (one[1] != kind, isinstance(one[0], Symbols)))
+    return min(choices, key=lambda choice: (choice[1] != kind, isinstance(choice[0], Symbols)))
 
 
 _Mark: TypeAlias = Callable[[Any], Any]
@@ -233,7 +233,7 @@ def find_marks(
         mark = item and (lambda values: list(map(item, values)))
     elif isinstance(node, Entries):
         entry = find_marks(kind.item_type, node.value, schema["values"], named)
-        mark = entry and (lambda values: {key: entry(one) for key, one in values.items()})
+        mark = entry and (lambda values: {key: entry(value) for key, value in values.items()})
     return mark and _unless_null(mark)
 
 
@@ -259,7 +259,8 @@ def _find_member_marks(
     fields = {field["name"]: field["type"] for field in schema["fields"]}
     nodes = {member.name: member.type for member in record.members}
     marks_or_none = {
-        one.name: find_marks(one.type, nodes[one.name], fields[one.name], named) for one in kind
+        child.name: find_marks(child.type, nodes[child.name], fields[child.name], named)
+        for child in kind
     }
     marks = {name: mark for name, mark in marks_or_none.items() if mark is not None}
     if not marks:
@@ -305,7 +306,7 @@ def _integers(kind: pa.DataType) -> pa.DataType:
     if arrow.is_map(kind):
         return pa.map_(kind.key_type, kind.item_field.with_type(_integers(kind.item_type)))
     if arrow.is_struct(kind):
-        return pa.struct([one.with_type(_integers(one.type)) for one in kind])
+        return pa.struct([field.with_type(_integers(field.type)) for field in kind])
     if arrow.is_date32(kind) or arrow.is_time32(kind):
         return pa.int32()
     return pa.int64() if arrow.is_temporal(kind) else kind

@@ -263,11 +263,14 @@ def _default(node: AvroType, given: Any) -> Any:
         case Union():
             value = _default_of_union(node, given)
         case Record(members=members):
-            value = {one.name: _default(one.type, _choose_default(one, given)) for one in members}
+            value = {
+                member.name: _default(member.type, _choose_default(member, given))
+                for member in members
+            }
         case Items(item=item):
-            value = [_default(item, one) for one in given]
+            value = [_default(item, element) for element in given]
         case Entries(value=inner):
-            value = [(key, _default(inner, one)) for key, one in given.items()]
+            value = [(key, _default(inner, entry)) for key, entry in given.items()]
         case Scalar(kind="bytes", arrow=kind) | Fixed(arrow=kind):
             # Schemas contain bytes as text with a character for each byte.
             raw = given.encode("latin-1")

@@ -165,8 +165,8 @@ def parse_avro(text: str, references: Sequence[str] = ()) -> AvroType:
         ConfigError: It is not an Avro schema, or it is recursive.
     """
     parser = _Parser()
-    for one in references:
-        parser.parse(_json(one), "")
+    for reference in references:
+        parser.parse(_json(reference), "")
     return parser.parse(_json(text), "")
 
 
@@ -244,12 +244,12 @@ class _Parser:
         self._open.append(name)
         members = tuple(
             Member(
-                str(one["name"]),
-                self.parse(one.get("type"), inner),
-                one.get("default", MISSING),
-                tuple(one.get("aliases", ())),
+                str(field["name"]),
+                self.parse(field.get("type"), inner),
+                field.get("default", MISSING),
+                tuple(field.get("aliases", ())),
             )
-            for one in node.get("fields", ())
+            for field in node.get("fields", ())
         )
         self._open.pop()
         self._named[name] = record = Record(name, members, _aliases(node, inner))
@@ -316,7 +316,7 @@ def arrow_type(node: AvroType) -> pa.DataType:
             entry = pa.field("value", arrow_type(value), nullable=is_nullable(value))
             result = pa.map_(pa.string(), entry)
         case Record(members=members):
-            result = pa.struct([arrow_field(one) for one in members])
+            result = pa.struct([arrow_field(member) for member in members])
         case Union():
             result = _union_type(values_of(node))
     return result
@@ -329,7 +329,9 @@ def _union_type(values: tuple[AvroType, ...]) -> pa.DataType:
         return arrow_type(values[0])
     # Few other programs support Arrow's unions. So use a struct with one field for each branch, of
     # which only one is set.
-    return pa.struct([pa.field(f"member{at}", arrow_type(one)) for at, one in enumerate(values)])
+    return pa.struct(
+        [pa.field(f"member{at}", arrow_type(branch)) for at, branch in enumerate(values)]
+    )
 
 
 def values_of(union: Union) -> tuple[AvroType, ...]:

@@ -255,8 +255,8 @@ def _in_unit(value: int | dt.datetime | None, unit: str) -> int | None:
         return value
     since = value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC)
     microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-    many, one = _PER_MICROSECOND[unit]
-    count, remainder = divmod(microseconds * many, one)
+    many, divisor = _PER_MICROSECOND[unit]
+    count, remainder = divmod(microseconds * many, divisor)
     if remainder:
         raise ValueError(f"{value.isoformat()} is finer than the column's unit, {unit}")
     return count

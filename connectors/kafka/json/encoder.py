@@ -135,7 +135,7 @@ class JsonObjects:
             values.to_python(column) for values, column in zip(self._columns, columns, strict=True)
         ]
         objects = map(_ENCODER.encode, map(self._row, *values))
-        return [header + one for one in objects] if header else list(objects)
+        return [header + encoded for encoded in objects] if header else list(objects)
 
 
 def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
@@ -149,7 +149,9 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.list_(_json_type(kind.value_type, column + ITEMS))
     if arrow.is_struct(kind):
         fields = [_json_type(field.type, f"{column}.{field.name}") for field in kind]
-        return pa.struct([field.with_type(one) for field, one in zip(kind, fields, strict=True)])
+        return pa.struct(
+            [field.with_type(json_type) for field, json_type in zip(kind, fields, strict=True)]
+        )
     if arrow.is_map(kind) and is_text(kind.key_type):
         return pa.map_(pa.string(), _json_type(kind.item_type, column + ENTRIES))
     return _scalar_type(kind, column)

@@ -72,13 +72,16 @@ def _exact(value: Any, written: Any, kind: pa.DataType) -> Any:
         return value if finer is None else _read_instant(finer, written, kind)
     if types.is_list(kind) or types.is_large_list(kind):
         pairs = zip(value or (), written or (), strict=True)
-        return value and [_exact(one, text, kind.value_type) for one, text in pairs]
+        return value and [_exact(item, text, kind.value_type) for item, text in pairs]
     if types.is_map(kind) and value:
-        return {key: _exact(one, written[key], kind.item_type) for key, one in value.items()}
+        return {key: _exact(entry, written[key], kind.item_type) for key, entry in value.items()}
     if types.is_struct(kind) and isinstance(value, Mapping):
         mapping = cast("Mapping[str, Any]", value)
         fields = {field.name: field.type for field in map(kind.field, range(kind.num_fields))}
-        return {name: _exact(one, written.get(name), fields[name]) for name, one in mapping.items()}
+        return {
+            name: _exact(member, written.get(name), fields[name])
+            for name, member in mapping.items()
+        }
     return value
 
 

@@ -93,7 +93,7 @@ class _Types:
                 return self._chosen(schema[choice], path, depth)
         kind = schema.get("type")
         if isinstance(kind, list):
-            kinds = [one for one in cast("list[object]", kind) if one != "null"]
+            kinds = [type_name for type_name in cast("list[object]", kind) if type_name != "null"]
             if len(kinds) != 1:
                 raise _refusal(path, schema)
             inner, _ = self.of({**schema, "type": kinds[0]}, path, depth)
@@ -121,13 +121,13 @@ class _Types:
     def _struct(self, schema: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
         required = set(cast("list[str]", schema.get("required", ())))
         fields: list[pa.Field] = []
-        for name, one in cast("dict[str, Any]", schema["properties"]).items():
-            kind, nullable = self.of(one, f"{path}.{name}".lstrip("."), depth + 1)
+        for name, subschema in cast("dict[str, Any]", schema["properties"]).items():
+            kind, nullable = self.of(subschema, f"{path}.{name}".lstrip("."), depth + 1)
             fields.append(pa.field(name, kind, nullable=nullable or name not in required))
         return pa.struct(fields)
 
     def _chosen(self, choices: list[Any], path: str, depth: int) -> tuple[pa.DataType, bool]:
-        others = [one for one in choices if one.get("type") != "null"]
+        others = [choice for choice in choices if choice.get("type") != "null"]
         if len(others) != 1:
             raise _refusal(path, {"oneOf": choices})
         inner, nullable = self.of(others[0], path, depth + 1)

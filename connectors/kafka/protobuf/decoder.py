@@ -131,7 +131,7 @@ class ProtobufDecoder(RegistryDecoder):
 
     def _all_first(self, values: Sequence[bytes | None]) -> bool:
         """Return True if all values are the message to read, and it is the first of one schema."""
-        starts = {None if one is None else one[:_FIRST_MESSAGE_BYTES] for one in values}
+        starts = {None if value is None else value[:_FIRST_MESSAGE_BYTES] for value in values}
         start = next(iter(starts), None)
         # A single zero after the id means the path [0], the first message of the schema.
         if len(starts) != 1 or start is None or start[HEADER_BYTES:] != b"\0":
@@ -222,8 +222,8 @@ def fitting_of(message: Descriptor, columns: pa.Schema) -> tuple[Fitting, pa.Sch
     columns_of_fields = columns_of_message(message, columns.names)
     written = pa.schema(
         [
-            one.with_type(_with_nanos(one.type, columns.field(one.name).type))
-            for one in columns_of_fields
+            column.with_type(_with_nanos(column.type, columns.field(column.name).type))
+            for column in columns_of_fields
         ]
     )
     fitting = Fitting(written, columns, aliases={}, defaults={})
@@ -243,9 +243,12 @@ def _with_nanos(have: pa.DataType, want: pa.DataType) -> pa.DataType:
         item = have.value_field
         return pa.list_(item.with_type(_with_nanos(item.type, want.value_type)))
     if arrow.is_struct(have) and arrow.is_struct(want):
-        types = {one.name: one.type for one in want}
+        types = {field.name: field.type for field in want}
         return pa.struct(
-            [one.with_type(_with_nanos(one.type, types.get(one.name, one.type))) for one in have]
+            [
+                field.with_type(_with_nanos(field.type, types.get(field.name, field.type)))
+                for field in have
+            ]
         )
     return have
 
@@ -271,17 +274,17 @@ def _value_of(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     get = attrgetter(field.name)
     described: Any = field
     if is_map(field):
-        one = _single(described.message_type.fields_by_name["value"], kind.item_type)
-        return lambda message: [(key, one(value)) for key, value in get(message).items()]
+        read = _single(described.message_type.fields_by_name["value"], kind.item_type)
+        return lambda message: [(key, read(value)) for key, value in get(message).items()]
     if is_repeated(field):
         item = _single(field, kind.value_type)
         return lambda message: list(map(item, get(message)))
-    one = _single(field, kind)
+    read = _single(field, kind)
     if not is_nullable(field):
-        return get if one is _same else lambda message: one(get(message))
+        return get if read is _same else lambda message: read(get(message))
     name = field.name
     # Without HasField an absent field would be read as its default.
-    return lambda message: one(get(message)) if message.HasField(name) else None
+    return lambda message: read(get(message)) if message.HasField(name) else None
 
 
 def _same(value: Any) -> Any:
@@ -292,7 +295,7 @@ def _single(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     described: Any = field
     if described.enum_type is not None:
         numbers = described.enum_type.values_by_number
-        names = {number: one.name for number, one in numbers.items()}
+        names = {number: enum_value.name for number, enum_value in numbers.items()}
         # A value that a newer version has added has no name here. Its number is read instead; see
         # `message_with_numbers`.
         return lambda number: names.get(number, str(number))
@@ -308,8 +311,8 @@ def _single(field: FieldDescriptor, kind: pa.DataType) -> _Value:
 
 def _struct(message: Descriptor, kind: pa.DataType) -> _Value:
     members = [
-        (one.name, _value_of(one, member.type))
-        for one, member in zip(message.fields, kind, strict=True)
+        (message_field.name, _value_of(message_field, member.type))
+        for message_field, member in zip(message.fields, kind, strict=True)
     ]
     return lambda value: {name: member(value) for name, member in members}
 

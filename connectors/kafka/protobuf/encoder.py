@@ -68,7 +68,8 @@ class ProtobufValues:
         self._error = encode_error()
         self._names = columns.names
         self._fields = [
-            pa.field(one.name, _to_python_times(to_plain_type(one.type))) for one in columns
+            pa.field(column.name, _to_python_times(to_plain_type(column.type)))
+            for column in columns
         ]
         """The types to which columns are cast."""
         self._members = _Members(message_type, columns.names, dot="")
@@ -127,7 +128,7 @@ def _to_python_times(kind: pa.DataType) -> pa.DataType:
     if is_list(kind):
         return pa.list_(kind.value_field.with_type(_to_python_times(kind.value_type)))
     if arrow.is_struct(kind):
-        return pa.struct([one.with_type(_to_python_times(one.type)) for one in kind])
+        return pa.struct([field.with_type(_to_python_times(field.type)) for field in kind])
     if arrow.is_timestamp(kind):
         return pa.timestamp(kind.unit, "UTC")
     return pa.time64("us") if arrow.is_time64(kind) else kind
@@ -143,8 +144,10 @@ def _is_cast(kind: pa.DataType) -> bool:
 
 
 def _check_columns(columns: Sequence[pa.Field], message: Descriptor) -> None:
-    required = [one.name for one in to_proto(message).field if one.label == one.LABEL_REQUIRED]
-    names = [one.name for one in columns]
+    required = [
+        field.name for field in to_proto(message).field if field.label == field.LABEL_REQUIRED
+    ]
+    names = [arrow_field.name for arrow_field in columns]
     check_fields(names, message.fields_by_name, required, f"message {message.full_name}")
     for column in columns:
         kind, inner = _item_type(column.type), inner_message(column.name, message)
@@ -181,7 +184,7 @@ class _Members:
         """
         members = self._members
         try:
-            return self.make(**{name: members[name]([one])[0] for name, one in values.items()})
+            return self.make(**{name: members[name]([value])[0] for name, value in values.items()})
         except ENCODING_ERRORS as error:
             raise self.find_fault(values, error) from error
 
@@ -200,7 +203,7 @@ def _member_converter(field: FieldDescriptor) -> _ConvertAll:
     convert = _converter(field)
     if is_repeated(field):
         return lambda values: list(map(convert, values))
-    return lambda values: [None if one is None else convert(one) for one in values]
+    return lambda values: [None if value is None else convert(value) for value in values]
 
 
 def _converter(field: FieldDescriptor) -> _Convert:
@@ -273,7 +276,7 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
         return lambda value: make(value=wrap(value))
     # Create it at the first value, because a message may contain itself. The nesting of values is
     # finite.
-    make_members = cache(partial(_Members, message, [one.name for one in message.fields]))
+    make_members = cache(partial(_Members, message, [member.name for member in message.fields]))
     return lambda value: make_members().build(value)
 
 

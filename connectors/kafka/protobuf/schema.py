@@ -134,19 +134,19 @@ def compile_schema(schema: KeptSchema) -> bytes:
 
 def _laid_out(sources: Iterable[NamedSchema], directory: Path) -> Iterator[bytes]:
     """Write the texts of `sources` as files. Yield those that are compiled already."""
-    for one in sources:
-        descriptor = _descriptor_in(one)
+    for source in sources:
+        descriptor = _descriptor_in(source)
         if descriptor is not None:
             yield descriptor
             continue
-        path = directory / one.name
+        path = directory / source.name
         if not path.resolve().is_relative_to(directory.resolve()):
             raise ConfigError(
-                f"it imports {one.name!r}, a path outside the directory of its schemas; register"
+                f"it imports {source.name!r}, a path outside the directory of its schemas; register"
                 " the reference by a relative path without `..`"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(one.text, encoding="utf-8")
+        path.write_text(source.text, encoding="utf-8")
 
 
 def _descriptor_in(source: NamedSchema) -> bytes | None:
@@ -163,8 +163,8 @@ def _descriptor_in(source: NamedSchema) -> bytes | None:
 
 
 def _built_in(sources: Iterable[NamedSchema]) -> Iterator[bytes]:
-    texts = [one.text for one in sources]
-    given = {one.name for one in sources}
+    texts = [source.text for source in sources]
+    given = {source.name for source in sources}
     for name, modules in _BUILT_IN.items():
         if name not in given and any(name in text for text in texts):
             descriptor = _protobuf("descriptor_pb2").FileDescriptorProto.FromString(
@@ -191,8 +191,8 @@ def _import_first(modules: Sequence[str]) -> Any:
 def _set_of(files: Iterable[bytes]) -> bytes:
     descriptor_pb2 = _protobuf("descriptor_pb2")
     descriptor_set = descriptor_pb2.FileDescriptorSet()
-    for one in files:
-        descriptor_set.file.add().MergeFromString(one)
+    for file in files:
+        descriptor_set.file.add().MergeFromString(file)
     return bytes(descriptor_set.SerializeToString())
 
 
@@ -237,11 +237,11 @@ def _name_messages(
     messages: Iterable[DescriptorProto], space: str, outer: MessagePath
 ) -> Iterator[tuple[MessagePath, str]]:
     # Maps are messages only in descriptors. Java, which set this rule, does not count them.
-    written = [one for one in messages if not one.options.map_entry]
-    for at, one in enumerate(written):
-        name = f"{space}.{one.name}".lstrip(".")
+    written = [message for message in messages if not message.options.map_entry]
+    for at, message in enumerate(written):
+        name = f"{space}.{message.name}".lstrip(".")
         yield (*outer, at), name
-        yield from _name_messages(one.nested_type, name, (*outer, at))
+        yield from _name_messages(message.nested_type, name, (*outer, at))
 
 
 def path_of(descriptors: bytes, message: str | None) -> MessagePath:
@@ -282,8 +282,8 @@ def message_with_numbers(descriptors: bytes, message: Descriptor) -> Descriptor:
     """
     files = _files(descriptors)
     for file in files:
-        for one in file.message_type:
-            _make_numbers(one)
+        for message_type in file.message_type:
+            _make_numbers(message_type)
     return _find_message(files, message.full_name)
 
 
@@ -293,15 +293,15 @@ def _make_numbers(message: DescriptorProto) -> None:
             field.type = field.TYPE_INT32
             field.ClearField("type_name")
             field.ClearField("default_value")
-    for one in message.nested_type:
-        _make_numbers(one)
+    for nested in message.nested_type:
+        _make_numbers(nested)
 
 
 def _find_message(files: Iterable[FileDescriptorProto], name: str) -> Descriptor:
     # Use a separate pool: in the default pool of the process two versions of a file would collide.
     pool = _protobuf("descriptor_pool").DescriptorPool()
-    for one in files:
-        pool.AddSerializedFile(one.SerializeToString())
+    for file in files:
+        pool.AddSerializedFile(file.SerializeToString())
     descriptor: Descriptor = pool.FindMessageTypeByName(name)
     return descriptor
 
@@ -334,7 +334,7 @@ def columns_of_message(message: Descriptor, names: Iterable[str] | None = None) 
         ConfigError: The message has no field of such a name, or a field is a message that contains
             itself.
     """
-    fields = {one.name: one for one in message.fields}
+    fields = {field.name: field for field in message.fields}
     selected = list(fields if names is None else names)
     lost = [name for name in selected if name not in fields]
     if lost:
@@ -372,8 +372,12 @@ def _type(field: FieldDescriptor, path: tuple[str, ...]) -> pa.DataType:
         entry: Any = field.message_type
         key, value = (entry.fields_by_name[name] for name in ("key", "value"))
         return pa.map_(_single(key, path), pa.field("value", _single(value, path), nullable=False))
-    one = _single(field, path)
-    return pa.list_(pa.field("item", one, nullable=False)) if is_repeated(field) else one
+    single_type = _single(field, path)
+    return (
+        pa.list_(pa.field("item", single_type, nullable=False))
+        if is_repeated(field)
+        else single_type
+    )
 
 
 def _single(field: FieldDescriptor, path: tuple[str, ...]) -> pa.DataType:
@@ -393,7 +397,7 @@ def _single(field: FieldDescriptor, path: tuple[str, ...]) -> pa.DataType:
             " column can hold it"
         )
     inner = (*path, message.full_name)
-    return pa.struct([_field(one, inner) for one in message.fields])
+    return pa.struct([_field(member, inner) for member in message.fields])
 
 
 _WIDER: Mapping[str, frozenset[str]] = {
@@ -449,7 +453,7 @@ def _reread_fault(
         )
     if after.message_type is None or after.message_type.full_name in path:
         return None
-    names = [one.name for one in after.message_type.fields]
+    names = [field.name for field in after.message_type.fields]
     inner = path | {str(after.message_type.full_name)}
     return find_reread(before.message_type, after.message_type, names, inner)
 
@@ -528,8 +532,11 @@ class _Numbers:
         self._names: set[str] = set()
         if latest is not None:
             proto = to_proto(latest)
-            self._known = {one.name: one.number for one in proto.field}
-            self._reserved = [(one.start, one.end) for one in proto.reserved_range]
+            self._known = {field.name: field.number for field in proto.field}
+            self._reserved = [
+                (reserved_range.start, reserved_range.end)
+                for reserved_range in proto.reserved_range
+            ]
             self._names = set(proto.reserved_name)
         # The number of a removed field is never reused: old readers would read the new values as
         # the old field.
@@ -549,13 +556,16 @@ class _Numbers:
         """Return the numbers and the names of removed fields, each list only if it is not empty."""
         present = set(names)
         lost = self._known.keys() - present
-        ranges = [*self._reserved, *((self._known[one], self._known[one] + 1) for one in lost)]
+        ranges = [
+            *self._reserved,
+            *((self._known[lost_name], self._known[lost_name] + 1) for lost_name in lost),
+        ]
         numbers = [
             str(start) if end == start + 1 else f"{start} to {end - 1}"
             for start, end in sorted(ranges)
         ]
         quoted = [f'"{name}"' for name in sorted((self._names | lost) - present)]
-        return [one for one in (numbers, quoted) if one]
+        return [listed for listed in (numbers, quoted) if listed]
 
 
 def to_proto(message: Descriptor) -> Any:
