@@ -314,12 +314,12 @@ def register(spark: SparkSession) -> None:
         jvm = cast("Any", spark.sparkContext)._jvm
         # Spark looks formats up in the active session of the thread, which a new thread lacks.
         getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)
-    for one in FORMATS:
+    for format_class in FORMATS:
         # A second registration would replace the format, with a warning for each.
-        if session is not None and _is_registered(session, one.name()):
+        if session is not None and _is_registered(session, format_class.name()):
             continue
         try:
-            spark.dataSource.register(cast("type[DataSource]", ShippedFormat(one)))
+            spark.dataSource.register(cast("type[DataSource]", ShippedFormat(format_class)))
         except PySparkException as error:
             # The installation has made Spark discover this same format already.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":

@@ -322,7 +322,7 @@ class BatchCommits:
             OnceflowError: See `BatchDecisions.read_claim`.
         """
         return not batch.source and any(
-            one.attempt > attempt for one in self.decisions.read_claim().decisions
+            decision.attempt > attempt for decision in self.decisions.read_claim().decisions
         )
 
     @property
@@ -380,7 +380,7 @@ class BatchCommits:
             claim = self.decisions.claim_next(self._claimed)
         if claim is None:
             newest = self._require_own_claim() if after is None else after
-            claim = self.decisions.claim(lambda one: self._open(one, schema), after=newest)
+            claim = self.decisions.claim(lambda attempt: self._open(attempt, schema), after=newest)
             self._opened = schema
         self._claimed = claim.attempt
         return claim
@@ -457,15 +457,18 @@ class BatchCommits:
         Raises:
             SinkError: The driver does not see them. Nothing is decided.
         """
-        seen = {one.transaction for one in self._committer_for(reports[0].attempt).in_doubt()}
+        seen = {
+            committable.transaction
+            for committable in self._committer_for(reports[0].attempt).in_doubt()
+        }
         for report in reports:
-            for one in report.committables:
-                if one.transaction not in seen:
+            for committable in report.committables:
+                if committable.transaction not in seen:
                     raise SinkError(
                         f"{report.batch}: partition {report.partition} was tried again and has"
-                        f" staged its rows as {one}, for {report.beside} holds them prepared; the"
-                        " driver does not see them. Give option stagingLocation, a place that"
-                        " driver and executors share; the next run rolls both back"
+                        f" staged its rows as {committable}, for {report.beside} holds them"
+                        " prepared; the driver does not see them. Give option stagingLocation, a"
+                        " place that driver and executors share; the next run rolls both back"
                     )
 
     def _around_roll_backs(
@@ -484,7 +487,7 @@ class BatchCommits:
         if self.target.sink.committed_by is CommittedBy.SLOTS:
             return to_commits(committables)
         # Such a commit is one version of the table. Two attempts never share a version.
-        by_attempt = groupby(committables, key=lambda one: one.transaction.attempt)
+        by_attempt = groupby(committables, key=lambda committable: committable.transaction.attempt)
         return [
             CommitWhole(GlobalCommit(batch_checkpoint(AttemptId(attempt)), tuple(listed)))
             for attempt, listed in by_attempt
@@ -513,7 +516,7 @@ class BatchCommits:
         sink, sink_id = self.target.sink, self.target.sink_id
         parts = sink.names(sink_id) if isinstance(sink, SinkGroup) else {sink_id: str(sink)}
         return describe_lost_rows(
-            [one for one in claim.decisions if not one.is_committed],
+            [decision for decision in claim.decisions if not decision.is_committed],
             lost,
             part_of=parts.__getitem__,
             owner=self.target.owner,

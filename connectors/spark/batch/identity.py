@@ -63,7 +63,9 @@ def stream_target(
         ConfigError: The options do not name a target, or name an invalid sink id.
         StorageError: The checkpoint cannot be read.
     """
-    if token := next((one for one in ("txnAppId", "txnVersion") if one.lower() in options), None):
+    if token := next(
+        (name for name in ("txnAppId", "txnVersion") if name.lower() in options), None
+    ):
         raise ConfigError(
             f"option {token} is for write: what names a query, and each of its batches, is its"
             " checkpointLocation. Leave txnAppId and txnVersion out"
@@ -239,7 +241,7 @@ def locate_target(sink: Sink) -> TargetLocation:
         assert isinstance(sink, KafkaSink)
         topics = [sink.topic] if isinstance(sink.topic, str) else sorted(sink.topic)
         # The same brokers may be listed in any order and case.
-        servers = sorted(one.strip().lower() for one in sink.bootstrap_servers.split(","))
+        servers = sorted(address.strip().lower() for address in sink.bootstrap_servers.split(","))
         facts = {"kafka.bootstrap.servers": ",".join(servers)}
         return TargetLocation(
             "KafkaSink", ",".join(topics), facts, kind="topic", find_cluster=sink.find_cluster_id

@@ -21,9 +21,13 @@ def find_lost_rows(
     `in_doubt` are the transactions that have a file. A transaction without a file is committed
     already, or lost.
     """
-    held = {one.transaction for one in in_doubt}
-    missing = [one for one in decided if is_staged(one) and one.transaction not in held]
-    return [one for one in missing if _is_lost(committer.commit(one))]
+    held = {committable.transaction for committable in in_doubt}
+    missing = [
+        committable
+        for committable in decided
+        if is_staged(committable) and committable.transaction not in held
+    ]
+    return [committable for committable in missing if _is_lost(committer.commit(committable))]
 
 
 def _is_lost(outcome: CommitOutcome) -> bool:
@@ -52,15 +56,16 @@ def describe_lost_rows(
 
     `part_of` returns the target of a sink id. `owner` is the writer: a query, or batch writes.
     """
-    names = {one.transaction for one in lost}
+    names = {committable.transaction for committable in lost}
     batches = [
-        str(one.batch)
-        for one in decisions
-        if any(listed.transaction in names for listed in one.committables)
+        str(decision.batch)
+        for decision in decisions
+        if any(listed.transaction in names for listed in decision.committables)
     ]
     rows = ", ".join(
-        f"{one.transaction} ({one.rows} rows for {part_of(one.transaction.sink_id)})"
-        for one in lost[:_IDS_MAX]
+        f"{committable.transaction} ({committable.rows} rows for"
+        f" {part_of(committable.transaction.sink_id)})"
+        for committable in lost[:_IDS_MAX]
     )
     more = f" and {len(lost) - _IDS_MAX} more" if len(lost) > _IDS_MAX else ""
     text = (
@@ -72,7 +77,7 @@ def describe_lost_rows(
     command = _command(decisions[0], owner) if can_give_up and decisions else ""
     if not command:
         return text
-    ids = " ".join(str(one.transaction) for one in lost[:_IDS_MAX])
+    ids = " ".join(str(committable.transaction) for committable in lost[:_IDS_MAX])
     return (
         f"{text}. If it is lost for good, give them up: onceflow txn abort {ids} --force --url"
         f" URL {command} --storage DIRECTORY, which is today's stagingLocation and may be"

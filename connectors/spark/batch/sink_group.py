@@ -99,7 +99,11 @@ class _GroupCommitter(Committer):
 
     @override
     def in_doubt(self) -> Sequence[Committable]:
-        return tuple(one for committer in self._committers.values() for one in committer.in_doubt())
+        return tuple(
+            committable
+            for committer in self._committers.values()
+            for committable in committer.in_doubt()
+        )
 
     @override
     def find_prepare_time(self, committable: Committable) -> datetime | None:
@@ -127,7 +131,7 @@ class _GroupCommitter(Committer):
 
 def group_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """Return one schema that contains the schemas of all parts."""
-    return pa.schema([pa.field(name, pa.struct(list(one))) for name, one in schemas.items()])
+    return pa.schema([pa.field(name, pa.struct(list(schema))) for name, schema in schemas.items()])
 
 
 def part_schema(schema: pa.Schema, name: str) -> pa.Schema:

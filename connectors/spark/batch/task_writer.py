@@ -251,14 +251,14 @@ class _Letters:
     def take(self, rejected: Sequence[RejectedRows]) -> None:
         """Write the rejected rows as dead letters, or log their number."""
         target = self._plan.dead_letters
-        for one in rejected:
+        for rejection in rejected:
             if target is None:
                 _log.warning(
                     "sink %s: %s: %d bad rows dropped, the first: %s",
                     self._plan.target.sink_id,
                     self._plan.batch,
-                    one.rows.num_rows,
-                    one.reasons[0],
+                    rejection.rows.num_rows,
+                    rejection.reasons[0],
                 )
                 continue
             if self._writer is None:
@@ -267,7 +267,7 @@ class _Letters:
                 task = replace(self._task, partition=self._task.partition + 1)
                 context = _context(target, self._plan, task, self._checkpoint, DEAD_LETTERS)
                 self._writer = _open_writer(target, context)
-            letters = letters_of_rows(one.rows, one.reasons)
+            letters = letters_of_rows(rejection.rows, rejection.reasons)
             self._writer.write(batch_of_letters(self._plan.target.sink_id, letters))
 
     def pre_commits(self) -> tuple[Committable, ...]:

@@ -68,7 +68,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
             StorageError: The file cannot be written.
         """
         encoder = self._encoder()
-        elements = [one for batch in iterator for one in encoder.elements(batch)]
+        elements = [element for batch in iterator for element in encoder.elements(batch)]
         writer = self._write.directory().state_writer(
             f"{self._unique}-{uuid.uuid4().hex[:12]}", self._write.uid
         )

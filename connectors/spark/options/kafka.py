@@ -212,7 +212,11 @@ KAFKA_READ_STREAM = OptionTable(
     ignored=_IGNORED,
     refused={**_NOT_READ, "endingOffsets": "a stream has no end; use `read`"},
 )
-_LIMITS = tuple(one.name for one in KAFKA_READ_STREAM.options if one.argument in _OF_STREAMS)
+_LIMITS = tuple(
+    spark_option.name
+    for spark_option in KAFKA_READ_STREAM.options
+    if spark_option.argument in _OF_STREAMS
+)
 KAFKA_READ = OptionTable(
     format="onceflow-kafka",
     direction="read",
@@ -241,7 +245,7 @@ def schema_of_reading(given: Mapping[str, str]) -> pa.Schema:
         ConfigError: Neither direction accepts these options.
     """
     names = {name.lower() for name in given}
-    of_stream = names & {one.lower() for one in _LIMITS}
+    of_stream = names & {limit.lower() for limit in _LIMITS}
     table = KAFKA_READ_STREAM if of_stream else KAFKA_READ
     read = table.make(given)
     with table.words.translate_errors():

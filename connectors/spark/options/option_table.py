@@ -66,7 +66,7 @@ class OptionTable(Generic[T_co]):
     @cached_property
     def options(self) -> tuple[SparkOption, ...]:
         """The options without those of clients: required ones first, then in field order."""
-        options = (one for one in self._list_all() if not one.name.endswith("*"))
+        options = (option for option in self._list_all() if not option.name.endswith("*"))
         return tuple(sorted(options, key=self._rank))
 
     def _rank(self, option: SparkOption) -> int:
@@ -78,19 +78,24 @@ class OptionTable(Generic[T_co]):
     def clients(self) -> Mapping[str, SparkOption]:
         """The options of clients by prefix. Each becomes a mapping of names without the prefix."""
         return {
-            one.name.removesuffix("*"): one for one in self._list_all() if one.name.endswith("*")
+            option.name.removesuffix("*"): option
+            for option in self._list_all()
+            if option.name.endswith("*")
         }
 
     def _list_all(self) -> Iterator[SparkOption]:
-        declared = {one.name: one.default for one in fields(cast("Any", self.description))}
+        declared = {
+            declared_field.name: declared_field.default
+            for declared_field in fields(cast("Any", self.description))
+        }
         for argument, meaning in list_options(self.description):
             if meaning.spark and argument not in self.without:
                 default = self.defaults.get(argument, declared[argument])
                 yield SparkOption(meaning.spark, argument, meaning, default)
 
-    def help_of(self, one: SparkOption) -> str:
+    def help_of(self, option: SparkOption) -> str:
         """Return the help of an option, with the names of options."""
-        return self.helps.get(one.argument) or self.words.spoken(one.meaning.help)
+        return self.helps.get(option.argument) or self.words.spoken(option.meaning.help)
 
     def make(self, given: Mapping[str, str]) -> T_co:
         """Return the description that the options `given` create.
@@ -106,7 +111,7 @@ class OptionTable(Generic[T_co]):
     @property
     def words(self) -> OptionWords:
         """The names of the description's fields as options."""
-        names = {one.argument: one.name for one in (*self.options, *self.clients.values())}
+        names = {option.argument: option.name for option in (*self.options, *self.clients.values())}
         return OptionWords({**names, **self.named}, self.instead)
 
     def arguments(self, given: Mapping[str, str]) -> dict[str, object]:
@@ -163,7 +168,7 @@ class OptionTable(Generic[T_co]):
         # error.
         if name.lower() in {other.lower() for other in self.refused}:
             return None
-        return next((one for one in self.clients if name.lower().startswith(one)), None)
+        return next((prefix for prefix in self.clients if name.lower().startswith(prefix)), None)
 
     def _is_known_elsewhere(self, name: str) -> bool:
         return name.lower() in {*_RESERVED, *(other.lower() for other in self.ignored)}
@@ -184,7 +189,9 @@ class OptionTable(Generic[T_co]):
         names = [option.name for option in self.options]
         known = (*names, *self.ignored, *self.refused, *_PROTOCOL_NAMES)
         listed = {*names, *(_PROTOCOL_NAMES if self.direction == "write" else ())}
-        there = ", ".join([*sorted(listed, key=str.lower), *(f"{one}*" for one in self.clients)])
+        there = ", ".join(
+            [*sorted(listed, key=str.lower), *(f"{prefix}*" for prefix in self.clients)]
+        )
         return (
             f"format {self.format} has no option {name!r} for {self.direction}:"
             f" {_suggest(name, known)}there are {there}"
@@ -192,7 +199,7 @@ class OptionTable(Generic[T_co]):
 
 
 def _suggest(name: str, names: Iterable[str]) -> str:
-    by_lower = {one.lower(): one for one in names}
+    by_lower = {known.lower(): known for known in names}
     near = get_close_matches(name.lower(), by_lower, n=1)
     return f"did you mean {by_lower[near[0]]!r}? " if near else ""
 

@@ -44,7 +44,7 @@ def _parse_kind(text: str) -> object:
 
 
 def _parse_aggregates(text: str) -> dict[str, str]:
-    pairs = dict(one.strip().split("=") for one in text.split(","))
+    pairs = dict(pair.strip().split("=") for pair in text.split(","))
     if not set(pairs.values()) <= {"sum", "count", "min", "max"}:
         raise ValueError
     return pairs

@@ -75,7 +75,7 @@ class CheckpointsReader(DataSourceReader):
         """
         storage, job = self._place.storage, self._place.job
         jobs = [open_job(storage, job).job] if job else list(storage.open("_").jobs())
-        return [InputPartition(one) for one in jobs] or [InputPartition(None)]
+        return [InputPartition(job_name) for job_name in jobs] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one job. Runs in a task."""
@@ -94,8 +94,8 @@ def checkpoints_schema() -> StructType:
 
 def _rows(location: JobLocation) -> Iterator[dict[str, Any]]:
     job = open_job(location.storage, location.job)
-    for one in checkpoints_of(job):
-        yield _row(one)
+    for checkpoint in checkpoints_of(job):
+        yield _row(checkpoint)
     for savepoint in savepoints_of(location.storage, job):
         if isinstance(savepoint, StoredCheckpoint):
             yield _row(savepoint)
@@ -122,7 +122,7 @@ def _row(stored: StoredCheckpoint) -> dict[str, Any]:
         "parallelism": completed.parallelism,
         "max_parallelism": completed.max_parallelism,
         "final": completed.final,
-        "size_bytes": sum(one["size_bytes"] for one in operators),
+        "size_bytes": sum(operator["size_bytes"] for operator in operators),
         "files": len(handles_of(completed.snapshots)),
         "transactions": len(committables_of(completed)),
         "operators": operators,
@@ -153,8 +153,8 @@ def _states(
         problems.append(str(error))
     try:
         states += [
-            {"name": one.name, "kind": _KINDS[one.mode], "type": one.type}
-            for one in operator_states(parts, stored.reader)
+            {"name": state.name, "kind": _KINDS[state.mode], "type": state.type}
+            for state in operator_states(parts, stored.reader)
         ]
     except (CheckpointError, StateError, StorageError) as error:
         problems.append(str(error))

@@ -112,7 +112,7 @@ class FilesStreamReader(Speaker, DataSourceStreamReader):
 
         Runs on the driver.
         """
-        after, through = (CheckpointId(one["checkpoint"]) for one in (start, end))
+        after, through = (CheckpointId(offset["checkpoint"]) for offset in (start, end))
         return _tasks(self._table.files_between(after, through))
 
     @in_option_words

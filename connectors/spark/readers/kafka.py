@@ -66,14 +66,20 @@ class KafkaBatchReader(Speaker, DataSourceReader):
         ranges: list[OffsetRange] = []
         with Catalog(self._settings) as catalog:
             for facts in catalog.list_topics().values():
-                for one in catalog.resolve_positions(facts):
-                    end = one.next if one.stop is None else one.stop
+                for position in catalog.resolve_positions(facts):
+                    end = position.next if position.stop is None else position.stop
                     ranges.append(
-                        OffsetRange(one.topic, one.partition, one.next, end, one.topic_id)
+                        OffsetRange(
+                            position.topic,
+                            position.partition,
+                            position.next,
+                            end,
+                            position.topic_id,
+                        )
                     )
         limits = self._limits
         tasks = tasks_of(
-            [one for one in ranges if len(one)],
+            [offset_range for offset_range in ranges if len(offset_range)],
             least=limits.tasks_least,
             rows_most=limits.task_rows_most,
         )
@@ -95,10 +101,16 @@ class KafkaBatchReader(Speaker, DataSourceReader):
         yield from read_task(self._settings, partition, self._schema)
         # No check is needed if nothing was read, and none is possible if brokers have no ids.
         ranges = partition.ranges if isinstance(partition, KafkaTask) else ()
-        positions = [_to_position(one) for one in ranges if one.topic_id]
+        positions = [_to_position(offset_range) for offset_range in ranges if offset_range.topic_id]
         if positions and self._settings.fail_on_data_loss:
             check_not_replaced(self._settings, positions)
 
 
-def _to_position(one: OffsetRange) -> PartitionPosition:
-    return PartitionPosition(one.topic, one.partition, one.end, one.end, one.topic_id)
+def _to_position(offset_range: OffsetRange) -> PartitionPosition:
+    return PartitionPosition(
+        offset_range.topic,
+        offset_range.partition,
+        offset_range.end,
+        offset_range.end,
+        offset_range.topic_id,
+    )

@@ -40,7 +40,7 @@ class StreamOffsets:
         document: Document = {}
         # Sort, because Spark compares offsets by their text.
         for (topic, partition), position in sorted(self.positions.items()):
-            one = document.setdefault(
+            entry = document.setdefault(
                 topic,
                 {
                     "topic_id": position.topic_id,
@@ -48,9 +48,9 @@ class StreamOffsets:
                     "offsets": {},
                 },
             )
-            one["offsets"][str(partition)] = position.next
+            entry["offsets"][str(partition)] = position.next
             if (topic, partition) in self.began:
-                one.setdefault("began", {})[str(partition)] = self.began[topic, partition]
+                entry.setdefault("began", {})[str(partition)] = self.began[topic, partition]
         return document
 
     @classmethod
@@ -63,18 +63,18 @@ class StreamOffsets:
         positions: dict[_Place, PartitionPosition] = {}
         began: dict[_Place, int] = {}
         try:
-            for topic, one in document.items():
-                for partition, offset in cast("Mapping[str, int]", one["offsets"]).items():
+            for topic, entry in document.items():
+                for partition, offset in cast("Mapping[str, int]", entry["offsets"]).items():
                     partition_id = (topic, int(partition))
                     positions[partition_id] = PartitionPosition(
                         topic,
                         int(partition),
                         int(offset),
-                        topic_id=str(one["topic_id"]),
-                        cluster_id=str(one["cluster_id"]),
+                        topic_id=str(entry["topic_id"]),
+                        cluster_id=str(entry["cluster_id"]),
                     )
                 began.update(
-                    {(topic, int(number)): int(at) for number, at in one.get("began", {}).items()}
+                    {(topic, int(number)): int(at) for number, at in entry.get("began", {}).items()}
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateIncompatible(
@@ -122,11 +122,11 @@ def ranges_between(
             last = position.next
             raise gap_error(*partition, offset_next=first, low=last, high=last)
         ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
-    return [one for one in ranges if len(one)]
+    return [offset_range for offset_range in ranges if len(offset_range)]
 
 
-def _same_topic(one: PartitionPosition, other: PartitionPosition) -> bool:
-    pairs = ((one.topic_id, other.topic_id), (one.cluster_id, other.cluster_id))
+def _same_topic(position: PartitionPosition, other: PartitionPosition) -> bool:
+    pairs = ((position.topic_id, other.topic_id), (position.cluster_id, other.cluster_id))
     return all(not old or not new or old == new for old, new in pairs)
 
 
@@ -145,7 +145,7 @@ def limit_ends(
     shares = {partition: most * size // total for partition, size in sizes.items()}
     left = max(1, most) - sum(shares.values())
     # Distribute the remainder to the longest partitions first, one offset each.
-    for partition in sorted(sizes, key=lambda one: (-sizes[one], one)):
+    for partition in sorted(sizes, key=lambda candidate: (-sizes[candidate], candidate)):
         if left > 0 and shares[partition] < sizes[partition]:
             shares[partition] += 1
             left -= 1
@@ -169,24 +169,24 @@ def tasks_of(
     """
     pieces: list[OffsetRange] = []
     total = sum(map(len, ranges))
-    for one in ranges:
+    for offset_range in ranges:
         count = 1
         if least > len(ranges):
             # Divide in proportion and round up: one task too many is better than one too few.
-            count = -(-least * len(one) // total)
+            count = -(-least * len(offset_range) // total)
         if rows_most:
-            count = max(count, -(-len(one) // rows_most))
-        pieces += _cut(one, min(count, len(one)))
+            count = max(count, -(-len(offset_range) // rows_most))
+        pieces += _cut(offset_range, min(count, len(offset_range)))
     if least or rows_most:
         return [(piece,) for piece in pieces]
     return _pack_tasks(pieces)
 
 
-def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
+def _cut(offset_range: OffsetRange, count: int) -> list[OffsetRange]:
     # Integer arithmetic from one end: the sizes differ by at most one, and there is no gap.
-    bounds = [one.first + len(one) * index // count for index in range(count + 1)]
+    bounds = [offset_range.first + len(offset_range) * index // count for index in range(count + 1)]
     return [
-        OffsetRange(one.topic, one.partition, first, end, one.topic_id)
+        OffsetRange(offset_range.topic, offset_range.partition, first, end, offset_range.topic_id)
         for first, end in pairwise(bounds)
     ]
 
@@ -194,11 +194,11 @@ def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
 def _pack_tasks(ranges: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
     tasks: list[list[OffsetRange]] = []
     room = 0
-    for one in ranges:
-        if tasks and len(one) <= room:
-            tasks[-1].append(one)
-            room -= len(one)
+    for offset_range in ranges:
+        if tasks and len(offset_range) <= room:
+            tasks[-1].append(offset_range)
+            room -= len(offset_range)
         else:
-            tasks.append([one])
-            room = PACKED_ROWS - len(one)
+            tasks.append([offset_range])
+            room = PACKED_ROWS - len(offset_range)
     return [tuple(task) for task in tasks]

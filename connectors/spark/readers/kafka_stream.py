@@ -200,9 +200,9 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         """
         catalog = self._fresh_catalog()
         positions = [
-            one
+            position
             for facts in catalog.list_topics().values()
-            for one in catalog.resolve_positions(facts)
+            for position in catalog.resolve_positions(facts)
         ]
         if not positions:
             _logger.warning(
@@ -210,7 +210,9 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
                 self._settings.bootstrap_servers,
                 self._settings.what,
             )
-        self._known = StreamOffsets({(one.topic, one.partition): one for one in positions})
+        self._known = StreamOffsets(
+            {(position.topic, position.partition): position for position in positions}
+        )
         return self._known.document()
 
     @in_option_words
@@ -344,19 +346,19 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         catalog = self._fresh_catalog()
         facts = catalog.list_topics().values()
         ends = catalog.find_ends(
-            [(one.name, partition) for one in facts for partition in one.partitions]
+            [(topic.name, partition) for topic in facts for partition in topic.partitions]
         )
         return StreamOffsets(
             {
-                (one.name, partition): PartitionPosition(
-                    one.name,
+                (topic.name, partition): PartitionPosition(
+                    topic.name,
                     partition,
-                    ends[one.name, partition],
-                    topic_id=one.topic_id,
-                    cluster_id=one.cluster_id,
+                    ends[topic.name, partition],
+                    topic_id=topic.topic_id,
+                    cluster_id=topic.cluster_id,
                 )
-                for one in facts
-                for partition in one.partitions
+                for topic in facts
+                for partition in topic.partitions
             }
         )
 
@@ -364,24 +366,30 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         """Return the ends of all partitions and the starts of new ones; None if nothing is new."""
         catalog = self._fresh_catalog()
         ends = catalog.find_ends(list(at.positions))
-        idle = all(ends.get(partition) == one.next for partition, one in at.positions.items())
+        idle = all(
+            ends.get(partition) == position.next for partition, position in at.positions.items()
+        )
         now = time.monotonic()
         # An idle query asks only for ends. It asks for topics and partitions every few seconds.
         if idle and now - self._looked_at < _DISCOVERY_INTERVAL_S:
             return None
         self._looked_at = now
         current = find_positions(self._settings, catalog, list(at.positions.values()))
-        began = {(one.topic, one.partition): one.next for one in current if not _is_known(one, at)}
+        began = {
+            (position.topic, position.partition): position.next
+            for position in current
+            if not _is_known(position, at)
+        }
         ends.update(catalog.find_ends(list(began)))
         positions: dict[_Place, PartitionPosition] = {}
-        for one in current:
-            partition = (one.topic, one.partition)
-            end = ends.get(partition, one.next)
+        for position in current:
+            partition = (position.topic, position.partition)
+            end = ends.get(partition, position.next)
             # The partition ends before the query's position: its end was cut off, or the topic was
             # replaced.
-            if end < one.next:
-                began[partition] = self._cut_off(one, end)
-            positions[partition] = replace(one, next=end)
+            if end < position.next:
+                began[partition] = self._cut_off(position, end)
+            positions[partition] = replace(position, next=end)
         self._ends = StreamOffsets(positions, began)
         if idle and not began and positions.keys() == at.positions.keys():
             return None
@@ -405,7 +413,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
             else at.positions[partition].next
             for partition in ends.positions
         }
-        upto = {partition: one.next for partition, one in ends.positions.items()}
+        upto = {partition: position.next for partition, position in ends.positions.items()}
         if self._target is not None:
             upto = {
                 partition: max(
@@ -426,8 +434,8 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
             return None
         return StreamOffsets(
             {
-                partition: replace(one, next=upto[partition])
-                for partition, one in ends.positions.items()
+                partition: replace(position, next=upto[partition])
+                for partition, position in ends.positions.items()
             },
             ends.began,
         )

@@ -89,12 +89,12 @@ class MySQLRows(RowSource):
         """
         with self.endpoint.connect("onceflow read") as session:
             if self.table is not None:
-                return [_column(one) for one in self._describe(session, self.table).columns]
+                return [_column(column) for column in self._describe(session, self.table).columns]
             try:
                 columns = own(session).describe(f"SELECT * FROM {self.relation} LIMIT 0")  # noqa: S608
             except SqlError as error:
                 raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
-            return [_read(one.name, _type_of(one)) for one in columns]
+            return [_read(column.name, _type_of(column)) for column in columns]
 
     @override
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
@@ -153,16 +153,18 @@ class MySQLRows(RowSource):
                 f"numPartitions={tasks} of a query needs partitionColumn, lowerBound and upperBound"
             )
         whole = {
-            one.name
-            for one in columns
-            if one.kind is Comparable.NUMBER
-            and (pa.types.is_integer(one.type) or one.type == pa.decimal128(20, 0))
+            column.name
+            for column in columns
+            if column.kind is Comparable.NUMBER
+            and (pa.types.is_integer(column.type) or column.type == pa.decimal128(20, 0))
         }
         with self.endpoint.connect("onceflow read") as session:
             keys = [
                 key for _, key in self._describe(session, self.table).unique_keys if len(key) == 1
             ]
-            key = next((name for one in keys for name in one if name in whole), None)
+            key = next(
+                (name for key_columns in keys for name in key_columns if name in whole), None
+            )
             if key is None:
                 raise ConfigError(
                     f"numPartitions={tasks}: {self.table} has no unique key of one whole number;"
@@ -235,7 +237,7 @@ def _select_text(column: ReadColumn) -> str:
 
 
 def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
-    read = {one.name: _type_to_parse(one.type) for one in columns}
+    read = {read_column.name: _type_to_parse(read_column.type) for read_column in columns}
     try:
         table = csv.read_csv(
             pa.BufferReader(lines),
@@ -257,15 +259,16 @@ def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
         batch = table.combine_chunks().to_batches()[0]
         # Decimals are read as text, and are checked only here.
         arrays = [
-            _array(column, one.type) for column, one in zip(batch.columns, columns, strict=True)
+            _array(column, read_column.type)
+            for column, read_column in zip(batch.columns, columns, strict=True)
         ]
     except pa.ArrowException as error:
-        listed = ", ".join(f"{one.name}: {one.type}" for one in columns)
+        listed = ", ".join(f"{read_column.name}: {read_column.type}" for read_column in columns)
         raise ConfigError(
             f"a value does not fit the type that its column is read as ({listed}): {error}. Give a"
             " schema without it"
         ) from error
-    return pa.RecordBatch.from_arrays(arrays, names=[one.name for one in columns])
+    return pa.RecordBatch.from_arrays(arrays, names=[read_column.name for read_column in columns])
 
 
 def _type_to_parse(kind: pa.DataType) -> pa.DataType:

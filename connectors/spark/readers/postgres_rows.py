@@ -171,8 +171,10 @@ class PostgresRows(RowSource):
     @contextmanager
     def _connect(self) -> Generator[adbc.Connection, None, None]:
         try:
-            with adbc.connect(self.endpoint.conninfo("onceflow read"), autocommit=True) as one:
-                yield one
+            with adbc.connect(
+                self.endpoint.conninfo("onceflow read"), autocommit=True
+            ) as connection:
+                yield connection
         except manager.Error as error:
             raise self._explain(error) from None
 

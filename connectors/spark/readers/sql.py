@@ -149,7 +149,7 @@ def sql_schema(source: RowSource) -> StructType:
         SinkError: The server does not answer now.
     """
     columns = source.columns()
-    return spark_schema(pa.schema([pa.field(one.name, one.type) for one in columns]))
+    return spark_schema(pa.schema([pa.field(column.name, column.type) for column in columns]))
 
 
 class SqlReader(Speaker, DataSourceReader):
@@ -182,10 +182,12 @@ class SqlReader(Speaker, DataSourceReader):
         """Return the tasks. Runs on the driver, once for each plan."""
         columns = self._read_columns()
         plan = self._source.plan(self._all_columns(), self._bounds, self._tasks)
-        selected = ", ".join(f"{one.expression} AS {self._quote(one.name)}" for one in columns)
+        selected = ", ".join(
+            f"{column.expression} AS {self._quote(column.name)}" for column in columns
+        )
         tasks: list[InputPartition] = []
         for condition in plan.conditions:
-            conditions = [f"({one})" for one in (*self._conditions, condition) if one]
+            conditions = [f"({clause})" for clause in (*self._conditions, condition) if clause]
             where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
             statement = f"SELECT {selected} FROM {self._source.relation}{where}"  # noqa: S608
             tasks.append(SqlTask(statement, plan.snapshot))
@@ -206,7 +208,7 @@ class SqlReader(Speaker, DataSourceReader):
         return self._columns
 
     def _read_columns(self) -> list[ReadColumn]:
-        known = {one.name: one for one in self._all_columns()}
+        known = {column.name: column for column in self._all_columns()}
         missing = [name for name in self._schema.names if name not in known]
         if missing:
             raise ConfigError(
@@ -225,15 +227,16 @@ class FilteringSqlReader(SqlReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Keep the filters that the database can decide. Return those that Spark must apply."""
         columns: Mapping[str, FilterColumn] = {
-            one.name: FilterColumn(one.expression, one.kind) for one in self._all_columns()
+            column.name: FilterColumn(column.expression, column.kind)
+            for column in self._all_columns()
         }
         left: list[Filter] = []
-        for one in filters:
-            sql_filter = push_down(one, columns, self._source.words)
+        for spark_filter in filters:
+            sql_filter = push_down(spark_filter, columns, self._source.words)
             if sql_filter is not None:
                 self._conditions.append(sql_filter.sql)
             if sql_filter is None or not sql_filter.exact:
-                left.append(one)
+                left.append(spark_filter)
         return left
 
 

@@ -73,20 +73,24 @@ _INT64_BITS = 63
 
 
 def push_down(
-    one: Any, columns: Mapping[str, FilterColumn], words: SqlWords
+    spark_filter: Any, columns: Mapping[str, FilterColumn], words: SqlWords
 ) -> PushedFilter | None:
-    """Return the `pyspark.sql.datasource` filter `one` as SQL, or None if Spark must apply it."""
-    name = type(one).__name__
+    """Return the `pyspark.sql.datasource` filter as SQL, or None if Spark must apply it."""
+    name = type(spark_filter).__name__
     if name == "Not":
-        inner = push_down(one.child, columns, words)
+        inner = push_down(spark_filter.child, columns, words)
         # Do not negate a filter that accepts extra rows: its negation would drop rows.
         return PushedFilter(f"NOT ({inner.sql})", True) if inner and inner.exact else None
-    column = columns.get(one.attribute[0]) if len(one.attribute) == 1 else None
+    column = columns.get(spark_filter.attribute[0]) if len(spark_filter.attribute) == 1 else None
     if column is None:
         return None
     if name in _NULLS:
         return PushedFilter(f"{column.expression} {_NULLS[name]}", True)
-    return None if column.kind is None else _by_value(name, one.value, column, column.kind, words)
+    return (
+        None
+        if column.kind is None
+        else _by_value(name, spark_filter.value, column, column.kind, words)
+    )
 
 
 def _by_value(

@@ -150,8 +150,8 @@ def chosen(read: StateRead) -> _Chosen:
     if len(kinds) > 1:
         names = [f"{name} ({kind})" for kind, name in kinds]
         raise ConfigError(f"{label} holds {', '.join(names)}: say which by state= or stateType=")
-    (one,) = kinds
-    return _Chosen(stored, parts, one[1], there[one], pieces)
+    (state_key,) = kinds
+    return _Chosen(stored, parts, state_key[1], there[state_key], pieces)
 
 
 def state_schema(options: Mapping[str, str]) -> StructType:
@@ -260,7 +260,7 @@ def _list_batch(task: ListTask, read: StateRead) -> pa.RecordBatch:
         [
             pa.array([task.subtask] * len(data), pa.int32()),
             pa.array(range(len(data)), pa.int32()),
-            pa.array([json_of(one) for one in data] if as_json else data, schema.types[2]),
+            pa.array([json_of(element) for element in data] if as_json else data, schema.types[2]),
         ],
         schema=schema,
     )

@@ -23,11 +23,11 @@ def stride_conditions(
     Raises:
         ConfigError: There is no such column, it has no order here, or a bound is not of its type.
     """
-    column = next((one for one in columns if one.name == bounds.column), None)
+    column = next((candidate for candidate in columns if candidate.name == bounds.column), None)
     if column is None:
         raise ConfigError(
             f"partitionColumn={bounds.column!r} is not among"
-            f" {', '.join(one.name for one in columns)}"
+            f" {', '.join(candidate.name for candidate in columns)}"
         )
     low, high = (_position(bound, column, bounds) for bound in (bounds.lower, bounds.upper))
     if low >= high:

@@ -88,11 +88,11 @@ def foreach_batch(
             f"foreach_batch takes at least one sink, and none named {_LETTERS!r}: that is what"
             " dead_letters= is called"
         )
-    for name, one in sinks.items():
-        if one.committed_by is CommittedBy.DRIVER:
+    for name, named_sink in sinks.items():
+        if named_sink.committed_by is CommittedBy.DRIVER:
             raise ConfigError(
-                f"{type(one).__name__} ({name}) commits on the driver, once per checkpoint, and"
-                " foreach_batch cannot do that. Make it a format instead: register"
+                f"{type(named_sink).__name__} ({name}) commits on the driver, once per checkpoint,"
+                " and foreach_batch cannot do that. Make it a format instead: register"
                 " connectors.data_source(format, function), and write by writeStream.format(format)"
             )
     named = rows if isinstance(sink, Mapping) else _under_one_name(rows)
@@ -215,8 +215,8 @@ class _ForeachBatch:
             )
         several = len(self.sinks) > 1
         return {
-            name: _frame(one, batch_id, f" for {name}" if several else "")
-            for name, one in made.items()
+            name: _frame(frame, batch_id, f" for {name}" if several else "")
+            for name, frame in made.items()
         }
 
     def _write(self, frames: Mapping[str, DataFrame], batch_id: int, fingerprint: str) -> None:

@@ -88,7 +88,7 @@ def write_transactions(
             decisions=None if isinstance(manager.sink, SqlSink) else resolve_keeper(named)[1],
         )
     owners = manager.owners()
-    written = {one: owner for one, owner in owners.items() if is_owner_of_app(owner, app)}
+    written = {owned_id: owner for owned_id, owner in owners.items() if is_owner_of_app(owner, app)}
     if not written:
         manager.close()
         raise ConfigError(f"nothing was written with txnAppId {app!r} at {manager.name}")
@@ -140,11 +140,15 @@ class BatchTransactions(TransactionSettler):
         seen = self._decisions.read_claim()
         # Key by name and kind: both the committer and the staging area list a staged transaction.
         transactions = {
-            (one.transaction, is_staged(one)): self._describe(one, seen, held=True)
+            (committable.transaction, is_staged(committable)): self._describe(
+                committable, seen, held=True
+            )
             for sink_id in self._sink_ids(seen)
-            for one in self._list_held(sink_id)
+            for committable in self._list_held(sink_id)
         }
-        return tuple(sorted(transactions.values(), key=lambda one: commit_order(one.committable)))
+        return tuple(
+            sorted(transactions.values(), key=lambda entry: commit_order(entry.committable))
+        )
 
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
         """Return `transaction` if it is in doubt, or if a remembered decision contains it.
@@ -152,9 +156,9 @@ class BatchTransactions(TransactionSettler):
         Raises:
             ConfigError, SinkError, StorageError: See `in_doubt`.
         """
-        for one in self.in_doubt():
-            if one.transaction == transaction:
-                return one
+        for entry in self.in_doubt():
+            if entry.transaction == transaction:
+                return entry
         seen = self._decisions.read_claim()
         decided = _committables_of(seen).get(transaction)
         return None if decided is None else self._describe(decided, seen, held=False)
@@ -222,9 +226,9 @@ class BatchTransactions(TransactionSettler):
         """Return the query's own sink id, and those of the other sinks of its foreach_batch."""
         # Sinks of the query's foreach_batch have sink ids of their own, under the same owner.
         claimed = (
-            one
-            for one in self._manager.sink_ids(None)
-            if self._manager.read_claimant(one) == self._owner
+            sink_id
+            for sink_id in self._manager.sink_ids(None)
+            if self._manager.read_claimant(sink_id) == self._owner
         )
         listed = (transaction.sink_id for transaction in _committables_of(seen))
         return sorted({self._sink_id, *claimed, *listed})
@@ -232,14 +236,17 @@ class BatchTransactions(TransactionSettler):
     def _mark_if_whole(self, transaction: TransactionId) -> None:
         """Mark the batch of `transaction` as committed if all its transactions are committed."""
         for decision in self._decisions.read_claim().decisions:
-            others = {one.transaction: one for one in decision.committables}
+            others = {committable.transaction: committable for committable in decision.committables}
             if decision.is_committed or others.pop(transaction, None) is None:
                 continue
-            if any(one.transaction in others for one in self.in_doubt()):
+            if any(entry.transaction in others for entry in self.in_doubt()):
                 return
             # A transaction that is neither in doubt nor proven is lost. The next run reports it.
-            outcomes = [self._committer(name.sink_id).commit(one) for name, one in others.items()]
-            if all(isinstance(one, Committed | AlreadyCommitted) for one in outcomes):
+            outcomes = [
+                self._committer(name.sink_id).commit(committable)
+                for name, committable in others.items()
+            ]
+            if all(isinstance(outcome, Committed | AlreadyCommitted) for outcome in outcomes):
                 self._decisions.mark_committed(decision)
 
     def _list_held(self, sink_id: str) -> Sequence[Committable]:
@@ -270,15 +277,15 @@ class BatchTransactions(TransactionSettler):
             status=batch_in_doubt_status(committable, seen),
         )
 
-    def _settling(self, one: InDoubtTransaction) -> Committer:
+    def _settling(self, entry: InDoubtTransaction) -> Committer:
         knows_rows = isinstance(self._manager, (SinkResourceManager, SqlResourceManager))
-        if is_staged(one.committable) and not knows_rows:
+        if is_staged(entry.committable) and not knows_rows:
             raise SinkNeeded(
-                f"the rows of transaction {one.transaction} are staged below {self._directory}, and"
-                " only their sink knows where they go: name it (--sink module:name), or start the"
-                " query"
+                f"the rows of transaction {entry.transaction} are staged below {self._directory},"
+                " and only their sink knows where they go: name it (--sink module:name), or start"
+                " the query"
             )
-        return self._committer(one.transaction.sink_id)
+        return self._committer(entry.transaction.sink_id)
 
     def _committer(self, sink_id: str) -> Committer:
         committer = self._committers.get(sink_id)
@@ -316,7 +323,7 @@ class SeveralBatchTransactions(TransactionSettler):
 
     def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
         """Return all transactions in doubt, table by table."""
-        return tuple(one for each in self._by_sink_id.values() for one in each.in_doubt())
+        return tuple(entry for each in self._by_sink_id.values() for entry in each.in_doubt())
 
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
         """Return `transaction` if it is in doubt, or if a remembered decision contains it."""
@@ -348,9 +355,9 @@ class SeveralBatchTransactions(TransactionSettler):
         for each in self._by_sink_id.values():
             each.close()
 
-    def _owner_of(self, one: InDoubtTransaction) -> BatchTransactions:
-        return self._by_sink_id[one.transaction.sink_id]
+    def _owner_of(self, entry: InDoubtTransaction) -> BatchTransactions:
+        return self._by_sink_id[entry.transaction.sink_id]
 
 
 def _committables_of(seen: BatchClaim) -> Mapping[TransactionId, Committable]:
-    return {c.transaction: c for one in seen.decisions for c in one.committables}
+    return {c.transaction: c for decision in seen.decisions for c in decision.committables}
