@@ -66,7 +66,7 @@ def record_in_files(
     paths = SinkPaths(context.sink_id)
     with sink_errors():
         attempt = read_claim(fs, paths, context)
-        claims = tuple(Decided(*one) for one in claims_through(fs, paths))
+        claims = tuple(Decided(*decided) for decided in claims_through(fs, paths))
     return TargetRecord(context.sink_id, attempt, through=committed_through, claims=claims)
 
 
@@ -92,8 +92,8 @@ class CheckpointFiles:
 
     def path(self, transaction: TransactionId) -> Path:
         """Return the path of the file with the rows of `transaction`."""
-        one = transaction
-        name = f"{one.attempt}-{one.checkpoint}-{one.subtask}-{one.sequence}.{self.suffix}"
+        ident = transaction
+        name = f"{ident.attempt}-{ident.checkpoint}-{ident.subtask}-{ident.sequence}.{self.suffix}"
         return self.directory / name
 
     def list_files(self) -> Sequence[Committable]:
@@ -101,9 +101,16 @@ class CheckpointFiles:
         pattern = re.compile(rf"(\d+)-(\d+)-(\d+)-(\d+)\.{re.escape(self.suffix)}")
         paths = self.directory.iterdir() if self.directory.is_dir() else ()
         matches = filter(None, (pattern.fullmatch(path.name) for path in paths))
-        transactions = [TransactionId(self.sink_id, *map(int, one.groups())) for one in matches]
-        transactions.sort(key=lambda one: (one.checkpoint, one.attempt, one.subtask, one.sequence))
-        return [Committable(one) for one in transactions]
+        transactions = [TransactionId(self.sink_id, *map(int, match.groups())) for match in matches]
+        transactions.sort(
+            key=lambda transaction: (
+                transaction.checkpoint,
+                transaction.attempt,
+                transaction.subtask,
+                transaction.sequence,
+            )
+        )
+        return [Committable(transaction) for transaction in transactions]
 
     def open(self, context: CommitterContext) -> None:
         """Create the directory, and delete unfinished files of older attempts' writers."""

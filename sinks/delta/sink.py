@@ -116,8 +116,8 @@ class DeltaSink(LakeSink):
             layout.check_table(self._location, table)
             if self.upserts:
                 layout.check_replaceable(self._location, table)
-            added = {one.name for one in layout.find_new_columns(self._location, table, rows)}
-            known = [one for one in rows if not (self.evolve and one.name in added)]
+            added = {column.name for column in layout.find_new_columns(self._location, table, rows)}
+            known = [column for column in rows if not (self.evolve and column.name in added)]
             layout.make_columns(str(self._location), table, pa.schema(known))
         elif self.create:
             layout.make_schema(self._location, rows, self.partition_by)

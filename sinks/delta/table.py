@@ -146,11 +146,18 @@ class DeltaVersion(TableVersion):
 
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
-        decoded = [decode_files(one, self.sink_id) for one in staged]
-        other = next((one.table_id for one in decoded if one.table_id != self.table_id), "")
+        decoded = [decode_files(batch, self.sink_id) for batch in staged]
+        other = next(
+            (
+                staged_files.table_id
+                for staged_files in decoded
+                if staged_files.table_id != self.table_id
+            ),
+            "",
+        )
         if other:
             return self.describe_replaced(other)
-        paths = [file.path for one in decoded for file in one.files]
+        paths = [file.path for staged_files in decoded for file in staged_files.files]
         with library_errors(f"{self.location}: data files cannot be looked for"):
             missing = self._first_missing(paths)
         return f"{self.location}: data file {missing} is gone" if missing else ""
@@ -175,7 +182,7 @@ class DeltaVersion(TableVersion):
         transactions: Sequence[TransactionId],
     ) -> int:
         info = self._describe_commit(record, transactions)
-        decoded = [decode_files(one, self.sink_id) for one in staged]
+        decoded = [decode_files(batch, self.sink_id) for batch in staged]
         self._check_layout(decoded)
         with self._commit_errors():
             if record.through == self._through:
@@ -222,7 +229,7 @@ class DeltaVersion(TableVersion):
     def is_committed(self, transaction: TransactionId) -> bool:
         with library_errors(f"{self.location}: its history cannot be read"):
             return any(
-                has_committed(one, self.sink_id, transaction) for one in self.table.history()
+                has_committed(commit, self.sink_id, transaction) for commit in self.table.history()
             )
 
     @override
@@ -319,7 +326,7 @@ class DeltaVersion(TableVersion):
         self, staged: Sequence[DescribedFiles], record: SinkRecord, info: dict[str, Any]
     ) -> int:
         now_ms = int(time.time() * 1000)
-        files = [file for one in staged for file in one.files]
+        files = [file for staged_files in staged for file in staged_files.files]
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size_bytes, file.partition, now_ms, True, file.statistics)
             for file in files
@@ -348,7 +355,9 @@ def _find_restore_beyond(version: int, history: Sequence[Mapping[str, Any]]) -> 
     `history` has the newest commit first. It does not contain the version of a RESTORE by time.
     """
     restores = [
-        one for one in history if one["version"] > version and one.get("operation") == "RESTORE"
+        commit
+        for commit in history
+        if commit["version"] > version and commit.get("operation") == "RESTORE"
     ]
     origin = history[0]["version"]
     for restore in restores:

@@ -97,4 +97,4 @@ def cast_changes(rows: pa.Table, table: DeltaTable) -> pa.Table:
 
 
 def _may_have_nulls(column: Field, statistics: Sequence[str]) -> bool:
-    return any(json.loads(one).get("nullCount", {}).get(column.name) != 0 for one in statistics)
+    return any(json.loads(text).get("nullCount", {}).get(column.name) != 0 for text in statistics)

@@ -563,5 +563,5 @@ def list_committed_files(
             transaction in proven or transaction.checkpoint < whole_before
         ):
             proofs.append((transaction, path))
-    proofs.sort(key=lambda one: (one[0].checkpoint, one[0].subtask, one[1]))
+    proofs.sort(key=lambda proof: (proof[0].checkpoint, proof[0].subtask, proof[1]))
     return PublishedFiles(proofs, whole_before)

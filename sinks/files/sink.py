@@ -145,7 +145,7 @@ class FileCommitter(Committer):
         """Delete old proofs; return True if none is left."""
         # Write the mark first: a reader that misses a proof must find the mark.
         self._fs.create_if_absent(self._paths.name_pruned_mark(before), b"pruned")
-        old = [one for one in self._publication.proven() if one.checkpoint < before]
+        old = [proof for proof in self._publication.proven() if proof.checkpoint < before]
         forgotten = [self._publication.forget(transaction) for transaction in old]
         for mark in self._fs.list(self._paths.pruned):
             if mark.isdigit() and int(mark) < before:

@@ -74,7 +74,9 @@ def read_rows(table: Table, task: FileScanTask) -> pa.Table:
 
 def _read_deleted_positions(table: Table, task: FileScanTask) -> Any:
     deletes: Any = _read_all_delete_files(table.io, [task]).get(task.file.file_path, [])
-    return np.concatenate([np.array([], np.int64), *(one.to_numpy() for one in deletes)])
+    return np.concatenate(
+        [np.array([], np.int64), *(positions.to_numpy() for positions in deletes)]
+    )
 
 
 class _ExactProjection(ArrowProjectionVisitor):

@@ -108,7 +108,9 @@ class IcebergTable(LakeTable):
 
     @override
     def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
-        return [file.file_path for one in decode_files([staged]) for file in one.files]
+        return [
+            file.file_path for staged_files in decode_files([staged]) for file in staged_files.files
+        ]
 
     @override
     def list_files(self) -> Iterator[tuple[str, datetime]]:
@@ -163,7 +165,7 @@ class IcebergVersion(TableVersion):
             return ""
         snapshot_id, sequence_number = map(int, last.split())
         ancestors = list(ancestors_of(self._head, self.table.metadata))
-        if any(one.snapshot_id == snapshot_id for one in ancestors):
+        if any(ancestor.snapshot_id == snapshot_id for ancestor in ancestors):
             return ""
         if ancestors and self._has_expired(snapshot_id, sequence_number, ancestors):
             return ""
@@ -184,10 +186,19 @@ class IcebergVersion(TableVersion):
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
         decoded = self._decode(staged)
-        other = next((one.table_uuid for one in decoded if one.table_uuid != self.table_id), "")
+        other = next(
+            (
+                staged_files.table_uuid
+                for staged_files in decoded
+                if staged_files.table_uuid != self.table_id
+            ),
+            "",
+        )
         if other:
             return self.describe_replaced(other)
-        missing = self._first_missing([file.file_path for one in decoded for file in one.files])
+        missing = self._first_missing(
+            [file.file_path for staged_files in decoded for file in staged_files.files]
+        )
         return f"{self.address}: data file {missing} is gone" if missing else ""
 
     @override
@@ -206,7 +217,7 @@ class IcebergVersion(TableVersion):
             last = commit.append_files(decoded, summary, self.address.branch)
             self._set_record(commit, record, last)
         commit.send(str(self.address))
-        return sum(len(one.files) for one in decoded)
+        return sum(len(staged_files.files) for staged_files in decoded)
 
     @override
     def replace_rows(
@@ -249,9 +260,9 @@ class IcebergVersion(TableVersion):
     @override
     def is_committed(self, transaction: TransactionId) -> bool:
         return any(
-            one.summary is not None
-            and has_committed(one.summary.additional_properties, self.sink_id, transaction)
-            for one in self._snapshots()
+            snapshot.summary is not None
+            and has_committed(snapshot.summary.additional_properties, self.sink_id, transaction)
+            for snapshot in self._snapshots()
         )
 
     @override
@@ -261,7 +272,11 @@ class IcebergVersion(TableVersion):
         if decoded.table_uuid != self.table_id:
             return False
         with library_errors(f"{self.address}: its manifests cannot be read"):
-            later = [one for one in self._snapshots() if _number_of(one) > decoded.sequence_last]
+            later = [
+                candidate
+                for candidate in self._snapshots()
+                if _number_of(candidate) > decoded.sequence_last
+            ]
             manifests = {
                 manifest.manifest_path: manifest
                 for snapshot in later
@@ -301,20 +316,20 @@ class IcebergVersion(TableVersion):
         attempt has compared the columns of the rows with the table.
         """
         schema = self.table.schema()
-        for one in decoded:
-            broken = find_broken_requirement(one.schema, schema, one.files)
+        for staged_files in decoded:
+            broken = find_broken_requirement(staged_files.schema, schema, staged_files.files)
             if broken:
                 raise TargetRefused(
                     f"{self.address}: rows wait for their commit, and {broken}: make the column"
                     " optional, or drop it"
                 )
-        dropped = [find_dropped_column(one.schema, schema) for one in decoded]
+        dropped = [find_dropped_column(staged_files.schema, schema) for staged_files in decoded]
         if not any(name for name, _ in dropped):
             return
         pairs = zip(staged, transactions, strict=True)
         current = [batch for batch, transaction in pairs if transaction.attempt >= record.attempt]
-        running = [one.schema for one in decode_files(current)]
-        for one, (name, is_reused) in zip(decoded, dropped, strict=True):
+        running = [staged_files.schema for staged_files in decode_files(current)]
+        for staged_files, (name, is_reused) in zip(decoded, dropped, strict=True):
             if is_reused:
                 raise TargetRefused(
                     f"{self.address}: column {name!r} was dropped and created anew, and rows that"
@@ -322,7 +337,7 @@ class IcebergVersion(TableVersion):
                     " find. Give the new column another name, and start the job without the column"
                     f" {name!r}: it then commits the waiting rows without these values"
                 )
-            if name and one.schema in running:
+            if name and staged_files.schema in running:
                 raise self._refuse_dropped(name)
 
     def _check_specs(self, decoded: Sequence[StagedFiles]) -> None:
@@ -350,7 +365,7 @@ class IcebergVersion(TableVersion):
         """
         names = [name for name in changes.rows.column_names if name not in (*changes.key, DELETES)]
         dropped = [name for name in names if is_dropped_column(name, self.table.metadata)]
-        if dropped and any(one.attempt >= record.attempt for one in transactions):
+        if dropped and any(transaction.attempt >= record.attempt for transaction in transactions):
             raise self._refuse_dropped(dropped[0])
         return RowChanges(changes.rows.drop_columns(dropped), changes.key)
 
@@ -387,8 +402,8 @@ class IcebergVersion(TableVersion):
         """Return the decoded files; decode only once for the check and the commit."""
         if id(staged) not in self._decoded:
             decoded = decode_files(staged)
-            paths = [file.file_path for one in decoded for file in one.files]
-            if all(one.table_uuid == self.table_id for one in decoded):
+            paths = [file.file_path for staged_files in decoded for file in staged_files.files]
+            if all(staged_files.table_uuid == self.table_id for staged_files in decoded):
                 _check_own_paths(self.table, self.sink_id, paths)
             self._decoded[id(staged)] = staged, decoded
         return self._decoded[id(staged)][1]
@@ -458,7 +473,11 @@ class _Commit(Transaction):
         """
         metadata = self._table.metadata
         files = sorted(
-            ((spec, file) for one in staged for spec, file in assign_spec(metadata, one)),
+            (
+                (spec, file)
+                for staged_files in staged
+                for spec, file in assign_spec(metadata, staged_files)
+            ),
             key=_spec_of,
         )
         groups = [(spec, [file for _, file in group]) for spec, group in groupby(files, _spec_of)]
@@ -467,7 +486,7 @@ class _Commit(Transaction):
             # current one.
             self._table.metadata = metadata.model_copy(update={"default_spec_id": spec_id})
             update = Snapshots(self, self._table.io, branch, summary)
-            with update.append([one.schema for one in staged]) as append:
+            with update.append([staged_files.schema for staged_files in staged]) as append:
                 for file in group:
                     append.append_data_file(file)
         self._table.metadata = metadata
@@ -492,7 +511,9 @@ class _Commit(Transaction):
 
     def _find_added_snapshot(self) -> Snapshot:
         """Return the last snapshot of the updates, without the copy that `table_metadata` makes."""
-        return [one.snapshot for one in self._updates if isinstance(one, AddSnapshotUpdate)][-1]
+        return [
+            update.snapshot for update in self._updates if isinstance(update, AddSnapshotUpdate)
+        ][-1]
 
     def send(self, table: str) -> None:
         """Send the commit, once.
@@ -524,7 +545,7 @@ def _check_own_paths(table: Table, sink_id: str, paths: Sequence[str]) -> None:
     former = [entry.metadata_file for entry in table.metadata.metadata_log]
     roots += [path.rpartition("/metadata/")[0] for path in former if "/metadata/" in path]
     for path in paths:
-        root = next((one for one in roots if path.startswith(f"{one}/")), None)
+        root = next((candidate for candidate in roots if path.startswith(f"{candidate}/")), None)
         if root is None:
             raise SinkError(
                 f"a staged description is damaged: {path!r} is not in the table's place {roots[0]}"
@@ -534,8 +555,8 @@ def _check_own_paths(table: Table, sink_id: str, paths: Sequence[str]) -> None:
         check_own_path(path[len(root) + 1 :], sink_id, directory)
 
 
-def _spec_of(one: tuple[int, DataFile]) -> int:
-    return one[0]
+def _spec_of(pair: tuple[int, DataFile]) -> int:
+    return pair[0]
 
 
 def _number_of(snapshot: Snapshot) -> int:

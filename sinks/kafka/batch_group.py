@@ -83,7 +83,7 @@ class KafkaBatchNotes(BatchNotes):
                     f" {newest} has claimed it since at {self._settings.where}"
                 )
             text = msgspec.json.encode(_Note(attempt, begun, written)).decode()
-            offsets = [TopicPartition(one, 0, attempt, text) for one in self._settings.topics]
+            offsets = [TopicPartition(topic, 0, attempt, text) for topic in self._settings.topics]
             group: Any = cast("Any", notes).consumer_group_metadata()
             producer.begin_transaction()
             call_repeatedly(
@@ -105,13 +105,13 @@ class KafkaBatchNotes(BatchNotes):
     def _newest_claim(self, owner: Consumer, deadline: float) -> AttemptId:
         texts = read_committed_metadata(owner, self._settings.topics, deadline=deadline)
         claims = [json.loads(text) for text in texts.values()]
-        ours = [int(one["attempt"]) for one in claims if one["log"] == self._log_id]
+        ours = [int(claim["attempt"]) for claim in claims if claim["log"] == self._log_id]
         return AttemptId(max(ours, default=NO_ATTEMPT))
 
     def _read_notes(self, notes: Consumer, deadline: float) -> tuple[int | None, tuple[int, ...]]:
         texts = read_committed_metadata(notes, self._settings.topics, deadline=deadline)
         recorded = [json_decoder(_Note).decode(text) for text in texts.values()]
-        newest = max(recorded, key=lambda one: one.attempt, default=_Note(0, None, ()))
+        newest = max(recorded, key=lambda note: note.attempt, default=_Note(0, None, ()))
         return newest.begun, newest.written
 
     def _to_error(self, error: KafkaException, doing: str) -> ConfigError | Fenced | SinkError:

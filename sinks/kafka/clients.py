@@ -120,9 +120,15 @@ def read_committed_metadata(
         try:
             partitions = reader.committed(asked, timeout=backoff.call_s(ASK_S))
             # A reply with an error for a single partition counts as no reply.
-            failed = next((one.error for one in partitions if one.error is not None), None)
+            failed = next(
+                (partition.error for partition in partitions if partition.error is not None), None
+            )
             if failed is None:
-                return {one.topic: one.metadata for one in partitions if one.metadata}
+                return {
+                    partition.topic: partition.metadata
+                    for partition in partitions
+                    if partition.metadata
+                }
             raise KafkaException(failed)
         except KafkaException as error:
             # A broker that has just started may still be loading its groups.

@@ -33,7 +33,7 @@ def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequ
     )
     # The name of lane 0 without its number, then any number.
     lane = re.compile(re.escape(lane_name(sink_id, 0)[:-1]) + r"\d+")
-    texts = [read_texts(settings, one).values() for one in groups if lane.fullmatch(one)]
+    texts = [read_texts(settings, group).values() for group in groups if lane.fullmatch(group)]
     return proven(chain.from_iterable(texts), log_id)
 
 
@@ -55,14 +55,18 @@ def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
     listing = await_result(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
     for error in listing.errors:  # a broker that did not list its own groups
         raise error
-    return [one.group_id for one in listing.valid]
+    return [group.group_id for group in listing.valid]
 
 
 def _ask_texts(admin: Admin, group: str, timeout_s: float) -> Mapping[str, str]:
     asked = [ConsumerGroupTopicPartitions(group)]
     futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout_s)
     partitions = await_result(futures[group], timeout_s).topic_partitions
-    for one in partitions:
-        if one.error is not None:
-            raise KafkaException(one.error)
-    return {one.topic: one.metadata for one in partitions if one.metadata and not one.partition}
+    for partition in partitions:
+        if partition.error is not None:
+            raise KafkaException(partition.error)
+    return {
+        partition.topic: partition.metadata
+        for partition in partitions
+        if partition.metadata and not partition.partition
+    }

@@ -310,9 +310,9 @@ class KafkaCommitter(Committer):
         earlier ones.
         """
         later = [
-            one
-            for one in proven(lane.commit_offsets.values(), self._context.log_id)
-            if one.attempt == transaction.attempt and _order(one) > _order(transaction)
+            proof
+            for proof in proven(lane.commit_offsets.values(), self._context.log_id)
+            if proof.attempt == transaction.attempt and _order(proof) > _order(transaction)
         ]
         return bool(later) and self._area.is_imported(transaction)
 

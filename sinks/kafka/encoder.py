@@ -160,7 +160,7 @@ class RecordEncoder:
             BadRow: A row cannot be a record, and bad rows fail the job.
         """
         rows = self._routable(to_plain_rows(batch))
-        parts = [one for one in self._encode(rows) if one.num_rows]
+        parts = [part for part in self._encode(rows) if part.num_rows]
         if not parts:
             return stamp(self._no_records(), self._settings.topics)
         records = parts[0] if len(parts) == 1 else _join(parts)
@@ -274,7 +274,8 @@ def _headers(column: pa.Array) -> pa.Array:
     headers: list[list[dict[str, Any]] | None] = []
     for row in rows:
         pairs: Sequence[Any] = [
-            (one["key"], one["value"]) if isinstance(one, dict) else one for one in row or ()
+            (header["key"], header["value"]) if isinstance(header, dict) else header
+            for header in row or ()
         ]
         for key, _ in pairs:
             _check_header_key(key)

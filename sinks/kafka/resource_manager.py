@@ -53,7 +53,9 @@ class KafkaResourceManager(ResourceManager):
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
         if log is None:
             return ()
-        return [one for one in sorted(log.sink_ids) if self.read_claimant(one) == log.log_id]
+        return [
+            sink_id for sink_id in sorted(log.sink_ids) if self.read_claimant(sink_id) == log.log_id
+        ]
 
     @override
     def committer(self, context: CommitterContext) -> Committer:

@@ -131,7 +131,7 @@ class StaleRowsRules:
         for part in text.split(","):
             word, _, name = part.strip().partition(" ")
             transaction = TransactionId.parse(name.strip())
-            if transaction is None or word not in (one.value for one in StaleRows):
+            if transaction is None or word not in (choice.value for choice in StaleRows):
                 raise ConfigError(
                     f"stale_rows={text!r}: say fail, produce, or for single transactions"
                     " 'produce ID' or 'discard ID', with commas between"

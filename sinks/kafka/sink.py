@@ -232,7 +232,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
             SinkError: No broker replied in time.
         """
         facts = Topics(open_brokers(self.settings)).find(self.settings.topics)
-        return next((one.cluster_id for one in facts.values()), "")
+        return next((topic.cluster_id for topic in facts.values()), "")
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Return a writer; for exactly-once it connects only if rows choose their partition.

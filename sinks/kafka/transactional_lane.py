@@ -610,7 +610,9 @@ class TransactionalLanes:
                 self._commit_records.settle(transaction)
 
     def _settle_due(self, subtask: int) -> None:
-        for transaction in [one for one in self._unsettled if one.subtask == subtask]:
+        for transaction in [
+            unsettled for unsettled in self._unsettled if unsettled.subtask == subtask
+        ]:
             self._commit_records.settle(transaction)
             self._unsettled.discard(transaction)
 

@@ -41,10 +41,10 @@ class LakeChangeCommitter(LakeCommitter):
             for part, batch in changes:
                 labels.add(parse_label(part))
                 batches.append(batch)
-        other = next((one for one in labels if one.table_id != version.table_id), None)
+        other = next((label for label in labels if label.table_id != version.table_id), None)
         if other is not None:
             return Lost(version.describe_replaced(other.table_id))
-        keys = {one.key for one in labels}
+        keys = {label.key for label in labels}
         if len(keys) > 1:
             raise TargetRefused(
                 f"changes wait that were staged by several keys, {sorted(keys)}: start the job with"

@@ -95,11 +95,11 @@ class LakeCommitter(GlobalCommitter):
         version = self._table.load()
         through = version.record.through if version.record else 0
         left = (
-            one
-            for one in transactions
-            if one.checkpoint > through or not self._forget_committed(version, one)
+            transaction
+            for transaction in transactions
+            if transaction.checkpoint > through or not self._forget_committed(version, transaction)
         )
-        return [make_staged_committable(one) for one in left]
+        return [make_staged_committable(transaction) for transaction in left]
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:

@@ -65,8 +65,8 @@ class RollingFiles(Generic[F]):
                 self._end(max(self._open, key=lambda name: self._open[name].buffered_bytes))
             file = self._open[partition] = _Buffered(begin())
         file.add(rows)
-        if sum(one.buffered_bytes for one in self._open.values()) >= ROW_GROUP_BYTES:
-            max(self._open.values(), key=lambda one: one.buffered_bytes).flush()
+        if sum(open_file.buffered_bytes for open_file in self._open.values()) >= ROW_GROUP_BYTES:
+            max(self._open.values(), key=lambda open_file: open_file.buffered_bytes).flush()
         if file.encoded.size_bytes >= self._roll_bytes:
             self._end(partition)
 

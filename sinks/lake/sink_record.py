@@ -79,7 +79,9 @@ def describe_commit(
         f"{PREFIX}attempt": str(record.attempt),
         f"{PREFIX}checkpoint": str(record.through),
         f"{PREFIX}checkpoint-before": str(before),
-        f"{PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
+        f"{PREFIX}attempts": ",".join(
+            sorted({str(transaction.attempt) for transaction in transactions})
+        ),
     }
 
 

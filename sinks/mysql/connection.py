@@ -274,14 +274,14 @@ class WireConnection:
             fields = cast("Any", cursor)._result.fields
         return [
             ResultColumn(
-                str(one.name),
-                _TYPES.get(int(one.type_code))
-                or ("varbinary" if one.charsetnr == _NO_CHARSET else "varchar"),
-                int(one.length),
-                int(one.scale),
-                is_unsigned=bool(one.flags & FLAG.UNSIGNED),
+                str(field.name),
+                _TYPES.get(int(field.type_code))
+                or ("varbinary" if field.charsetnr == _NO_CHARSET else "varchar"),
+                int(field.length),
+                int(field.scale),
+                is_unsigned=bool(field.flags & FLAG.UNSIGNED),
             )
-            for one in fields
+            for field in fields
         ]
 
     def execute(self, statement: str | bytes) -> Reply:

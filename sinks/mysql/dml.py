@@ -86,8 +86,10 @@ class ColumnsStatement:
         if rows.num_rows < COLUMN_ROWS_MIN or len(fits) > COLUMNS_MAX:
             return self.few(fits, rows)
         given = GivenColumns(self._free_name("given"), self._free_name("numbers"))
-        values = [given.cut_values(*one) for one in zip(fits, rows.columns, strict=True)]
-        assigned = ", ".join(f"{quote(fits[one].name)} = {values[one]}" for one in self.changes)
+        values = [given.cut_values(*pair) for pair in zip(fits, rows.columns, strict=True)]
+        assigned = ", ".join(
+            f"{quote(fits[number].name)} = {values[number]}" for number in self.changes
+        )
         numbers = given.numbers
         return b"".join(
             (
@@ -258,13 +260,13 @@ def _name_with_index(target: Target, key: Sequence[str]) -> str:
 
 def file_lines(fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> memoryview:
     """Return `rows`, which are converted by `fits`, as lines of a file."""
-    fields = [_field(*one) for one in zip(fits, rows.columns, strict=True)]
+    fields = [_field(*pair) for pair in zip(fits, rows.columns, strict=True)]
     return _bytes_of(pc.binary_join_element_wise(*fields, _NEWLINE, _TAB))
 
 
 def value_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch, *, word: str = "") -> memoryview:
     """Return `rows`, which are converted by `fits`, in parentheses, each after `word`."""
-    values = [_value(*one) for one in zip(fits, rows.columns, strict=True)]
+    values = [_value(*pair) for pair in zip(fits, rows.columns, strict=True)]
     joined = values[0] if len(values) == 1 else pc.binary_join_element_wise(*values, _COMMA)
     whole = pc.binary_join_element_wise(_text(f"{word}("), joined, _text("),"), _text(""))
     return _bytes_of(whole)[:-1]
@@ -327,7 +329,9 @@ class GivenColumns:
         if lengths.min() == lengths.max():
             return self._cut(literal, int(lengths[0]))
         firsts = np.concatenate(([1], lengths[:-1])).cumsum()
-        first, length = (self._cut_padded(_to_text(pa.array(one))) for one in (firsts, lengths))
+        first, length = (
+            self._cut_padded(_to_text(pa.array(numbers))) for numbers in (firsts, lengths)
+        )
         return f"SUBSTR({literal}, {first}, {length})"
 
     def _add(self, kind: bytes, data: bytes | memoryview) -> str:

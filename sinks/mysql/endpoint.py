@@ -71,7 +71,7 @@ class Tls:
             tls_mode = _WORDS.get(word.lower().replace("-", "_"))
             if tls_mode is None:
                 raise ConfigError(
-                    f"ssl_mode={word!r}: choose one of {', '.join(one.value for one in TlsMode)}"
+                    f"ssl_mode={word!r}: choose one of {', '.join(each.value for each in TlsMode)}"
                 )
             mode = tls_mode
         return cls(mode, ca, certificate, key, key_password)

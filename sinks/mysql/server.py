@@ -194,12 +194,12 @@ class MySQLDiagnosis(ServerDiagnosis):
     @override
     def bookkeeping(self, session: Session, schema: str, tables: Sequence[str]) -> Finding:
         granted = {
-            str(one)
+            str(privilege)
             for scope in (
                 "user_privileges WHERE TRUE",
                 f"schema_privileges WHERE '{_text(schema)}' LIKE table_schema",
             )
-            for (one,) in session.query(
+            for (privilege,) in session.query(
                 f"SELECT privilege_type FROM information_schema.{scope} "
                 f"AND REPLACE(grantee, '''', '') = '{_text(self.user)}'"
             )
@@ -241,8 +241,10 @@ class MySQLDiagnosis(ServerDiagnosis):
         if not may_recover(session):
             return ()
         rows, names = xa_recover(session), XaNames(schema)
-        parsed = [names.parse(int(one), int(gtrid), data) for one, gtrid, _, data in rows]
-        ours = sorted(one for one in parsed if one is not None)
+        parsed = [
+            names.parse(int(format_id), int(gtrid), data) for format_id, gtrid, _, data in rows
+        ]
+        ours = sorted(transaction for transaction in parsed if transaction is not None)
         findings: list[Finding] = []
         if ours:
             text = f"{len(ours)} of ours prepared, the first {ours[0]}"
@@ -267,13 +269,13 @@ def _warn_of_binary_log() -> Finding:
 
 def _durability(facts: ServerFacts) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for one in weaknesses(facts):
-        says = DATABASE.problem if one.forgets_when is Crash.PROCESS else DATABASE.warning
+    for weakness in weaknesses(facts):
+        says = DATABASE.problem if weakness.forgets_when is Crash.PROCESS else DATABASE.warning
         needed = (
-            f"{_DURABLE}: this forgets it when {one.forgets_when.value} (a managed server has it in"
-            " its provider's parameter group)"
+            f"{_DURABLE}: this forgets it when {weakness.forgets_when.value} (a managed server has"
+            " it in its provider's parameter group)"
         )
-        findings.append(says(one.setting, needed, one.remedy))
+        findings.append(says(weakness.setting, needed, weakness.remedy))
     return findings or [DATABASE.ok(_DURABLE)]
 
 

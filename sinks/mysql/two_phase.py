@@ -162,7 +162,13 @@ class XaTwoPhase(TwoPhase):
             self.names.parse(int(format_id), int(gtrid), data)
             for format_id, gtrid, _, data in xa_recover(session)
         )
-        return tuple(sorted(one for one in parsed if one is not None and one.sink_id == sink_id))
+        return tuple(
+            sorted(
+                transaction
+                for transaction in parsed
+                if transaction is not None and transaction.sink_id == sink_id
+            )
+        )
 
     @override
     def may_list(self, session: Session) -> bool:

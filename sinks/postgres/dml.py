@@ -259,7 +259,7 @@ def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[
     columns = [_element_form(fit, rows.column(fit.name)) for fit in fits]
     bounds = pa.array([0, rows.num_rows], pa.int32())
     lists = [pa.ListArray.from_arrays(bounds, column) for column in columns]
-    fields = [pa.field(str(number), one.type) for number, one in enumerate(lists)]
+    fields = [pa.field(str(number), array.type) for number, array in enumerate(lists)]
     single = pa.RecordBatch.from_arrays(lists, schema=pa.schema(fields))
     encoder = pgpq.ArrowToPostgresBinaryEncoder(single.schema)
     data = bytearray(encoder.write_header())
@@ -303,7 +303,7 @@ def array_literals(lists: pa.Array) -> pa.Array:
     values = lists.flatten()
     if arrow.is_binary(values.type) or arrow.is_large_binary(values.type):
         text = pa.array(
-            [None if one is None else f"\\x{one.hex()}" for one in values.to_pylist()],
+            [None if value is None else f"\\x{value.hex()}" for value in values.to_pylist()],
             pa.large_string(),
         )
     else:

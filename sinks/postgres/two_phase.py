@@ -90,7 +90,13 @@ class PostgresTwoPhase(TwoPhase):
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
         )
         parsed = (TransactionId.parse(str(gid)) for (gid,) in rows)
-        return tuple(sorted(one for one in parsed if one is not None and one.sink_id == sink_id))
+        return tuple(
+            sorted(
+                transaction
+                for transaction in parsed
+                if transaction is not None and transaction.sink_id == sink_id
+            )
+        )
 
     @override
     def is_prepared(self, session: Session, transaction: TransactionId) -> bool:

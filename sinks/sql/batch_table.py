@@ -371,7 +371,9 @@ class SqlBatchDecisions(BatchDecisions):
     def _apply_staged(self, decision: BatchDecision, session: Session) -> None:
         """Apply the rows that are staged for this database, in the open transaction."""
         for part_id, (part, staged) in self._parts.items():
-            own = [one for one in decision.committables if one.transaction.sink_id == part_id]
+            own = [
+                listed for listed in decision.committables if listed.transaction.sink_id == part_id
+            ]
             try:
                 if part.replaces:
                     self._delete_rows(session, part.settings.table)
@@ -408,7 +410,11 @@ class SqlBatchDecisions(BatchDecisions):
     def _give_up(self, transaction: TransactionId) -> None:
         session = self._open_session()
         for decision in self._all_if_any():
-            kept = [one for one in decision.committables if one.transaction != transaction]
+            kept = [
+                committable
+                for committable in decision.committables
+                if committable.transaction != transaction
+            ]
             # Rewrite only the decision that lists the transaction.
             if len(kept) == len(decision.committables):
                 continue
@@ -556,15 +562,15 @@ class SqlBatchDecisions(BatchDecisions):
 def _encode_committables(committables: Sequence[Committable], sink_id: str) -> str:
     rows = [
         [
-            one.transaction.checkpoint,
-            one.transaction.subtask,
-            one.transaction.sequence,
-            one.rows,
-            base64.b64encode(one.payload).decode(),
+            committable.transaction.checkpoint,
+            committable.transaction.subtask,
+            committable.transaction.sequence,
+            committable.rows,
+            base64.b64encode(committable.payload).decode(),
             # In a group of sinks, all after the first have sink ids of their own.
-            "" if one.transaction.sink_id == sink_id else one.transaction.sink_id,
+            "" if committable.transaction.sink_id == sink_id else committable.transaction.sink_id,
         ]
-        for one in committables
+        for committable in committables
     ]
     return msgspec.json.encode(rows).decode()
 

@@ -178,7 +178,7 @@ class ChangeBuffer:
         """Reduce the changes in memory, and write them to files unless they became much smaller."""
         # Reduce all tables, because the limit applies to their sum.
         tables = {table: self._reduce(table) for table, fresh in self._fresh.items() if fresh}
-        self._memory_bytes = sum(one.rows.nbytes for one in tables.values())
+        self._memory_bytes = sum(reduced.rows.nbytes for reduced in tables.values())
         # Many changes of few keys shrink a lot and need no file. If more than half stayed in
         # memory, the next few batches would cause another reduction of all of them.
         if self._memory_bytes <= self._memory_bytes_max // 2:

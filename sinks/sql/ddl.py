@@ -32,7 +32,7 @@ def creation(
     Raises:
         ConfigError: A column has no type on this server, or a key column is not in the schema.
     """
-    missing = [one for one in primary_key if one not in schema.names]
+    missing = [column for column in primary_key if column not in schema.names]
     if missing:
         raise ConfigError(
             f"primary_key names {', '.join(missing)}, and the rows have only the columns "
@@ -62,7 +62,7 @@ def additions(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> 
     """
     columns = [_column(dialect, field, is_key=False, nullable=True) for field in fields]
     sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
-    added = [f"ADD COLUMN {_compile(dialect, CreateColumn(one))}" for one in columns]
+    added = [f"ADD COLUMN {_compile(dialect, CreateColumn(column))}" for column in columns]
     parts = added if dialect.adds_columns_one_by_one else [", ".join(added)]
     return [f"ALTER TABLE {dialect.identifier(name)} {part}" for part in parts]
 

@@ -74,7 +74,7 @@ class SqlDiagnosis:
         text = str(error)
         if isinstance(error, ConfigError):
             needed = "user, password, database and encryption that let this machine in"
-            remedy = next(one for words, one in self.remedies(sink, error) if words in text)
+            remedy = next(advice for words, advice in self.remedies(sink, error) if words in text)
             return DATABASE.problem(text, needed, f"mend the url, or: {remedy}")
         remedy = f"start it, or mend what is in between: {self.address}, firewall, proxy"
         return DATABASE.problem(text, "a server that listens there and answers", remedy)
@@ -120,9 +120,9 @@ class _Examination:
             case CommitMode.TWO_PHASE:
                 findings = against
             case None:
-                findings = tuple(replace(one, level=Level.WARNING) for one in against)
+                findings = tuple(replace(finding, level=Level.WARNING) for finding in against)
             case CommitMode.LEDGER:
-                return [replace(one, level=Level.OK, remedy="") for one in against]
+                return [replace(finding, level=Level.OK, remedy="") for finding in against]
         return findings or [DATABASE.ok(support.merit)]
 
     def _table(self, given: str) -> Finding:
@@ -136,7 +136,7 @@ class _Examination:
         if table.unfit is not None:
             return replace(table.unfit, area=area.name)
         who = f"{self._settings.dialect.user} {self._server.user}"
-        if not any(one.insertable for one in table.columns):
+        if not any(column.insertable for column in table.columns):
             shown = self._settings.dialect.identifier(table.name)
             grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {shown} TO {self._server.user}"
             return area.problem(f"{who} may not insert", "INSERT", grant)
@@ -144,8 +144,8 @@ class _Examination:
 
     def _list_privileges(self, table: Table) -> list[str]:
         may = ["insert"]
-        may += ["select"] if all(one.readable for one in table.columns) else []
-        may += ["update"] if all(one.updatable for one in table.columns) else []
+        may += ["select"] if all(column.readable for column in table.columns) else []
+        may += ["update"] if all(column.updatable for column in table.columns) else []
         try:
             self._settings.dialect.require_delete(self._session, table)
         except ConfigError:

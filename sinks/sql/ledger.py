@@ -132,9 +132,13 @@ class Ledger:
             f"SELECT transaction_id {own} ORDER BY checkpoint DESC LIMIT {_PROOFS_MAX}"
         )
         parsed = [TransactionId.parse(str(name)) for (name,) in names]
-        proofs = [one for one in parsed if one is not None]
+        proofs = [transaction for transaction in parsed if transaction is not None]
         if len(names) == _PROOFS_MAX:
-            proofs = [one for one in proofs if one.checkpoint > proofs[-1].checkpoint]
+            proofs = [
+                transaction
+                for transaction in proofs
+                if transaction.checkpoint > proofs[-1].checkpoint
+            ]
         return to_record(sink_id, attempt, marks, proofs=proofs)
 
     def commit_mode(self, session: Session, sink_id: str) -> str | None:

@@ -303,5 +303,5 @@ class _Preflight:
 def _select_known_columns(table: Table, schema: pa.Schema, rules: ChangeRules) -> pa.Schema:
     control = {rules.operation_column, rules.table_column}
     return pa.schema(
-        [one for one in schema if one.name in control or table.column(one.name) is not None]
+        [field for field in schema if field.name in control or table.column(field.name) is not None]
     )

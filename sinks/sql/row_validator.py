@@ -158,7 +158,7 @@ class RowValidator:
     def _join_columns(self, fits: Sequence[ColumnFit], part: _Part) -> pa.RecordBatch:
         names, columns = [fit.name for fit in fits], list(part.converted)
         if not self._bad_rows.fail:
-            types = {name: one.type for name, one in zip(names, columns, strict=True)}
+            types = {name: array.type for name, array in zip(names, columns, strict=True)}
             for name, column in zip(part.rows.schema.names, part.rows.columns, strict=True):
                 # A column that conversion did not change is not kept twice.
                 if types.get(name) != column.type:
@@ -179,7 +179,7 @@ class _Part:
         """Remove the rows that are `bad`; return the remaining values of `column`."""
         kept = pc.invert(bad)
         self.rows, self.deletes = filter_batch(self.rows, kept), self.deletes.filter(kept)
-        self.converted = [filter_rows(one, kept) for one in self.converted]
+        self.converted = [filter_rows(array, kept) for array in self.converted]
         return filter_rows(column, kept)
 
 

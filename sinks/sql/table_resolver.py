@@ -47,8 +47,8 @@ def match_columns(
     _require_different_names(dialect, table, schema)
     # Check all columns before raising, so that the user can correct all of them at once.
     matches = [_match(dialect, table, field, rules) for field in schema]
-    fits = [one for one in matches if not isinstance(one, str)]
-    faults = [one for one in matches if isinstance(one, str)]
+    fits = [match for match in matches if not isinstance(match, str)]
+    faults = [match for match in matches if isinstance(match, str)]
     if rules.mode is not WriteMode.UPDATE:
         faults += _find_not_insertable(dialect, table, fits)
         faults += _list_unfilled(table, schema)
@@ -70,12 +70,12 @@ def match_key_columns(dialect: Dialect, table: Table, schema: pa.Schema) -> tupl
     """
     rules = ChangeRules(WriteMode.UPDATE, tuple(schema.names))
     matches = [_match(dialect, table, field, rules) for field in schema]
-    faults = [one for one in matches if isinstance(one, str)]
+    faults = [match for match in matches if isinstance(match, str)]
     if not faults and dialect.deletes_by_index and table.index_over(schema.names) is None:
         faults = _key_faults(dialect, table, rules)
     if faults:
         raise ConfigError(f"rows cannot be deleted from table {table.name}: {'; '.join(faults)}")
-    return tuple(one for one in matches if not isinstance(one, str))
+    return tuple(match for match in matches if not isinstance(match, str))
 
 
 def _require_different_names(dialect: Dialect, table: Table, schema: pa.Schema) -> None:
@@ -111,7 +111,7 @@ def _find_case_conflict(dialect: Dialect, table: Table, name: str) -> str:
 
     Empty if there is none.
     """
-    same = [one.name for one in table.columns if one.name.lower() == name.lower()]
+    same = [column.name for column in table.columns if column.name.lower() == name.lower()]
     if not same or not dialect.folds_names:
         return ""
     return (
@@ -173,7 +173,7 @@ def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]
             " Make it a partitioned table (PARTITION BY)"
         )
     keys = [table.column(name) for name in rules.primary_key]
-    return faults + [one.key_fault for one in keys if one is not None and one.key_fault]
+    return faults + [column.key_fault for column in keys if column is not None and column.key_fault]
 
 
 def _update_faults(

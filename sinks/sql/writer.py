@@ -200,7 +200,7 @@ class SqlWriter(SinkWriter):
         # The advice is an addition: if it fails, the original error must still be raised.
         except (SqlError, SinkError, ConfigError):
             pass
-        others = [one for one in holders if not any(str(own) in one for own in prepared)]
+        others = [holder for holder in holders if not any(str(own) in holder for own in prepared)]
         if not prepared and not others:
             return f"{waited}; see {settings.dialect.lists_locks} for whose"
         if others:

@@ -124,7 +124,7 @@ class SQLiteServer(ServerDiagnosis):
     @override
     def bookkeeping(self, session: Session, schema: str, tables: Sequence[str]) -> Finding:
         path, about = Path(session.query("PRAGMA database_list")[0][2]), "onceflow's own two tables"
-        if all(os.access(one, os.W_OK) for one in (path, path.parent)):
+        if all(os.access(location, os.W_OK) for location in (path, path.parent)):
             return DATABASE.ok(f"this process may keep {about} in {path}")
         remedy = f"chmod u+w {path} {path.parent}, or run as their owner"
         return DATABASE.problem(f"{path} or its directory is not writable", about, remedy)
