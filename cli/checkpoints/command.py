@@ -61,7 +61,7 @@ def list_(
     """List the checkpoints that the decision log holds, and the savepoints in the job's storage."""
     with _exit_status():
         opened = open_job(_storage(storage), job)
-        rows = [one.describe() for one in _all(storage, opened)]
+        rows = [checkpoint.describe() for checkpoint in _all(storage, opened)]
         if json_:
             print(json.dumps({"job": opened.job, "checkpoints": rows}))
             return
@@ -111,16 +111,20 @@ def verify(
         opened = None if name else open_job(_storage(storage), job)
         chosen = _all(storage, opened) if opened else [_one(storage, job, name or "")]
         wrong = [
-            {"name": one.name, "damage": text}
-            for one in chosen
-            for text in damages(one.completed, one.reader)
+            {"name": checkpoint.name, "damage": text}
+            for checkpoint in chosen
+            for text in damages(checkpoint.completed, checkpoint.reader)
         ]
         if json_:
-            print(json.dumps({"verified": [one.name for one in chosen], "damaged": wrong}))
+            print(
+                json.dumps(
+                    {"verified": [checkpoint.name for checkpoint in chosen], "damaged": wrong}
+                )
+            )
         else:
-            for one in wrong:
-                say(f"{one['name']}: {one['damage']}", style="red")
-            files = sum(one.describe()["files"] for one in chosen)
+            for damage in wrong:
+                say(f"{damage['name']}: {damage['damage']}", style="red")
+            files = sum(checkpoint.describe()["files"] for checkpoint in chosen)
             print(
                 f"verified {len(chosen)} checkpoints and savepoints with {files} files:"
                 f" {len(wrong)} files are damaged"
@@ -174,11 +178,11 @@ def _storage(storage: str) -> CheckpointStorage:
 
 def _all(storage: str, job: JobStorage) -> list[StoredCheckpoint]:
     checkpoints = checkpoints_of(job)
-    for one in savepoints_of(_storage(storage), job):
-        if isinstance(one, StoredCheckpoint):
-            checkpoints.append(one)
+    for savepoint in savepoints_of(_storage(storage), job):
+        if isinstance(savepoint, StoredCheckpoint):
+            checkpoints.append(savepoint)
         else:
-            say(str(one), style="yellow")
+            say(str(savepoint), style="yellow")
     return checkpoints
 
 

@@ -43,11 +43,11 @@ def config(
             say(f"onceflow: {error}", style="red")
         raise typer.Exit(EXIT_USAGE) from error
     if json_:
-        settings = [_as_json(one) for one in loaded.settings()]
+        settings = [_as_json(setting) for setting in loaded.settings()]
         print(json.dumps({"settings": settings, "hints": list(loaded.hints())}))
         return
     headings = ("SETTING", "VALUE", "ORIGIN", "DEFAULT", "IN FLINK")
-    print_listing(console(), headings, [_row(one) for one in loaded.settings()])
+    print_listing(console(), headings, [_row(setting) for setting in loaded.settings()])
 
 
 def _row(setting: Setting) -> list[tuple[str, str]]:

@@ -69,7 +69,7 @@ def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Findin
     # Create concurrently: some stores check the condition first and write later.
     with ThreadPoolExecutor(_RIVALS) as threads:
         outcomes = list(threads.map(rival, range(_RIVALS)))
-    if sum(isinstance(one, Created) for one in outcomes) > 1:
+    if sum(isinstance(outcome, Created) for outcome in outcomes) > 1:
         return [_not_atomic(area, files)]
     began = time.monotonic()
     files.write(f"{scratch}/state", (bytes(1 << 20) for _ in range(_LARGE_BYTES >> 20)))

@@ -267,7 +267,7 @@ def doctor(
     findings = examine(checks, timeout + MARGIN_S)
     is_well = all(finding.level is not Level.PROBLEM for finding in findings)
     if json_:
-        print(json.dumps({"ok": is_well, "findings": [one.as_json() for one in findings]}))
+        print(json.dumps({"ok": is_well, "findings": [result.as_json() for result in findings]}))
     else:
         print_findings(findings)
     if not is_well:
@@ -282,7 +282,9 @@ def examine(checks: Sequence[Check], timeout_s: float) -> tuple[Finding, ...]:
     # Start all checks at once, so that a server that hangs does not delay the other checks.
     running = [_Running(check) for check in checks]
     deadline = time.monotonic() + timeout_s
-    return tuple(finding for one in running for finding in one.findings(deadline, timeout_s))
+    return tuple(
+        finding for started in running for finding in started.findings(deadline, timeout_s)
+    )
 
 
 class _Running:
@@ -323,22 +325,22 @@ def print_findings(findings: Sequence[Finding]) -> None:
     if console.is_terminal:
         rows = [
             (
-                (one.level.value, _COLOURS[one.level]),
-                (one.area, "bold"),
-                (one.found, ""),
-                (one.needed, ""),
+                (finding.level.value, _COLOURS[finding.level]),
+                (finding.area, "bold"),
+                (finding.found, ""),
+                (finding.needed, ""),
             )
-            for one in findings
+            for finding in findings
         ]
         print_listing(console, ("", "what", "found", "needed"), rows)
         # Print remedies outside the table: a statement that is wrapped cannot be copied.
-        for one in (one for one in findings if one.remedy):
-            console.print(f"{one.area}: ", style="bold", end="", markup=False)
-            console.print(one.remedy, style="cyan", markup=False, soft_wrap=True)
+        for finding in (finding for finding in findings if finding.remedy):
+            console.print(f"{finding.area}: ", style="bold", end="", markup=False)
+            console.print(finding.remedy, style="cyan", markup=False, soft_wrap=True)
     else:
-        for line in (line for one in findings for line in _lines_of(one)):
+        for line in (line for finding in findings for line in _lines_of(finding)):
             console.print(line, markup=False, soft_wrap=True)
-    counts = {level: sum(one.level is level for one in findings) for level in Level}
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     console.print(
         f"{counts[Level.PROBLEM]} problem(s), {counts[Level.WARNING]} warning(s),"
         f" {counts[Level.OK]} ok"

@@ -195,7 +195,7 @@ def _executors(area: Area, answer: Mapping[str, Any], asked: tuple[float, float]
         ]
     driver: dict[str, str] = answer["driver"]
     findings: list[Finding] = []
-    for host, executor in {one["host"]: one for one in answer["executors"]}.items():
+    for host, executor in {entry["host"]: entry for entry in answer["executors"]}.items():
         differing = [
             f"{name} {version}, the driver {driver[name]}"
             for name, version in executor["versions"].items()
@@ -256,7 +256,7 @@ def _check_shared_storage(answer: Mapping[str, Any], shared: _Shared) -> list[Fi
         # The check of the storage itself reports the problem and its remedy.
         return [area.problem(f"not tried: the driver cannot write ({shared.trouble})", "", "")]
     findings: list[Finding] = []
-    for host, executor in {one["host"]: one for one in answer["executors"]}.items():
+    for host, executor in {entry["host"]: entry for entry in answer["executors"]}.items():
         if executor["storage_read"] != shared.token:
             findings.append(
                 area.problem(

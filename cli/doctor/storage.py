@@ -143,7 +143,7 @@ def _durability(area: Area, directory: Path) -> list[Finding]:
     """Return a warning if synced data is only in memory, or may be only in the disk's cache."""
     mount_point = str(_mount_point(directory))
     mounts = [line.split() for line in _MOUNTS.read_text().splitlines()] if _MOUNTS.exists() else []
-    mounted = [(one[2], one[3].split(",")) for one in mounts if one[1] == mount_point]
+    mounted = [(mount[2], mount[3].split(",")) for mount in mounts if mount[1] == mount_point]
     # The last entry counts: a later mount covers earlier ones.
     kind, options = mounted[-1] if mounted else ("", [""])
     covered = "a disk: here it outlives processes and is gone when the machine ends"
@@ -178,9 +178,11 @@ def _space(area: Area, directory: Path) -> list[Finding]:
 
 def _mount_point(path: Path) -> Path:
     """Return the mount point of the file system of `path`."""
-    return next(one for one in (path.resolve(), *path.resolve().parents) if one.is_mount())
+    return next(
+        candidate for candidate in (path.resolve(), *path.resolve().parents) if candidate.is_mount()
+    )
 
 
 def _nearest(path: Path) -> Path:
     """Return `path` if it exists, or its nearest existing parent."""
-    return next(one for one in (path, *path.parents) if one.exists())
+    return next(candidate for candidate in (path, *path.parents) if candidate.exists())

@@ -135,7 +135,10 @@ def list_jobs(
             print(json.dumps({"jobs": summaries}))
             return
         headings = ("JOB", "STATE", "ATTEMPT", "CHECKPOINT", "DRIVER")
-        rows = [[(_cell_of(one, key), "") for key in map(str.lower, headings)] for one in summaries]
+        rows = [
+            [(_cell_of(job_summary, key), "") for key in map(str.lower, headings)]
+            for job_summary in summaries
+        ]
         print_listing(console(), headings, rows)
 
 
@@ -288,7 +291,7 @@ def get_state(
     with _exit_status(json_):
         access = make_access(token_file, authority, driver_host)
         driver = find_driver(timeout, name, storage, access)
-        asked = [("uid", uid), *(("key", one) for one in key)]
+        asked = [("uid", uid), *(("key", part) for part in key)]
         asked += [("state", state_name)] if state_name is not None else []
         path = f"state?{urlencode(asked)}"
         answer = within(

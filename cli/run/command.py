@@ -175,7 +175,7 @@ def _check(pipeline: Pipeline, cluster: OpenedCluster, timeout_s: float, json_: 
     findings = check_pipeline(pipeline, cluster, timeout_s)
     is_well = all(finding.level is not Level.PROBLEM for finding in findings)
     if json_:
-        print(json.dumps({"ok": is_well, "findings": [one.as_json() for one in findings]}))
+        print(json.dumps({"ok": is_well, "findings": [result.as_json() for result in findings]}))
     else:
         print_findings(findings)
     if not is_well:

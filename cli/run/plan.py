@@ -28,10 +28,10 @@ def print_plan(console: Console, plan: PipelineDescription) -> None:
     print_listing(console, headings, rows)
     settings = [
         [
-            (one.name, "" if one.origin == "default" else "bold"),
-            *((cell, "") for cell in (one.value, one.origin)),
+            (setting.name, "" if setting.origin == "default" else "bold"),
+            *((cell, "") for cell in (setting.value, setting.origin)),
         ]
-        for one in plan.settings
+        for setting in plan.settings
     ]
     print_listing(console, ("SETTING", "VALUE", "ORIGIN"), settings)
 
@@ -42,7 +42,7 @@ def to_json(plan: PipelineDescription) -> dict[str, Any]:
         "job": plan.name,
         "storage": str(plan.storage.open(plan.name)),
         "graph": asdict(plan.graph),
-        "settings": [asdict(one) for one in plan.settings],
+        "settings": [asdict(setting) for setting in plan.settings],
     }
 
 

@@ -187,9 +187,9 @@ def _list_required(function: Callable[..., object]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
-        one.name
-        for one in parameters
-        if one.default is inspect.Parameter.empty and one.kind not in variadic
+        parameter.name
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
     ]
 
 

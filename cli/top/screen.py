@@ -158,7 +158,7 @@ def list_sections(now: Answer) -> Iterator[Section]:
         ],
     )
     splits = [(source["uid"], split) for source in now["sources"] for split in source["splits"]]
-    splits.sort(key=lambda one: -one[1]["lag"])
+    splits.sort(key=lambda pair: -pair[1]["lag"])
     if splits:
         yield _section(
             ("PARTITION", "POSITION", "LAG"),

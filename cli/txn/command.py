@@ -78,7 +78,7 @@ def list_(
     with _open(where) as transactions:
         transactions_in_doubt = transactions.in_doubt()
         if json_:
-            print(json.dumps({"transactions": [as_json(one) for one in transactions_in_doubt]}))
+            print(json.dumps({"transactions": [as_json(entry) for entry in transactions_in_doubt]}))
         else:
             print_transactions(console(), transactions_in_doubt)
             of_batches = where.checkpoint_location is not None or where.txn_app_id is not None

@@ -91,11 +91,11 @@ def settle(transactions: TransactionSettler, wish: Wish, json_: bool) -> None:
     allowed, refused = _sort_out(transactions, wish, _select(transactions, ids))
     if allowed:
         verb = "Commit" if wish.resolution is Resolution.COMMIT else "Roll back"
-        for one in allowed:
-            say(f"  {one.transaction}  ({one.status.decision.value}: {one.status.reason})")
+        for entry in allowed:
+            say(f"  {entry.transaction}  ({entry.status.decision.value}: {entry.status.reason})")
         plural = "s" if len(allowed) > 1 else ""
         _confirm(f"{verb} {len(allowed)} transaction{plural}?", wish.yes)
-    results = [*refused, *(_carry_out(transactions, wish, one) for one in allowed)]
+    results = [*refused, *(_carry_out(transactions, wish, entry) for entry in allowed)]
     _print_results(wish.resolution, results, json_)
 
 
@@ -106,11 +106,11 @@ def _select(
     if not ids:
         return transactions.in_doubt()
     entries = {transaction: transactions.find(transaction) for transaction in ids}
-    missing = [str(transaction) for transaction, one in entries.items() if one is None]
+    missing = [str(transaction) for transaction, entry in entries.items() if entry is None]
     if missing:
         say(f"not in doubt here, and the log does not list it: {', '.join(missing)}")
         raise typer.Exit(EXIT_REFUSED)
-    return tuple(one for one in entries.values() if one is not None)
+    return tuple(entry for entry in entries.values() if entry is not None)
 
 
 def _sort_out(
@@ -119,34 +119,34 @@ def _sort_out(
     """Return the transactions to resolve, and the refused ones."""
     allowed: list[InDoubtTransaction] = []
     refused: list[Result] = []
-    for one in selected:
-        reason = transactions.refusal(wish.resolution, one)
+    for entry in selected:
+        reason = transactions.refusal(wish.resolution, entry)
         if reason is None:
-            allowed.append(one)
+            allowed.append(entry)
         elif wish.force:
-            say(f"{one.transaction}: forced, although {reason}")
-            allowed.append(one)
+            say(f"{entry.transaction}: forced, although {reason}")
+            allowed.append(entry)
         # With --all, silently skip transactions that the log refuses: the user did not name them.
         elif not wish.everything:
-            refused.append(Result(EXIT_REFUSED, one, "refused", f"refused: {reason}"))
+            refused.append(Result(EXIT_REFUSED, entry, "refused", f"refused: {reason}"))
     return allowed, refused
 
 
-def _carry_out(transactions: TransactionSettler, wish: Wish, one: InDoubtTransaction) -> Result:
-    """Commit or abort `one`. An error becomes its result, so that the others are still tried."""
+def _carry_out(transactions: TransactionSettler, wish: Wish, entry: InDoubtTransaction) -> Result:
+    """Commit or abort `entry`. An error becomes its result, so that the others are still tried."""
     try:
         match wish.resolution, wish.force:
             # The log may have changed during the confirmation, so it is read once more.
             case Resolution.COMMIT, False:
-                return result_of(wish.resolution, one, transactions.commit(one))
+                return result_of(wish.resolution, entry, transactions.commit(entry))
             case Resolution.COMMIT, True:
-                return result_of(wish.resolution, one, transactions.force_commit(one))
+                return result_of(wish.resolution, entry, transactions.force_commit(entry))
             case Resolution.ABORT, False:
-                return result_of(wish.resolution, one, transactions.abort(one))
+                return result_of(wish.resolution, entry, transactions.abort(entry))
             case _:
-                return result_of(wish.resolution, one, transactions.force_abort(one))
+                return result_of(wish.resolution, entry, transactions.force_abort(entry))
     except OnceflowError as error:
-        return Result(status_of(error), one, "failed", f"not done: {error}")
+        return Result(status_of(error), entry, "failed", f"not done: {error}")
 
 
 def _print_results(resolution: Resolution, results: Sequence[Result], json_: bool) -> None:
@@ -203,16 +203,16 @@ def _confirm(question: str, yes: bool) -> None:
         raise typer.Exit(EXIT_REFUSED)
 
 
-def age_seconds(one: InDoubtTransaction) -> float | None:
+def age_seconds(entry: InDoubtTransaction) -> float | None:
     """Return the seconds since it was prepared, by this machine's clock, or None if unknown."""
-    if one.prepared_at is None:
+    if entry.prepared_at is None:
         return None
-    return max(0.0, (datetime.now(timezone.utc) - one.prepared_at).total_seconds())
+    return max(0.0, (datetime.now(timezone.utc) - entry.prepared_at).total_seconds())
 
 
-def as_json(one: InDoubtTransaction) -> dict[str, object]:
+def as_json(entry: InDoubtTransaction) -> dict[str, object]:
     """Return the `--json` output for one transaction."""
-    transaction, age_s = one.transaction, age_seconds(one)
+    transaction, age_s = entry.transaction, age_seconds(entry)
     return {
         "id": str(transaction),
         "sink": transaction.sink_id,
@@ -220,15 +220,15 @@ def as_json(one: InDoubtTransaction) -> dict[str, object]:
         "checkpoint": transaction.checkpoint,
         "subtask": transaction.subtask,
         "sequence": transaction.sequence,
-        "kind": one.kind.value,
-        "place": one.held_by,
-        "in_doubt": one.held,
-        "rows": one.rows,
-        "prepared_at": one.prepared_at.isoformat() if one.prepared_at else None,
+        "kind": entry.kind.value,
+        "place": entry.held_by,
+        "in_doubt": entry.held,
+        "rows": entry.rows,
+        "prepared_at": entry.prepared_at.isoformat() if entry.prepared_at else None,
         "age_seconds": None if age_s is None else round(age_s, 3),
-        "verdict": one.status.decision.value,
-        "next_start": one.status.recovery_action.value,
-        "reason": one.status.reason,
+        "verdict": entry.status.decision.value,
+        "next_start": entry.status.recovery_action.value,
+        "reason": entry.status.reason,
     }
 
 
@@ -240,35 +240,35 @@ def print_transactions(console: Console, transactions: tuple[InDoubtTransaction,
     headings = ("transaction", "kind", "rows", "age", "the log says", "the next start")
     rows = [
         (
-            (str(one.transaction), "bold"),
-            (one.kind.value, ""),
-            ("?" if one.rows is None else f"{one.rows:,}", ""),
-            (_age(one), ""),
-            (one.status.decision.value, _COLOURS[one.status.decision]),
-            (_NEXT_START[one.status.recovery_action], ""),
+            (str(entry.transaction), "bold"),
+            (entry.kind.value, ""),
+            ("?" if entry.rows is None else f"{entry.rows:,}", ""),
+            (_age(entry), ""),
+            (entry.status.decision.value, _COLOURS[entry.status.decision]),
+            (_NEXT_START[entry.status.recovery_action], ""),
         )
-        for one in transactions
+        for entry in transactions
     ]
     print_listing(console, headings, rows)
 
 
-def print_transaction(console: Console, one: InDoubtTransaction) -> None:
+def print_transaction(console: Console, entry: InDoubtTransaction) -> None:
     """Print everything about one transaction."""
-    transaction = one.transaction
+    transaction = entry.transaction
     lines = {
         "transaction": str(transaction),
         "sink id": transaction.sink_id,
         "attempt": str(transaction.attempt),
         "checkpoint": str(transaction.checkpoint),
         "subtask": f"{transaction.subtask} (sequence {transaction.sequence})",
-        "held by": one.held_by if one.held else f"nobody: {one.held_by} has it no longer",
-        "kind": one.kind.value,
-        "rows": "not known" if one.rows is None else f"{one.rows:,}",
-        "prepared": f"{one.prepared_at:%Y-%m-%d %H:%M:%S %Z}, {_age(one)} ago"
-        if one.prepared_at
+        "held by": entry.held_by if entry.held else f"nobody: {entry.held_by} has it no longer",
+        "kind": entry.kind.value,
+        "rows": "not known" if entry.rows is None else f"{entry.rows:,}",
+        "prepared": f"{entry.prepared_at:%Y-%m-%d %H:%M:%S %Z}, {_age(entry)} ago"
+        if entry.prepared_at
         else "not known",
-        "the log says": f"{one.status.decision.value}: {one.status.reason}",
-        "the next start": _NEXT_START[one.status.recovery_action],
+        "the log says": f"{entry.status.decision.value}: {entry.status.reason}",
+        "the next start": _NEXT_START[entry.status.recovery_action],
     }
     width = max(map(len, lines))
     for name, text in lines.items():
@@ -290,10 +290,10 @@ class Result:
 
 
 def result_of(
-    resolution: Resolution, one: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
+    resolution: Resolution, entry: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
 ) -> Result:
     """Return the result with its exit status and a sentence."""
-    rows = "its rows" if one.rows is None else f"its rows ({one.rows:,})"
+    rows = "its rows" if entry.rows is None else f"its rows ({entry.rows:,})"
     match outcome:
         case Committed():
             result = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
@@ -314,11 +314,11 @@ def result_of(
                 f"nobody knows how it ended, ask again: {reason}",
             )
     status, word, sentence = result
-    return Result(status, one, word, sentence)
+    return Result(status, entry, word, sentence)
 
 
-def _age(one: InDoubtTransaction) -> str:
-    age_s = age_seconds(one)
+def _age(entry: InDoubtTransaction) -> str:
+    age_s = age_seconds(entry)
     if age_s is None:
         return "?"
     for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):

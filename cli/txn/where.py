@@ -211,8 +211,10 @@ def add_where_options(command: Callable[..., None]) -> Callable[..., None]:
     types = get_type_hints(Where, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
     options = [
-        inspect.Parameter(one.name, kind, default=one.default, annotation=types[one.name])
-        for one in fields(Where)
+        inspect.Parameter(
+            where_field.name, kind, default=where_field.default, annotation=types[where_field.name]
+        )
+        for where_field in fields(Where)
     ]
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
@@ -222,6 +224,6 @@ def add_where_options(command: Callable[..., None]) -> Callable[..., None]:
         command(where, **given)
 
     # typer reads the options from the signature.
-    parameters = [*options, *(one.replace(kind=kind) for one in own)]
+    parameters = [*options, *(parameter.replace(kind=kind) for parameter in own)]
     vars(with_options)["__signature__"] = inspect.Signature(parameters)
     return with_options

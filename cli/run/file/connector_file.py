@@ -139,7 +139,7 @@ def read_connector_file(path: Path) -> ConnectorFile:
     where = str(path)
     # Check only the names of tables here. The code for settings checks their tables, with the same
     # errors as for any other file.
-    sections = sorted({one.name.partition(".")[0] for one in OPTIONS})
+    sections = sorted({option.name.partition(".")[0] for option in OPTIONS})
     check_names(
         [name for name, value in tables.items() if isinstance(value, dict) or name == NAME_KEY],
         [NAME_KEY, *SECTIONS, SPARK, *sections, *_flink_sections()],
@@ -158,8 +158,8 @@ def read_connector_file(path: Path) -> ConnectorFile:
         )
     spark = dict(flatten_table(_take_table(tables, SPARK, where), "spark."))
     settings = tuple(
-        WrittenSetting(one, f"file {path}", _follow(value, f"{where}: {one}"))
-        for one, value in flatten_table(tables, "")
+        WrittenSetting(setting, f"file {path}", _follow(value, f"{where}: {setting}"))
+        for setting, value in flatten_table(tables, "")
     )
     return ConnectorFile(
         path,
@@ -173,7 +173,7 @@ def read_connector_file(path: Path) -> ConnectorFile:
 
 
 def _flink_sections() -> list[str]:
-    return sorted({name.partition(".")[0] for one in OPTIONS for name in one.flink})
+    return sorted({name.partition(".")[0] for option in OPTIONS for name in option.flink})
 
 
 def _take_tables(tables: Table, section: str, where: str) -> dict[str, Table]:
@@ -338,10 +338,10 @@ def _follow(value: object, where: str) -> object:
         case str():
             return _follow_text(value, where)
         case list():
-            return [_follow(one, where) for one in cast("list[object]", value)]
+            return [_follow(item, where) for item in cast("list[object]", value)]
         case dict():
             table = cast("Table", value)
-            return {name: _follow(one, f"{where}.{name}") for name, one in table.items()}
+            return {name: _follow(entry, f"{where}.{name}") for name, entry in table.items()}
         case _:
             return value
 
@@ -400,7 +400,7 @@ def _check_keys_of(kind: str, keys: StepKeys, where: str) -> None:
     allowed = _KEYS_OF.get(kind, set[str]())
     for name in dict.fromkeys(name for names in _KEYS_OF.values() for name in sorted(names)):
         if getattr(keys, name) and name not in allowed:
-            owners = " or ".join(one for one, names in _KEYS_OF.items() if name in names)
+            owners = " or ".join(owner for owner, names in _KEYS_OF.items() if name in names)
             raise ConfigError(
                 f"{where}: {name} belongs to a step with {owners}, and this step is {kind}; remove"
                 f" {name}"

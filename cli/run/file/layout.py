@@ -120,7 +120,9 @@ def _name_window(assigner: type[Any]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", assigner.__name__.removesuffix("Windows")).lower()
 
 
-WINDOWS: Mapping[str, type[Any]] = {_name_window(one): one for one in get_args(WindowAssigner)}
+WINDOWS: Mapping[str, type[Any]] = {
+    _name_window(window_type): window_type for window_type in get_args(WindowAssigner)
+}
 """The window classes by their names in a file."""
 
 _AGGREGATE = re.compile(r"\s*([a-z]+)_?\s*\(\s*(.*?)\s*\)\s*")

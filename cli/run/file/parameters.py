@@ -76,8 +76,8 @@ class Parameter:
     @property
     def record(self) -> type[Any] | None:
         """The dataclass that a table under this name describes, or None."""
-        records = (one for one in _members(self.hint) if isinstance(one, type))
-        return next((one for one in records if is_dataclass(one)), None)
+        records = (member for member in _members(self.hint) if isinstance(member, type))
+        return next((record for record in records if is_dataclass(record)), None)
 
     @property
     def keeps_references(self) -> bool:
@@ -140,7 +140,7 @@ class Parameter:
             return self.meaning.kind.words
         kinds = schema.get("type", [])
         return " or ".join(
-            _WORD_OF_TYPE[one] for one in ([kinds] if isinstance(kinds, str) else kinds)
+            _WORD_OF_TYPE[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds)
         )
 
     def _type_schema(self) -> Schema:
@@ -149,7 +149,7 @@ class Parameter:
         kind = self.meaning.kind if self.meaning is not None else None
         if kind is not None and kind.choices:
             return {"enum": list(kind.choices)}
-        known = next((schema for one, schema in _SCHEMA_OF_KIND if one is kind), None)
+        known = next((schema for candidate, schema in _SCHEMA_OF_KIND if candidate is kind), None)
         return known or _schema_of_hint(self.hint)
 
 
@@ -166,7 +166,7 @@ def fits(schema: Schema, value: object) -> bool:
     ):
         return False
     if isinstance(value, list) and "items" in schema:
-        return all(fits(schema["items"], one) for one in cast("list[object]", value))
+        return all(fits(schema["items"], item) for item in cast("list[object]", value))
     return not ("minimum" in schema and cast("int", value) < schema["minimum"])
 
 
@@ -208,7 +208,11 @@ def parse_arguments(
         ConfigError: A name is unknown, a required name is missing, or a value is invalid.
     """
     check_names(list(table), list(parameters), where)
-    missing = [one.name for one in parameters.values() if one.is_required and one.name not in table]
+    missing = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.is_required and parameter.name not in table
+    ]
     if missing:
         raise ConfigError(f"{where}: {' and '.join(missing)} must be given")
     return {name: parameters[name].parse(value, where) for name, value in table.items()}
@@ -234,7 +238,9 @@ def schema_of_record(record: type[Any]) -> Schema:
     """Return the JSON schema of a table for `record`, or of the value of its first field."""
     parameters = list_parameters(record)
     first = next(iter(parameters.values()))
-    others_required = [one.name for one in list(parameters.values())[1:] if one.is_required]
+    others_required = [
+        parameter.name for parameter in list(parameters.values())[1:] if parameter.is_required
+    ]
     table = schema_of_table(parameters)
     return table if others_required else {"anyOf": [first.to_schema(), table]}
 
@@ -243,8 +249,8 @@ def schema_of_table(parameters: Mapping[str, Parameter]) -> Schema:
     """Return the JSON schema of a table with only these names."""
     return {
         "type": "object",
-        "properties": {name: one.to_schema() for name, one in parameters.items()},
-        "required": [name for name, one in parameters.items() if one.is_required],
+        "properties": {name: parameter.to_schema() for name, parameter in parameters.items()},
+        "required": [name for name, parameter in parameters.items() if parameter.is_required],
         "additionalProperties": False,
     }
 
@@ -252,16 +258,16 @@ def schema_of_table(parameters: Mapping[str, Parameter]) -> Schema:
 def list_parameters(called: Callable[..., object]) -> Mapping[str, Parameter]:
     """Return the parameters of `called`, a class or a function, by name."""
     parameters: dict[str, Parameter] = {}
-    for one in inspect.signature(called).parameters.values():
-        if one.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+    for parameter in inspect.signature(called).parameters.values():
+        if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
-        is_required = one.default is inspect.Parameter.empty
-        parameters[one.name] = Parameter(
-            one.name,
-            _resolve_hint(called, one),
-            None if is_required else one.default,
+        is_required = parameter.default is inspect.Parameter.empty
+        parameters[parameter.name] = Parameter(
+            parameter.name,
+            _resolve_hint(called, parameter),
+            None if is_required else parameter.default,
             is_required,
-            find_meaning(called, one.name),
+            find_meaning(called, parameter.name),
         )
     return parameters
 
@@ -289,7 +295,9 @@ def _resolve_hint(called: Callable[..., object], parameter: inspect.Parameter) -
 
 def _members(hint: object) -> tuple[object, ...]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(member for one in typing.get_args(hint) for member in _members(one))
+        return tuple(
+            member for alternative in typing.get_args(hint) for member in _members(alternative)
+        )
     return (hint,)
 
 
@@ -300,18 +308,18 @@ def _is_mapping(hint: object) -> bool:
 def _schema_of_hint(hint: object) -> Schema:
     if hint is None:
         return _ANYTHING
-    members = [one for one in _members(hint) if one is not type(None)]
-    choices = [choice for one in members for choice in _list_choices(one)]
+    members = [member for member in _members(hint) if member is not type(None)]
+    choices = [choice for member in members for choice in _list_choices(member)]
     if choices:
         return {"enum": choices}
     kinds: list[str] = []
     schema: Schema = {}
-    for one in members:
-        if one in _SCHEMA_OF_TYPE:
-            kinds.append(_SCHEMA_OF_TYPE[one]["type"])
-        elif _is_mapping(one):
+    for member in members:
+        if member in _SCHEMA_OF_TYPE:
+            kinds.append(_SCHEMA_OF_TYPE[member]["type"])
+        elif _is_mapping(member):
             kinds.append("object")
-        elif typing.get_origin(one) in (SequenceType, tuple, list):
+        elif typing.get_origin(member) in (SequenceType, tuple, list):
             kinds.append("array")
             schema["items"] = {"type": "string"}
     return schema | ({"type": kinds} if kinds else {})
@@ -319,7 +327,7 @@ def _schema_of_hint(hint: object) -> Schema:
 
 def _list_choices(hint: object) -> list[str]:
     if typing.get_origin(hint) is Literal:
-        return [str(one) for one in typing.get_args(hint)]
+        return [str(choice) for choice in typing.get_args(hint)]
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return [str(one.value) for one in hint]
+        return [str(member.value) for member in hint]
     return []

@@ -54,7 +54,7 @@ def make_schema() -> Schema:
             },
             "sources": _tables_of(_list_sources()),
             "steps": {"type": "object", "additionalProperties": {"$ref": "#/$defs/step"}},
-            "sinks": _tables_of(_make_sink(one, SinkKeys) for one in sinks),
+            "sinks": _tables_of(_make_sink(sink, SinkKeys) for sink in sinks),
             SPARK: {"type": "object", "description": "Settings of Spark, without `spark.`."},
             **_make_settings(),
         },
@@ -63,7 +63,7 @@ def make_schema() -> Schema:
         "additionalProperties": True,
         "$defs": {
             "step": _make_step(),
-            "dead_letters": {"anyOf": [_make_sink(one, None) for one in sinks]},
+            "dead_letters": {"anyOf": [_make_sink(sink, None) for sink in sinks]},
         },
     }
 
@@ -112,8 +112,10 @@ def _with_url(
         return dict(options)
     # Options that the url contains are not required.
     freed = {
-        name: Parameter(name, one.hint, one.default, is_required=False, meaning=one.meaning)
-        for name, one in options.items()
+        name: Parameter(
+            name, option.hint, option.default, is_required=False, meaning=option.meaning
+        )
+        for name, option in options.items()
     }
     return freed | {"url": Parameter("url", str, None, is_required=False, meaning=None)}
 
@@ -151,18 +153,18 @@ def _make_window(name: str, kind: type[Any]) -> Schema:
 def _make_settings() -> dict[str, Schema]:
     """Return the schemas of the settings' sections, under onceflow's names."""
     sections: dict[str, Schema] = {}
-    for one in OPTIONS:
-        *parents, last = one.name.split(".")
+    for option in OPTIONS:
+        *parents, last = option.name.split(".")
         properties = sections
         for parent in parents:
             section = properties.setdefault(parent, {"type": "object", "properties": {}})
             properties = section["properties"]
-        properties[last] = _make_setting(one)
+        properties[last] = _make_setting(option)
     return sections
 
 
-def _make_setting(one: Option) -> Schema:
-    if one.kind is Kind.CHOICE and not one.open_choice:
-        return {"enum": list(one.words)}
-    described = f"{one.kind.value[:1].upper()}{one.kind.value[1:]}."
-    return _TYPE_OF_KIND[one.kind] | {"description": described}
+def _make_setting(option: Option) -> Schema:
+    if option.kind is Kind.CHOICE and not option.open_choice:
+        return {"enum": list(option.words)}
+    described = f"{option.kind.value[:1].upper()}{option.kind.value[1:]}."
+    return _TYPE_OF_KIND[option.kind] | {"description": described}
