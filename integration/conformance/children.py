@@ -59,7 +59,9 @@ def commit(
 ) -> list[CommitOutcome]:
     """Commit in the given order. Return the outcomes."""
     committer = sink.committer(context)
-    outcomes = [ask_until_known(partial(committer.commit, one)) for one in committables]
+    outcomes = [
+        ask_until_known(partial(committer.commit, committable)) for committable in committables
+    ]
     committer.close()
     return outcomes
 
@@ -77,7 +79,9 @@ def abort(
 ) -> list[AbortOutcome]:
     """Abort in the given order. Return the outcomes."""
     committer = sink.committer(context)
-    outcomes = [ask_until_known(partial(committer.abort, one)) for one in committables]
+    outcomes = [
+        ask_until_known(partial(committer.abort, committable)) for committable in committables
+    ]
     committer.close()
     return outcomes
 

@@ -49,7 +49,7 @@ def clause(
             scenarios=tuple(scenarios),
             test=test,
             needs=tuple(needs),
-            rests_on=tuple(one.id for one in rests_on),
+            rests_on=tuple(prerequisite.id for prerequisite in rests_on),
         )
 
     return make
@@ -81,7 +81,7 @@ def hindrance(clause: Clause, target: SinkTarget, failed: Collection[str]) -> st
 
     `failed` are the ids of clauses that have failed for this sink.
     """
-    broken = [one for one in clause.rests_on if one in failed]
+    broken = [prerequisite for prerequisite in clause.rests_on if prerequisite in failed]
     if broken:
         return f"rests on {', '.join(broken)}"
     missing = [

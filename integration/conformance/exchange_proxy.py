@@ -91,8 +91,8 @@ class ExchangeProxy(LoopbackProxy):
         self._stop_listening()
         with self._lock:
             sockets, threads = list(self._sockets), list(self._threads)
-        for one in sockets:
-            _end(one)
+        for connection in sockets:
+            _end(connection)
         for hold in self._holds:
             hold.released.set()
         for thread in threads:
@@ -170,7 +170,7 @@ class ExchangeProxy(LoopbackProxy):
             return armed.fault
 
 
-def _end(one: socket.socket) -> None:
+def _end(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

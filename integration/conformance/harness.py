@@ -97,7 +97,9 @@ class Harness:
         """Return the rows of `ids` with their current values."""
         # The id column has the row's own id. All other columns come from the id that stands for its
         # current values. So a changed row keeps its key.
-        first, *others = self.target.batch([self._values.get(one, one) for one in ids]).columns
+        first, *others = self.target.batch(
+            [self._values.get(row_id, row_id) for row_id in ids]
+        ).columns
         return pa.RecordBatch.from_arrays(
             [exact_array(ids, first.type), *others], schema=self.target.schema
         )
@@ -170,11 +172,12 @@ class Harness:
 
     def commit_all(self, *prepared: Prepared) -> None:
         """Commit all in the given order. Each commit must succeed."""
-        for one in prepared:
-            outcome = self.commit(one)
+        for transaction in prepared:
+            outcome = self.commit(transaction)
             expect(
                 isinstance(outcome, (Committed, AlreadyCommitted)),
-                f"commit of {one.committable.transaction}, which is pre-committed: {outcome}",
+                f"commit of {transaction.committable.transaction}, which is pre-committed:"
+                f" {outcome}",
             )
 
     def abort(self, prepared: Prepared, committer: Committer | None = None) -> AbortOutcome:
@@ -194,10 +197,10 @@ class Harness:
         Raises:
             Violation: The reader sees other rows.
         """
-        ids = sorted(one for some in seen for one in some)
+        ids = sorted(row_id for some in seen for row_id in some)
         rows = self._rows()
-        counts = Counter(one for one, _ in rows)
-        doubled = sorted(one for one, count in counts.items() if count > 1)
+        counts = Counter(row_id for row_id, _ in rows)
+        doubled = sorted(row_id for row_id, count in counts.items() if count > 1)
         missing = sorted(set(ids) - set(counts))
         # Report early rows first, because they explain doubled and missing rows.
         early = sorted(set(counts) - set(ids))
@@ -205,16 +208,16 @@ class Harness:
         expect(not doubled, f"{when}: {_some(doubled)} seen more than once")
         expect(not missing, f"{when}: {_some(missing)} not seen")
         written = dict(zip(ids, self.batch(ids).to_pylist(), strict=True)) if ids else {}
-        for one, row in rows:
-            expect(row == written[one], f"{when}: written was {written[one]}, seen is {row}")
+        for row_id, row in rows:
+            expect(row == written[row_id], f"{when}: written was {written[row_id]}, seen is {row}")
 
     def read_ids(self) -> list[int]:
         """Return the ids of this clause's rows that a reader sees, including duplicates."""
-        return sorted(one for one, _ in self._rows())
+        return sorted(row_id for row_id, _ in self._rows())
 
     def expect_in_doubt(self, *prepared: Prepared, when: str) -> None:
         """Raise Violation if not exactly `prepared` are in doubt under the clause's sink id."""
-        names = sorted(str(one.committable.transaction) for one in prepared)
+        names = sorted(str(transaction.committable.transaction) for transaction in prepared)
         in_doubt = self.job.in_doubt()
         expect(in_doubt == names, f"{when}: in doubt are {in_doubt}, and should be {names}")
 
@@ -238,10 +241,10 @@ class Harness:
                 f"rows() of the target returned {dict(row)}, which lacks {', '.join(missing)}:"
                 f" return each row with its columns {', '.join(names)}",
             )
-            one = row[names[0]]
+            row_id = row[names[0]]
             # The target may hold rows of other clauses and of earlier runs.
-            if isinstance(one, int) and one in self._ids:
-                own.append((one, {name: row[name] for name in names}))
+            if isinstance(row_id, int) and row_id in self._ids:
+                own.append((row_id, {name: row[name] for name in names}))
         return own
 
 

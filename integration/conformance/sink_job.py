@@ -108,7 +108,7 @@ class SinkJob:
         """Return the sorted names of the transactions that a new committer finds in doubt."""
         committer = self.sink.committer(self.committer_context(max(1, self._attempt)))
         try:
-            return sorted(str(one.transaction) for one in committer.in_doubt())
+            return sorted(str(committable.transaction) for committable in committer.in_doubt())
         finally:
             committer.close()
 
@@ -187,8 +187,8 @@ class WholeCommitter(Committer):
         self._committer.close()
 
 
-def _close(one: SinkWriter | Committer) -> None:
+def _close(resource: SinkWriter | Committer) -> None:
     # Ignore errors: the clause has made its checks before, and a dead connection is not a
     # violation.
     with suppress(OnceflowError, OSError):
-        one.close()
+        resource.close()

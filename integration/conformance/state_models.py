@@ -66,12 +66,12 @@ class KeyModel:
 
     def use(self, name: str, held: Any, now_ms: int | None) -> None:
         """Set `name` to `held`. `now_ms` is None if the state does not expire."""
-        self.drop(lambda one: one == name)
+        self.drop(lambda other: other == name)
         self.items[name] = Item(held, now_ms)
 
     def clear(self, kind: str) -> None:
         """Remove a state."""
-        self.drop(lambda one: one.partition(" ")[0] == kind)
+        self.drop(lambda name: name.partition(" ")[0] == kind)
 
     def drop(self, meant: Callable[[str], bool]) -> None:
         """Remove the items whose names match."""

@@ -331,7 +331,7 @@ class StateProgram:
             self._on_timer(subtask, timer, model)
         left = self._due(subtask, domain, until_ms)
         if until_ms == MAX_WATERMARK:  # timers registered during the final firing may remain
-            left = [one for one in left if one in before]
+            left = [due for due in left if due in before]
         self._require(
             not left, f"{left} have not fired in {domain} time {until_ms}", lambda: "none"
         )

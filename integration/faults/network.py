@@ -145,7 +145,9 @@ class TcpProxy(LoopbackProxy):
             server = self._dial()
             with self._lock:
                 if server is not None and not self._refusing:
-                    self._connections = [one for one in self._connections if not one.closed]
+                    self._connections = [
+                        connection for connection in self._connections if not connection.closed
+                    ]
                     self._connections.append(_Connection(client, server, self._faults))
                     continue
             for unwanted in (client, server):

@@ -85,7 +85,7 @@ def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verd
             watcher.close()
     except KafkaException as error:
         raise NoVerdict(f"Kafka did not say what topic {topic} holds: {error}") from error
-    in_doubt = sum(one != other for one, other in zip(committed_end, end, strict=True))
+    in_doubt = sum(committed != other for committed, other in zip(committed_end, end, strict=True))
     return tally.count(in_doubt).judge(payments)
 
 

@@ -91,7 +91,7 @@ class _Query:
     def expect_settled(self, *seen: Sequence[int], when: str) -> None:
         """Raise Violation if readers do not see exactly `seen`, or a transaction is in doubt."""
         self._harness.expect_seen(*seen, when=when)
-        names = sorted(str(one.transaction) for one in self.driver.in_doubt())
+        names = sorted(str(committable.transaction) for committable in self.driver.in_doubt())
         expect(not names, f"{when}: in doubt are {names}, and should be none")
 
     def settle(self) -> None:
@@ -148,7 +148,7 @@ def batch_killed_at_each_step(harness: Harness) -> None:
             first, second = harness.ids(), harness.ids()
             killed = query.run_killed(point, number, first, second)
             expect(killed or point in SINK_POINTS, f"no process died at {point} of batch {number}")
-            seen = {one for part in written for one in part}
+            seen = {row_id for part in written for row_id in part}
             early = set(harness.read_ids()) - seen - {*first, *second}
             expect(not early, f"killed at {point}: {len(early)} rows are seen of nobody's batch")
             query.driver.batch(number, [*first, *second])

@@ -68,14 +68,16 @@ def begun_is_committed_once(harness: Harness) -> None:
         later = harness.prepare(checkpoint, writer=writer)
         outcomes = [harness.commit(prepared[-1], committer) for _ in range(3)]
         when = f"begin_commit answered {answers[-1]}, then three commits answered {outcomes}"
-        harness.expect_seen(*(one.ids for one in prepared), when=when)
+        harness.expect_seen(*(transaction.ids for transaction in prepared), when=when)
         expect(outcomes == [Committed(), *[AlreadyCommitted()] * 2], when)
         prepared.append(later)
     # The first transaction of a subtask may not support begin_commit.
     _require_begun(any(answers[1:]))
     *_, last = prepared
-    outcomes = [harness.commit(one) for one in prepared[:-1]]
-    harness.expect_seen(*(one.ids for one in prepared[:-1]), when="after another's commits")
+    outcomes = [harness.commit(transaction) for transaction in prepared[:-1]]
+    harness.expect_seen(
+        *(transaction.ids for transaction in prepared[:-1]), when="after another's commits"
+    )
     expect(outcomes == [AlreadyCommitted()] * 4, f"another committer's commits: {outcomes}")
     harness.expect_in_doubt(last, when="after commits that were begun")
 
@@ -93,7 +95,7 @@ def withdrawn_is_in_doubt(harness: Harness) -> None:
     # As after an aborted checkpoint: the next checkpoint commits its transaction, too.
     later = harness.prepare(3)
     outcomes = [
-        *(harness.commit(one, own.committer) for one in (own.prepared, later)),
+        *(harness.commit(transaction, own.committer) for transaction in (own.prepared, later)),
         harness.commit(other.prepared),
         harness.commit(other.prepared, other.committer),
     ]
@@ -206,7 +208,7 @@ def begun_by_an_older_attempt(harness: Harness) -> None:
         expect(_says_committed(outcomes), when)
         seen.append(own.ids)
         harness.expect_seen(*seen, when=when)
-    aborts = [harness.abort(one, newer) for one in late]
+    aborts = [harness.abort(transaction, newer) for transaction in late]
     expect(aborts == [Aborted()] * len(late), f"aborts by a newer attempt answered {aborts}")
     harness.expect_in_doubt(when="after a newer attempt has aborted what an older one began")
     harness.expect_seen(*seen, when="after a newer attempt has aborted what an older one began")
@@ -244,7 +246,8 @@ def begun_while_the_server_is_away(harness: Harness) -> None:
     when = f"after the server was away, and commits that answered {outcomes}"
     expect(outcomes == [Committed()] * 3, when)
     harness.expect_seen(
-        *(one.ids for lane in lanes for one in (lane.first, lane.prepared)), when=when
+        *(transaction.ids for lane in lanes for transaction in (lane.first, lane.prepared)),
+        when=when,
     )
 
 
@@ -363,12 +366,12 @@ def _overtake(
 
 def _expect_hidden(harness: Harness, lane: _Lane, *seen: Prepared, when: str) -> None:
     """Raise Violation unless the begun transaction is hidden and in doubt, and `seen` visible."""
-    harness.expect_seen(lane.first.ids, *(one.ids for one in seen), when=when)
+    harness.expect_seen(lane.first.ids, *(transaction.ids for transaction in seen), when=when)
     harness.expect_in_doubt(lane.prepared, when=when)
 
 
 def _says_committed(outcomes: Sequence[CommitOutcome]) -> bool:
-    return any(isinstance(one, (Committed, AlreadyCommitted)) for one in outcomes)
+    return any(isinstance(outcome, (Committed, AlreadyCommitted)) for outcome in outcomes)
 
 
 def require_begin_commit(committer: Committer) -> None:

@@ -187,9 +187,9 @@ def reply_lost_at_pre_commit(harness: Harness) -> None:
         if committable is not None:
             # The pre-commit was acknowledged, so it may be decided.
             harness.commit_all(Prepared(committable, ids))
-        for one in committer.in_doubt():
-            expect(one != committable, f"{when}: {one} is committed and still in doubt")
-            harness.abort(Prepared(one, ids), committer)
+        for leftover in committer.in_doubt():
+            expect(leftover != committable, f"{when}: {leftover} is committed and still in doubt")
+            harness.abort(Prepared(leftover, ids), committer)
         if committable is None:
             harness.commit_all(harness.prepare(1, attempt=attempt + 1, ids=ids))
         seen.append(ids)

@@ -63,8 +63,8 @@ def commit_in_any_order(harness: Harness) -> None:
     writer = harness.job.writer()
     prepared = [harness.prepare(checkpoint, writer=writer) for checkpoint in (1, 2, 3, 4)]
     order = harness.random.sample(prepared, len(prepared))
-    for count, one in enumerate(order, 1):
-        harness.commit_all(one)
+    for count, transaction in enumerate(order, 1):
+        harness.commit_all(transaction)
         harness.expect_seen(
             *(done.ids for done in order[:count]),
             when=f"after commit of {', '.join(map(_name, order[:count]))}",

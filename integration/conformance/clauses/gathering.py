@@ -26,7 +26,9 @@ def checkpoint_is_committed_whole(harness: Harness) -> None:
         later = harness.prepare(2)
         outcome = _commit(harness, committer, 1, whole)
         expect(outcome == Committed(), f"the first commit of checkpoint 1: {outcome}")
-        harness.expect_seen(*(one.ids for one in whole), when="after the commit of checkpoint 1")
+        harness.expect_seen(
+            *(transaction.ids for transaction in whole), when="after the commit of checkpoint 1"
+        )
         harness.expect_in_doubt(later, when="after the commit of checkpoint 1")
     with harness.global_committer(2) as other:
         through = other.read_committed_through()
@@ -38,11 +40,11 @@ def committed_checkpoint_only_rises(harness: Harness) -> None:
     """A checkpoint up to the highest committed one returns AlreadyCommitted and is not applied."""
     first, second, early = harness.prepare(3), harness.prepare(5), harness.prepare(4)
     with harness.global_committer() as committer, harness.global_committer() as other:
-        for checkpoint, one in ((3, first), (5, second)):
-            outcome = _commit(harness, committer, checkpoint, [one])
+        for checkpoint, transaction in ((3, first), (5, second)):
+            outcome = _commit(harness, committer, checkpoint, [transaction])
             expect(outcome == Committed(), f"the first commit of {checkpoint}: {outcome}")
-        for checkpoint, one in ((3, first), (5, second), (4, early)):
-            outcome = _commit(harness, other, checkpoint, [one])
+        for checkpoint, transaction in ((3, first), (5, second), (4, early)):
+            outcome = _commit(harness, other, checkpoint, [transaction])
             expect(outcome == AlreadyCommitted(), f"commit of {checkpoint} after 5: {outcome}")
             through = committer.read_committed_through()
             expect(through == 5, f"after 5 and then {checkpoint}, committed through {through}")
@@ -83,7 +85,7 @@ def gathered_commit_leaves_out_what_is_committed(harness: Harness) -> None:
 def _commit(
     harness: Harness, committer: GlobalCommitter, checkpoint: int, prepared: Sequence[Prepared]
 ) -> CommitOutcome:
-    committables = [one.committable for one in prepared]
+    committables = [transaction.committable for transaction in prepared]
     return ask_until_known(
         lambda: committer.commit_checkpoint(CheckpointId(checkpoint), committables),
         harness.patience_s,

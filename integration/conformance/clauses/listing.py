@@ -155,13 +155,13 @@ def prune_keeps_what_is_asked_for(harness: Harness) -> None:
     committer = harness.job.committer()
     for _ in range(2):
         committer.prune(CheckpointId(2))
-    for one in prepared[1:]:
-        outcome = harness.commit(one)
+    for transaction in prepared[1:]:
+        outcome = harness.commit(transaction)
         expect(
             outcome == AlreadyCommitted(),
-            f"commit of {one.committable.transaction} after prune(2): {outcome}",
+            f"commit of {transaction.committable.transaction} after prune(2): {outcome}",
         )
-    harness.expect_seen(*(one.ids for one in prepared), when="after prune")
+    harness.expect_seen(*(transaction.ids for transaction in prepared), when="after prune")
 
 
 @clause(rests_on=[commit_again])

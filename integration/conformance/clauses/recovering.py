@@ -139,7 +139,7 @@ def rescaling_loses_nothing(harness: Harness) -> None:
             harness.prepare(checkpoint + 1, attempt=attempt, subtask=subtask)
         attempt += 1
         _recover(harness, attempt=attempt, decided=decided)
-        seen += [one.ids for one in decided]
+        seen += [transaction.ids for transaction in decided]
         harness.expect_seen(*seen, when=f"after rescaling from {parallelism} to {after}")
         harness.expect_in_doubt(when=f"after rescaling from {parallelism} to {after}")
         checkpoint += 1
@@ -157,13 +157,15 @@ def recovery_again_changes_nothing(harness: Harness) -> None:
         children.commit_some_and_wait,
         harness.sink,
         harness.job.committer_context(2),
-        [one.committable for one in decided[:2]],
+        [transaction.committable for transaction in decided[:2]],
     )
     child.receive()
     child.kill()
     for attempt in (3, 4, 5):
         _recover(harness, attempt=attempt, decided=decided)
-        harness.expect_seen(*(one.ids for one in decided), when=f"after recovery {attempt - 2}")
+        harness.expect_seen(
+            *(transaction.ids for transaction in decided), when=f"after recovery {attempt - 2}"
+        )
         harness.expect_in_doubt(when=f"after recovery {attempt - 2}")
 
 
@@ -235,7 +237,7 @@ def older_attempt_is_harmless(harness: Harness) -> None:
     old.close()
     harness.expect_seen(before.ids, when="after an older attempt has pre-committed or was refused")
     committer = harness.job.committer(2)
-    left = [str(one.transaction) for one in committer.in_doubt()]
+    left = [str(committable.transaction) for committable in committer.in_doubt()]
     if late is not None:
         # The newer attempt must find the transaction and abort it.
         expect(str(late.transaction) in left, f"{late.transaction} is not in doubt: {left}")
@@ -314,18 +316,22 @@ def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> 
     """Recover like the driver before an attempt. Return the numbers of commits and aborts."""
     harness.job.check(attempt)
     committer = harness.job.committer(attempt)
-    listed = [through_the_log(one.committable) for one in decided]
+    listed = [through_the_log(transaction.committable) for transaction in decided]
     plan = plan_commits(
         listed, committer.in_doubt(), sink_ids=(harness.job.sink_id,), attempt=AttemptId(attempt)
     )
-    others = [one for one in plan.keep if one.transaction.sink_id != harness.job.sink_id]
+    others = [
+        committable
+        for committable in plan.keep
+        if committable.transaction.sink_id != harness.job.sink_id
+    ]
     expect(not others, f"in_doubt lists other sinks' transactions: {others}")
     committed = [_commit_some(harness, some, committer) for some in _commits(harness, plan.commit)]
-    for one in plan.abort:
-        outcome: AbortOutcome = harness.abort(Prepared(one, ()), committer)
+    for committable in plan.abort:
+        outcome: AbortOutcome = harness.abort(Prepared(committable, ()), committer)
         expect(
             not isinstance(outcome, AlreadyCommitted),
-            f"{one.transaction} was never decided, and its abort says {outcome}",
+            f"{committable.transaction} was never decided, and its abort says {outcome}",
         )
     committer.close()
     return sum(committed), len(plan.abort)
@@ -336,8 +342,11 @@ def _commits(
 ) -> list[tuple[Committable, ...]]:
     """Return the groups that are committed together: single transactions or whole checkpoints."""
     if harness.sink is harness.described:
-        return [(one,) for one in committables]
-    return [tuple(some) for _, some in groupby(committables, key=lambda one: one.checkpoint)]
+        return [(committable,) for committable in committables]
+    return [
+        tuple(some)
+        for _, some in groupby(committables, key=lambda committable: committable.checkpoint)
+    ]
 
 
 def _commit_some(harness: Harness, some: Sequence[Committable], committer: Committer) -> int:
@@ -345,8 +354,8 @@ def _commit_some(harness: Harness, some: Sequence[Committable], committer: Commi
     if isinstance(committer, WholeCommitter):
         outcome = ask_until_known(lambda: committer.commit_whole(some), harness.patience_s)
     else:
-        (one,) = some
-        outcome = harness.commit(Prepared(one, ()), committer)
+        (committable,) = some
+        outcome = harness.commit(Prepared(committable, ()), committer)
     expect(
         isinstance(outcome, (Committed, AlreadyCommitted)),
         f"{some[0].transaction} is decided, and its commit says {outcome}",

@@ -167,7 +167,9 @@ def job_killed_again_and_again(harness: Harness) -> None:
     """A job that is killed at random steps and moments, and rescaled, has each row there once."""
     rounds = harness.effort.rounds
     job = _JobRun(harness, _SOAK_ROWS_A_ROUND * rounds)
-    passed: Sequence[CrashPoint] = [one for one in CRASH_POINTS if one not in SINK_POINTS]
+    passed: Sequence[CrashPoint] = [
+        crash_point for crash_point in CRASH_POINTS if crash_point not in SINK_POINTS
+    ]
     points: Sequence[CrashPoint] = harness.random.sample(passed, len(passed))
     deaths = 0
     for number in range(rounds):
