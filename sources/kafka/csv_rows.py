@@ -120,13 +120,13 @@ class CsvDecoder(PlainDecoder):
                 )
             except _OtherLines as error:
                 faults[at] = f"it holds {error} lines instead of one"
-        columns = zip(*(one.columns for one in parts), strict=True)
+        columns = zip(*(part.columns for part in parts), strict=True)
         return Decoded(
-            [pa.concat_arrays(list(one)) for one in columns]
+            [pa.concat_arrays(list(chunks)) for chunks in columns]
             if parts
             else [pa.array([], column.type) for column in self._columns],
-            [at for one in parts for at in one.kept],
-            dict(ChainMap(faults, *(dict(one.faults) for one in parts))),
+            [at for part in parts for at in part.kept],
+            dict(ChainMap(faults, *(dict(part.faults) for part in parts))),
         )
 
     def _decode_text(self, text: bytes, indices: Sequence[int]) -> Decoded:

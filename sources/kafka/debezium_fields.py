@@ -178,14 +178,14 @@ class _Modes:
         inner: list[tuple[Any, pa.DataType]] = []
         if isinstance(value, list) and (arrow.is_list(kind) or arrow.is_large_list(kind)):
             items = cast("Sequence[Any]", value)
-            inner = [(one, kind.value_type) for one in items]
+            inner = [(item, kind.value_type) for item in items]
         elif isinstance(value, dict):
             entries = cast("Mapping[str, Any]", value)
             if arrow.is_map(kind):
-                inner = [(one, kind.item_type) for one in entries.values()]
+                inner = [(entry, kind.item_type) for entry in entries.values()]
             elif arrow.is_struct(kind):
                 inner = [(entries.get(field.name), field.type) for field in kind]
-        return next(filter(None, (self.find_two(*one) for one in inner)), None)
+        return next(filter(None, (self.find_two(*pair) for pair in inner)), None)
 
     def _find_two_of_text(self, text: str, kind: pa.DataType) -> str | None:
         if not self.may_have_two(kind):
@@ -218,9 +218,9 @@ def _fields_of(text: bytes) -> Mapping[str, Any]:
     if not isinstance(envelope, dict):
         return {}
     members: list[dict[str, Any]] = cast("Any", envelope).get("fields") or []
-    sides = [one for one in members if one.get("field") in ("after", "before")]
+    sides = [member for member in members if member.get("field") in ("after", "before")]
     rows: list[dict[str, Any]] = sides[0].get("fields") or [] if sides else members
-    return {one["field"]: one for one in rows if "field" in one}
+    return {member["field"]: member for member in rows if "field" in member}
 
 
 def _conversions(fields: Mapping[str, Any], columns: pa.Schema, modes: _Modes) -> Conversions:
@@ -260,15 +260,19 @@ def _plan_struct(
     kind: pa.DataType, field: Mapping[str, Any] | None, modes: _Modes
 ) -> Convert | None:
     listed: list[dict[str, Any]] = (field or {}).get("fields") or []
-    members = {one.get("field"): one for one in listed}
-    plans = [(one.name, _plan(one.type, members.get(one.name), modes)) for one in kind]
+    members = {member.get("field"): member for member in listed}
+    plans = [
+        (arrow_field.name, _plan(arrow_field.type, members.get(arrow_field.name), modes))
+        for arrow_field in kind
+    ]
     converts = {name: _or_null(plan) for name, plan in plans if plan is not None}
     if not converts:
         return None
 
     def convert_members(value: Any) -> Any:
         return {
-            name: converts[name](one) if name in converts else one for name, one in value.items()
+            name: converts[name](member) if name in converts else member
+            for name, member in value.items()
         }
 
     return convert_members
@@ -331,13 +335,13 @@ def _each_entry(convert: Convert) -> Convert:
     return lambda values: {key: convert(value) for key, value in values.items()}
 
 
-def _rescale(many: int, one: int) -> Convert:
+def _rescale(many: int, divisor: int) -> Convert:
     """Return a conversion of times from `one` units per second to `many` units per second."""
 
     def rescale(value: Any) -> Any:
         if not isinstance(value, int):
             return value
-        count, remainder = divmod(value * many, one)
+        count, remainder = divmod(value * many, divisor)
         if remainder:
             raise ValueError(f"{value} is finer than the column's unit")
         return count

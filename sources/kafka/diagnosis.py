@@ -129,8 +129,10 @@ class _Examination:
             create = _CREATE.format(servers=servers, topic=topic, n=max(parallelism, 1))
             return [area.problem("it does not exist", "the topic", create)]
         partitions: dict[int, Any] = description.partitions
-        leaderless = sorted(number for number, one in partitions.items() if one.leader < 0)
-        replicas = min(len(one.replicas) for one in partitions.values())
+        leaderless = sorted(
+            number for number, partition in partitions.items() if partition.leader < 0
+        )
+        replicas = min(len(partition.replicas) for partition in partitions.values())
         findings = [area.ok(f"{len(partitions)} partitions, {replicas} replica(s)")]
         if leaderless:
             findings.append(

@@ -220,7 +220,7 @@ class NativeIntake:
         if not rows and not events:
             return Taken([], [], has_more=False)
         records = wrap_records(tuple(columns), self._partitions, self._separator)
-        return Taken(records, [_event(*one) for one in events], has_more=True)
+        return Taken(records, [_event(*event) for event in events], has_more=True)
 
     def wake(self) -> None:
         """Make the current `wait`, or else the next one, return at once. Any thread may call."""

@@ -186,12 +186,12 @@ class _Reading:
         self._key = (
             settings.bootstrap_servers,
             tuple(sorted(settings.options.items())),
-            tuple(sorted({(one.topic, one.topic_id) for one in ranges})),
+            tuple(sorted({(offset_range.topic, offset_range.topic_id) for offset_range in ranges})),
             # The settings that decide which intake is used, and how it reads.
             (settings.native, settings.format, settings.key_format, settings.include_headers),
         )
-        self._next = {one.topic_partition: one.first for one in ranges}
-        self._end = {one.topic_partition: one.end for one in ranges}
+        self._next = {offset_range.topic_partition: offset_range.first for offset_range in ranges}
+        self._end = {offset_range.topic_partition: offset_range.end for offset_range in ranges}
         self._open = set(self._next)
         # With only one range, records are consecutive, so a whole chunk is checked by its first and
         # last record.
@@ -287,7 +287,9 @@ class _Reading:
         partitions = sorted(self._open)
         intake = open_intake(self._settings, consumer, self._client_id)
         intake.lead(partitions)
-        consumer.assign([TopicPartition(*one, self._next[one]) for one in partitions])
+        consumer.assign(
+            [TopicPartition(*partition, self._next[partition]) for partition in partitions]
+        )
         return intake
 
     def _take(self) -> Taken | None:
@@ -296,7 +298,7 @@ class _Reading:
         Never read past the end of the only range.
         """
         # Each record has its own offset, so this many records cannot pass the end of one partition.
-        left = sum(self._end[one] - self._next[one] for one in self._open)
+        left = sum(self._end[partition] - self._next[partition] for partition in self._open)
         count_max = min(left, self._settings.batch_rows - len(self._rows))
         bytes_max = self._settings.batch_bytes - self._rows.size_bytes
         intake = self._client.intake

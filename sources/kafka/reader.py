@@ -176,8 +176,10 @@ class KafkaReader(SourceReader):
         """Return the ids of the splits that are read up to their stop."""
         if not self._bounded:
             return ()
-        ended = [one for one, stop in self._stop.items() if self._next[one] >= stop]
-        return [self._began[one].to_split().id for one in ended]
+        ended = [
+            partition for partition, stop in self._stop.items() if self._next[partition] >= stop
+        ]
+        return [self._began[partition].to_split().id for partition in ended]
 
     def take_rejected(self) -> Sequence[DeadLetter]:
         """Return the dead letters of records that could not be decoded, and forget them."""
@@ -229,10 +231,12 @@ class KafkaReader(SourceReader):
 
     def _positions(self, partitions: Iterable[_Partition]) -> Iterator[PartitionPosition]:
         """Yield the positions of `partitions`. Rows that `poll` has returned count as read."""
-        for one in partitions:
-            stop = None if self._stop[one] == _NO_STOP else self._stop[one]
-            following, epoch = self._unreturned.get(one, (self._next[one], self._epochs[one]))
-            yield replace(self._began[one], next=following, stop=stop, leader_epoch=epoch)
+        for partition in partitions:
+            stop = None if self._stop[partition] == _NO_STOP else self._stop[partition]
+            following, epoch = self._unreturned.get(
+                partition, (self._next[partition], self._epochs[partition])
+            )
+            yield replace(self._began[partition], next=following, stop=stop, leader_epoch=epoch)
 
     def _stop_of(self, position: PartitionPosition) -> int:
         """Return the stop of `position`. For a stream, return a number that is never reached."""
@@ -312,7 +316,9 @@ class KafkaReader(SourceReader):
 
     def _read(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
-        began = {one: (self._next[one], self._epochs[one]) for one in self._next}
+        began = {
+            partition: (self._next[partition], self._epochs[partition]) for partition in self._next
+        }
         if self._drain() and len(self._rows) == 0:
             # There are no rows, but perhaps an end after markers, which the next snapshot must
             # contain.

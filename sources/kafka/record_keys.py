@@ -227,8 +227,8 @@ class _Documents(PlainDecoder):
             return Decoded([self._convert(column)], kept, faults)
         except CONVERSION_ERRORS:
             pass
-        whys = [late_fault_of([one], self._columns, [self._convert]) for one in column]
+        whys = [late_fault_of([decoded], self._columns, [self._convert]) for decoded in column]
         faults |= {index: why for index, why in zip(kept, whys, strict=True) if why is not None}
-        fitting = [one for one, why in zip(column, whys, strict=True) if why is None]
+        fitting = [decoded for decoded, why in zip(column, whys, strict=True) if why is None]
         kept = [index for index in kept if index not in faults]
         return Decoded([self._convert(fitting)], kept, faults)

@@ -245,7 +245,9 @@ class RawRows:
         arrays, chunks = leave_out_untimely(arrays, times, chunks, self.refusals)
         if self._by_split:
             self.runs = list(
-                chain.from_iterable(split_runs_of(one, self._topics) for one in chunks)
+                chain.from_iterable(
+                    split_runs_of(kept_chunk, self._topics) for kept_chunk in chunks
+                )
             )
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -409,7 +411,9 @@ class JsonRows:
         if self._has_keys:
             self.kept = list(chain.from_iterable(map(messages_of, chunks)))
         if self._by_split:
-            of_chunks = chain.from_iterable(split_runs_of(one, self._topics) for one in chunks)
+            of_chunks = chain.from_iterable(
+                split_runs_of(kept_chunk, self._topics) for kept_chunk in chunks
+            )
             self.runs = list(of_chunks) if self._keep_messages else self._runs
             self._runs = []
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
