@@ -29,7 +29,9 @@ class BatchMemory:
     @classmethod
     def from_claim(cls, claim: BatchClaim) -> BatchMemory:
         """Return the memory of `claim`."""
-        return cls({c.transaction: c for one in claim.decisions for c in one.committables})
+        return cls(
+            {c.transaction: c for decision in claim.decisions for c in decision.committables}
+        )
 
     def coverage(self, transaction: TransactionId) -> Coverage:
         """Return DECIDED if a decision lists `transaction`, otherwise UNDECIDED."""
@@ -53,7 +55,12 @@ def plan_claimed(
     `sink_ids` are those of all sinks that are written. If a decision lists a transaction of another
     sink, it is to be committed, too: the committing code reports that its sink is missing.
     """
-    listed = tuple(c for one in claim.decisions if not one.is_committed for c in one.committables)
+    listed = tuple(
+        c
+        for decision in claim.decisions
+        if not decision.is_committed
+        for c in decision.committables
+    )
     return plan_commits(
         listed,
         in_doubt,
@@ -85,6 +92,6 @@ def around_roll_backs(
     Those that are `staged` come last: applying them may wait for rows that a twin has locked.
     """
     return (
-        tuple(one for one in decided if not staged(one)),
-        tuple(one for one in decided if staged(one)),
+        tuple(committable for committable in decided if not staged(committable)),
+        tuple(committable for committable in decided if staged(committable)),
     )

@@ -316,10 +316,10 @@ class TransactionSettler(ABC):
         """Return `transaction` if it is in doubt, or if a remembered decision lists it."""
 
     @abstractmethod
-    def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
+    def refusal(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> str | None:
         """Return the reason why the decisions, as of now, forbid `resolution`, or None."""
 
-    def commit(self, one: InDoubtTransaction) -> CommitOutcome:
+    def commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
         """Make its rows visible, if they are decided; return the outcome.
 
         Raises:
@@ -327,10 +327,10 @@ class TransactionSettler(ABC):
                 Nothing is changed.
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
-        self._require(Resolution.COMMIT, one)
-        return self.force_commit(one)
+        self._require(Resolution.COMMIT, in_doubt)
+        return self.force_commit(in_doubt)
 
-    def abort(self, one: InDoubtTransaction) -> AbortOutcome:
+    def abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
         """Roll its rows back, if they are not decided and never will be; return the outcome.
 
         Raises:
@@ -338,15 +338,15 @@ class TransactionSettler(ABC):
                 Nothing is changed.
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
-        self._require(Resolution.ABORT, one)
-        return self.force_abort(one)
+        self._require(Resolution.ABORT, in_doubt)
+        return self.force_abort(in_doubt)
 
     @abstractmethod
-    def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
+    def force_commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
         """Make its rows visible regardless of decisions. Doubles them unless they are decided."""
 
     @abstractmethod
-    def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
+    def force_abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
         """Roll its rows back regardless of decisions. Loses them if they are decided."""
 
     @abstractmethod
@@ -370,10 +370,12 @@ class TransactionSettler(ABC):
         """Close."""
         self.close()
 
-    def _require(self, resolution: Resolution, one: InDoubtTransaction) -> None:
-        reason = self.refusal(resolution, one)
+    def _require(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> None:
+        reason = self.refusal(resolution, in_doubt)
         if reason is not None:
-            raise ContradictsLog(f"{resolution.value} of transaction {one.transaction}: {reason}")
+            raise ContradictsLog(
+                f"{resolution.value} of transaction {in_doubt.transaction}: {reason}"
+            )
 
 
 @dataclass
@@ -397,15 +399,17 @@ class InDoubtTransactions(TransactionSettler):
         """
         log = self._read_log()
         transactions = [
-            one
+            in_doubt
             for index, manager in enumerate(self.resource_managers)
             for sink_id in manager.sink_ids(log)
-            for one in self._list_held(self._holder(index, sink_id, log), log)
+            for in_doubt in self._list_held(self._holder(index, sink_id, log), log)
         ]
         unique: dict[tuple[TransactionId, InDoubtKind], InDoubtTransaction] = {}
-        for one in transactions:  # managers that can settle precede those that only list
-            unique.setdefault((one.transaction, one.kind), one)
-        return tuple(sorted(unique.values(), key=lambda one: commit_order(one.committable)))
+        for in_doubt in transactions:  # managers that can settle precede those that only list
+            unique.setdefault((in_doubt.transaction, in_doubt.kind), in_doubt)
+        return tuple(
+            sorted(unique.values(), key=lambda in_doubt: commit_order(in_doubt.committable))
+        )
 
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
         """Return `transaction` if it is in doubt, or if the log decided it last.
@@ -413,9 +417,9 @@ class InDoubtTransactions(TransactionSettler):
         Raises:
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
-        for one in self.in_doubt():
-            if one.transaction == transaction:
-                return one
+        for in_doubt in self.in_doubt():
+            if in_doubt.transaction == transaction:
+                return in_doubt
         log = self._read_log()
         decided = log.decided.get(transaction) if log else None
         if decided is None:
@@ -433,7 +437,7 @@ class InDoubtTransactions(TransactionSettler):
         holder = self._holder(index, transaction.sink_id, log)
         return self._describe(decided, holder, log, held=False, lag=self._lag_of(holder))
 
-    def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
+    def refusal(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> str | None:
         """Return the reason why log and job forbid `resolution` now, or None.
 
         Asks both the log and the target.
@@ -441,18 +445,18 @@ class InDoubtTransactions(TransactionSettler):
         Raises:
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
-        log = self._with_sessions(self._read_log(), one.transaction.sink_id)
-        holder = self._holder_of(one, log)
-        status = _status(one.committable, log, holder, self._lag_of(holder))
+        log = self._with_sessions(self._read_log(), in_doubt.transaction.sink_id)
+        holder = self._holder_of(in_doubt, log)
+        status = _status(in_doubt.committable, log, holder, self._lag_of(holder))
         return refusal(resolution, status, log)
 
-    def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
+    def force_commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
         """Make its rows visible regardless of the log. Doubles them unless the log decided them."""
-        return self._holder_of(one, self._read_log()).committer.commit(one.committable)
+        return self._holder_of(in_doubt, self._read_log()).committer.commit(in_doubt.committable)
 
-    def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
+    def force_abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
         """Roll its rows back regardless of the log. Loses them if the log decided them."""
-        return self._holder_of(one, self._read_log()).committer.abort(one.committable)
+        return self._holder_of(in_doubt, self._read_log()).committer.abort(in_doubt.committable)
 
     def fence(self) -> None:
         """Take the job over, so that no earlier attempt decides anything more; see `fence`.
@@ -533,12 +537,16 @@ class InDoubtTransactions(TransactionSettler):
             status=_status(committable, log, holder, lag),
         )
 
-    def _holder_of(self, one: InDoubtTransaction, log: LogFacts | None) -> _Holder:
+    def _holder_of(self, in_doubt: InDoubtTransaction, log: LogFacts | None) -> _Holder:
         index = next(
-            (n for n, manager in enumerate(self.resource_managers) if manager.name == one.held_by),
+            (
+                n
+                for n, manager in enumerate(self.resource_managers)
+                if manager.name == in_doubt.held_by
+            ),
             0,
         )
-        return self._holder(index, one.transaction.sink_id, log)
+        return self._holder(index, in_doubt.transaction.sink_id, log)
 
     def _holder(self, index: int, sink_id: str, log: LogFacts | None) -> _Holder:
         holder = self._holders.get((index, sink_id))
@@ -593,9 +601,16 @@ class _StagedOnly(Committer):
         staging = self._context.staging
         if staging is None:
             return []
-        counted = [(one, _rows_staged(staging, one)) for one in staging.transactions()]
+        counted = [
+            (transaction, _rows_staged(staging, transaction))
+            for transaction in staging.transactions()
+        ]
         # An entry without rows is a sink's own mark and is not in doubt.
-        return [make_staged_committable(one, rows or 0) for one, rows in counted if rows != 0]
+        return [
+            make_staged_committable(transaction, rows or 0)
+            for transaction, rows in counted
+            if rows != 0
+        ]
 
     @override
     def close(self) -> None:

@@ -153,16 +153,21 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
     decisions = seen.decisions
     standing = judge_transaction(
         transaction,
-        {c.transaction for one in decisions if not one.is_committed for c in one.committables},
+        {
+            c.transaction
+            for decision in decisions
+            if not decision.is_committed
+            for c in decision.committables
+        },
         sink_ids=(transaction.sink_id,),
         attempt=AttemptId(seen.attempt + 1),
         memory=BatchMemory.from_claim(seen),
     )
     if standing in (Standing.LISTED, Standing.COMMITTED):
         lists = next(
-            one
-            for one in decisions
-            if transaction in {listed.transaction for listed in one.committables}
+            decision
+            for decision in decisions
+            if transaction in {listed.transaction for listed in decision.committables}
         )
         again = ", and was committed: the target has gone back to an older copy"
         is_again = standing is Standing.COMMITTED
@@ -179,7 +184,7 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
             " decisions are another query's, or an older copy",
         )
     # An attempt of a batch decides once. Only the newest one without a decision still can.
-    if attempt == seen.attempt and attempt not in {one.attempt for one in decisions}:
+    if attempt == seen.attempt and attempt not in {decision.attempt for decision in decisions}:
         return InDoubtStatus(
             LoggedDecision.PENDING,
             RecoveryAction.ABORT,

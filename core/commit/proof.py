@@ -68,9 +68,9 @@ def find_decided_last(view: LogView, sink_id: str) -> Decided | None:
     listed = committables_of(view.completed[-1]) if view.decided else ()
     known = (*listed, *view.memory.of_sink(sink_id))
     marks = [
-        (one.transaction.attempt, one.transaction.checkpoint)
-        for one in known
-        if one.transaction.sink_id == sink_id
+        (committable.transaction.attempt, committable.transaction.checkpoint)
+        for committable in known
+        if committable.transaction.sink_id == sink_id
     ]
     return Decided(*max(marks)) if marks else None
 
@@ -86,9 +86,9 @@ def judge_sink(
     """Return the comparison of the target's `record` with the log, read `before` and `after` it."""
     decided = find_decided_last(before, sink_id)
     listed = [
-        one
-        for one in (committables_of(before.completed[-1]) if before.decided else ())
-        if one.transaction.sink_id == sink_id
+        committable
+        for committable in (committables_of(before.completed[-1]) if before.decided else ())
+        if committable.transaction.sink_id == sink_id
     ]
     agreement, reason = _judge(decided, listed, record, before, after)
     return SinkProof(
@@ -98,7 +98,7 @@ def judge_sink(
         reason=reason,
         decided=decided,
         listed_transactions=len(listed),
-        listed_rows=sum(one.rows for one in listed),
+        listed_rows=sum(committable.rows for committable in listed),
         proven=None if record is None else _proven(record),
         claimed_attempt=record.attempt if record and record.attempt else None,
         in_doubt=in_doubt,

@@ -309,15 +309,15 @@ def require_named(
             `checkpoint`.
     """
     require(checkpoint > before, f"pre-committed {checkpoint} after {before}")
-    for one in committables:
+    for committable in committables:
         require(
-            before < one.checkpoint <= checkpoint,
-            f"{one.transaction} was pre-committed for checkpoint {checkpoint}; its name must hold"
-            f" a checkpoint after {before}, up to {checkpoint}",
+            before < committable.checkpoint <= checkpoint,
+            f"{committable.transaction} was pre-committed for checkpoint {checkpoint}; its name"
+            f" must hold a checkpoint after {before}, up to {checkpoint}",
         )
-    for one, later in pairwise(committables):
+    for committable, later in pairwise(committables):
         require(
-            commit_order(one) < commit_order(later),
-            f"{later.transaction} stands after {one.transaction}: several committables of one"
-            " pre-commit need names of their own, in the order of their commits",
+            commit_order(committable) < commit_order(later),
+            f"{later.transaction} stands after {committable.transaction}: several committables of"
+            " one pre-commit need names of their own, in the order of their commits",
         )

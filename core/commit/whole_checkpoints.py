@@ -252,7 +252,7 @@ def _by_decision(
 def _merge(commits: Sequence[GlobalCommit]) -> GlobalCommit:
     """Return one commit of all transactions of `commits`, which are in rising order."""
     return GlobalCommit(
-        commits[-1].checkpoint, tuple(c for one in commits for c in one.committables)
+        commits[-1].checkpoint, tuple(c for commit in commits for c in commit.committables)
     )
 
 

@@ -163,24 +163,24 @@ class BatchTransactions(TransactionSettler):
         decided = _committables_of(seen).get(transaction)
         return None if decided is None else self._describe(decided, seen, held=False)
 
-    def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
+    def refusal(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> str | None:
         """Return why the current decisions forbid `resolution`, or None if they do not."""
-        status = batch_in_doubt_status(one.committable, self._decisions.read_claim())
+        status = batch_in_doubt_status(in_doubt.committable, self._decisions.read_claim())
         return refusal(resolution, status, None)
 
-    def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
+    def force_commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
         """Commit the transaction, whatever is decided.
 
         If it is not decided, its rows may be duplicated.
 
         The last transaction of a batch marks the batch as committed, for views of whole batches.
         """
-        outcome = self._settling(one).commit(one.committable)
+        outcome = self._settling(in_doubt).commit(in_doubt.committable)
         if isinstance(outcome, Committed | AlreadyCommitted):
-            self._mark_if_whole(one.transaction)
+            self._mark_if_whole(in_doubt.transaction)
         return outcome
 
-    def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
+    def force_abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
         """Roll back the transaction, whatever is decided. If it is decided, its rows are lost.
 
         A decision in a database then no longer contains it. The batch counts as written without
@@ -189,9 +189,9 @@ class BatchTransactions(TransactionSettler):
         """
         # Roll back the rows first. If the decision lost them first, the rest could not be done
         # after a crash.
-        outcome = self._settling(one).abort(one.committable)
+        outcome = self._settling(in_doubt).abort(in_doubt.committable)
         if isinstance(outcome, Aborted):
-            self._decisions.give_up(one.transaction)
+            self._decisions.give_up(in_doubt.transaction)
         return outcome
 
     def fence(self) -> None:
@@ -330,20 +330,20 @@ class SeveralBatchTransactions(TransactionSettler):
         owner = self._by_sink_id.get(transaction.sink_id)
         return None if owner is None else owner.find(transaction)
 
-    def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
+    def refusal(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> str | None:
         """Return why the current decisions forbid `resolution`, or None if they do not."""
-        return self._owner_of(one).refusal(resolution, one)
+        return self._owner_of(in_doubt).refusal(resolution, in_doubt)
 
-    def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
+    def force_commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
         """Commit the transaction, whatever is decided.
 
         If it is not decided, its rows may be duplicated.
         """
-        return self._owner_of(one).force_commit(one)
+        return self._owner_of(in_doubt).force_commit(in_doubt)
 
-    def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
+    def force_abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
         """Roll back the transaction, whatever is decided. If it is decided, its rows are lost."""
-        return self._owner_of(one).force_abort(one)
+        return self._owner_of(in_doubt).force_abort(in_doubt)
 
     def fence(self) -> None:
         """Claim all sink ids, so that no earlier attempt can decide."""
