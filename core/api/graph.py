@@ -589,7 +589,7 @@ def _has_on_end(work: Work) -> bool:
                 CoProcessFunction,
                 BroadcastProcessFunction,
             )
-            return all(type(function).on_end is not one.on_end for one in known)
+            return all(type(function).on_end is not base.on_end for base in known)
         case JoinConnected() | RunAggregates() | AggregateWindows() | WriteTo():
             return False
         case _:

@@ -61,22 +61,33 @@ def _select_integers(context: Any, plan: Any) -> Iterator[tuple[list[_Arithmetic
     The frame has three columns for each expression: the result and both operands.
     """
     by_rows = groupby(
-        _find_in_plan(plan), key=lambda one: (id(one[0]), *map(id, one[1].conditions))
+        _find_in_plan(plan), key=lambda pair: (id(pair[0]), *map(id, pair[1].conditions))
     )
     for _, members in by_rows:
         alike = list(members)
         frame = context.create_dataframe_from_logical_plan(alike[0][0])
         for condition in alike[0][1].conditions:
             frame = frame.filter(condition)
-        kinds = frame.select(*(one.result.alias(f"c{at}") for at, (_, one) in enumerate(alike)))
+        kinds = frame.select(
+            *(arithmetic.result.alias(f"c{at}") for at, (_, arithmetic) in enumerate(alike))
+        )
         group = [
-            one
-            for (_, one), column in zip(alike, kinds.schema(), strict=True)
+            arithmetic
+            for (_, arithmetic), column in zip(alike, kinds.schema(), strict=True)
             if pa.types.is_integer(column.type)
         ]
-        columns = [column for one in group for column in (one.result, one.left, one.right)]
+        columns = [
+            column
+            for arithmetic in group
+            for column in (arithmetic.result, arithmetic.left, arithmetic.right)
+        ]
         if columns:
-            yield group, frame.select(*(one.alias(f"c{at}") for at, one in enumerate(columns)))
+            yield (
+                group,
+                frame.select(
+                    *(expression.alias(f"c{at}") for at, expression in enumerate(columns))
+                ),
+            )
 
 
 def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right: pa.Array) -> None:
@@ -88,12 +99,12 @@ def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right
         # Arrow does not say which row overflowed, so search for it. The job fails anyway, so the
         # search may be slow.
         for row in range(len(result)):
-            one, other = left.slice(row, 1), right.slice(row, 1)
+            value, other = left.slice(row, 1), right.slice(row, 1)
             try:
-                compute(cast_rows(one, kind), cast_rows(other, kind))
+                compute(cast_rows(value, kind), cast_rows(other, kind))
             except pa.ArrowInvalid:
                 raise OverflowError(
-                    f"{arithmetic.text} leaves {kind}: {one[0]} {arithmetic.operator} {other[0]}."
+                    f"{arithmetic.text} leaves {kind}: {value[0]} {arithmetic.operator} {other[0]}."
                     " Cast one side to a wider type, to DECIMAL(38, 0) for instance"
                 ) from None
 

@@ -74,7 +74,7 @@ class MergedColumns(ProcessJoinFunction):
         outer: tuple[bool, bool] = (False, False),
     ) -> None:
         """`outer` is True for a side whose records are emitted without a partner, too."""
-        self._shared = shared = {one for one, other in zip(*keys, strict=True) if one == other}
+        self._shared = shared = {key for key, other in zip(*keys, strict=True) if key == other}
         twice = (set(left.names) & set(right.names)) - shared
         self._columns: list[tuple[int, str, str]] = []
         fields: list[pa.Field] = []
@@ -207,7 +207,7 @@ class WindowPairs(CoGroupFunction):
         """Return the output for all pairs, or for records of an outer side without a partner."""
         function = self.function
         if left and right:
-            return all_of(function.process(one, other) for one in left for other in right)
+            return all_of(function.process(record, other) for record in left for other in right)
         made = all_of(map(function.process_left, left if self.outer[0] else ()))
         return made + all_of(map(function.process_right, right if self.outer[1] else ()))
 

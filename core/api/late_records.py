@@ -62,7 +62,7 @@ class LateRecords:
         else:
             self._leave_out(len(rows), rows.slice(0, 1).to_pylist()[0], watermark)
 
-    def _leave_out(self, records: int, one: Record, watermark: int) -> None:
+    def _leave_out(self, records: int, record: Record, watermark: int) -> None:
         before = self._count
         self._count += records
         self._rejected.count_rejected(records)
@@ -76,5 +76,5 @@ class LateRecords:
                 self._count,
                 watermark,
                 self._why,
-                one,
+                record,
             )

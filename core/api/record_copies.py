@@ -18,15 +18,15 @@ def copy_value(value: Any) -> Any:
     # abstract class is slow.
     kind = value.__class__
     if kind is list or kind is tuple:
-        return [copy_value(one) for one in value]
+        return [copy_value(element) for element in value]
     if kind is dict:
-        return {key: copy_value(one) for key, one in value.items()}
+        return {key: copy_value(item) for key, item in value.items()}
     if kind is bytearray:
         return bytes(value)
     if isinstance(value, (list, set)):
-        return [copy_value(one) for one in cast("Iterable[Any]", value)]
+        return [copy_value(element) for element in cast("Iterable[Any]", value)]
     if isinstance(value, Mapping):
-        return {key: copy_value(one) for key, one in _items_of(value)}
+        return {key: copy_value(item) for key, item in _items_of(value)}
     # numpy arrays. numpy scalars also have these attributes and are cheap to copy.
     return value.copy() if hasattr(value, "__array__") and hasattr(value, "copy") else value
 

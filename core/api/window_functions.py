@@ -302,7 +302,7 @@ class WindowsOfRecords:
         self._content = content
         self._inputs = inputs
         whose, why = type(windows).__name__, "all their windows are over"
-        self._late = [LateRecords(whose, why, one.late) for one in inputs]
+        self._late = [LateRecords(whose, why, window_input.late) for window_input in inputs]
 
     def open(self, state: StateAccess) -> None:
         """Open the states."""
@@ -319,9 +319,9 @@ class WindowsOfRecords:
 
     def _take(self, record: Record, number: int = 0) -> list[Record]:
         """Add a record of input `number` to its windows. Return the output of windows past due."""
-        one, now = self._inputs[number], self._now()
+        window_input, now = self._inputs[number], self._now()
         before = self._open.get() or []
-        windows, mine = self._assign_windows(before, self._at(record, one), now)
+        windows, mine = self._assign_windows(before, self._at(record, window_input), now)
         if not mine:
             self._late[number].take(record, now)
             return []
@@ -337,7 +337,7 @@ class WindowsOfRecords:
             # The record is within the allowed lateness: the window was emitted before and is
             # emitted again. `end - 1` is the last millisecond of the window.
             if end - 1 <= now:
-                self._emit(_key_of(record, one), window, made)
+                self._emit(_key_of(record, window_input), window, made)
         self._open.set(windows)
         return made
 
@@ -392,22 +392,22 @@ class WindowsOfRecords:
     ) -> tuple[list[OpenWindow], list[OpenWindow]]:
         """Return the key's sessions after adding a record, and the record's session."""
         # As in Flink, sessions also merge if the end of one is the start of the other.
-        joined = [one for one in windows if one[0] <= end and start <= one[1]]
-        others = [one for one in windows if one not in joined]
-        first = min([start, *(one[0] for one in joined)])
-        last = max([end, *(one[1] for one in joined)])
+        joined = [window for window in windows if window[0] <= end and start <= window[1]]
+        others = [window for window in windows if window not in joined]
+        first = min([start, *(window[0] for window in joined)])
+        last = max([end, *(window[1] for window in joined)])
         # Test for lateness after merging: a late record that extends an open session is not too
         # late.
         if last - 1 + self.lateness_ms <= now:
             return windows, []
         # Only the part numbers are merged. The stored records are not moved.
-        parts = {part: count for one in joined for part, count in one[2].items()}
+        parts = {part: count for window in joined for part, count in window[2].items()}
         session = (first, last, parts or {_new_part(windows): 0})
-        if last not in (one[1] for one in joined):
+        if last not in (window[1] for window in joined):
             self._register(last, now)
-        for one in joined:
-            if one[1] != last:
-                self._unregister(one[1], [*others, session])
+        for window in joined:
+            if window[1] != last:
+                self._unregister(window[1], [*others, session])
         return [*others, session], [session]
 
     def _register(self, end: int, now: int) -> None:
@@ -431,7 +431,7 @@ class WindowsOfRecords:
     def _unregister(self, end: int, others: Sequence[OpenWindow]) -> None:
         """Delete the timers of an extended session, except those that other sessions need."""
         # Windows that register a timer for the same moment share the timer.
-        needed = {one[1] - 1 + more for one in others for more in (0, self.lateness_ms)}
+        needed = {window[1] - 1 + more for window in others for more in (0, self.lateness_ms)}
         for moment in {end - 1, end - 1 + self.lateness_ms} - needed:
             self._timers.delete_event_time_timer(moment)
 
@@ -440,10 +440,10 @@ class WindowsOfRecords:
             return self._timers.current_processing_time()
         return self._timers.current_watermark()
 
-    def _at(self, record: Record, one: WindowInput) -> int:
-        if one.time is None:
+    def _at(self, record: Record, window_input: WindowInput) -> int:
+        if window_input.time is None:
             return self._timers.current_processing_time()
-        return record_time_ms(record, one.time, "is in no window")
+        return record_time_ms(record, window_input.time, "is in no window")
 
     def _emit(self, key: Any, window: OpenWindow, made: list[Record]) -> None:
         start, end, parts = window
@@ -501,8 +501,8 @@ class CoWindowedFunction(WindowsOfRecords, CoProcessFunction):
         return self._take(record, 1)
 
 
-def _key_of(record: Record, one: WindowInput) -> Any:
-    first, *others = (record[name] for name in one.key)
+def _key_of(record: Record, window_input: WindowInput) -> Any:
+    first, *others = (record[name] for name in window_input.key)
     return (first, *others) if others else first
 
 

@@ -106,7 +106,7 @@ class WindowedStream(Generic[StreamT]):
         if not aggregates:
             raise ConfigError("aggregate() needs at least one, such as total=sum_('amount')")
         require_aggregates(aggregates, "aggregate")
-        results = {name: one.result_type(schema) for name, one in aggregates.items()}
+        results = {name: aggregate.result_type(schema) for name, aggregate in aggregates.items()}
         made = window_schema(schema, self._key, self._input.time, results)
         work = AggregateWindows(
             self._key,
