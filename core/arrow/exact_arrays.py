@@ -114,7 +114,7 @@ def exact_array_of_pandas(series: Any, kind: pa.DataType) -> pa.Array:
     """
     if series.dtype == object:
         missing = series.isna()
-        values = [None if gone else one for one, gone in zip(series, missing, strict=True)]
+        values = [None if gone else value for value, gone in zip(series, missing, strict=True)]
         return exact_array(values, kind)
     try:
         given = pa.Array.from_pandas(series)
@@ -510,7 +510,7 @@ def _check_lost(column: pa.Array, made: pa.Array) -> None:
         _check_lost_of_structs(column, made)
     elif types.is_map(given) and types.is_map(kind):
         for part in ("keys", "items"):
-            before, after = (_entries(one, part) for one in (column, made))
+            before, after = (_entries(array, part) for array in (column, made))
             _check_lost(before, after)
     elif _is_list(given) and _is_list(kind):
         _check_lost(pc.list_flatten(column), pc.list_flatten(made))
@@ -527,7 +527,9 @@ def _is_decimal_of_floats(given: pa.DataType, kind: pa.DataType) -> bool:
 
 def _check_lost_of_structs(column: pa.Array, made: pa.Array) -> None:
     given, kind = cast("Any", column.type), cast("Any", made.type)
-    names, others = ({field.name for field in _fields(one)} for one in (given, kind))
+    names, others = (
+        {field.name for field in _fields(struct_type)} for struct_type in (given, kind)
+    )
     if names != others:
         raise InexactValue(f"a struct with the fields {given} came, and the column is {kind}")
     for name in names:

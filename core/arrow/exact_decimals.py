@@ -116,7 +116,9 @@ def check_decimals(before: pa.Array, after: pa.Array) -> None:
         if not cast_decimals(before, want).equals(after):
             raise pa.ArrowInvalid(f"{want} does not hold a value of {have} exactly")
     elif arrow.is_struct(have) and arrow.is_struct(want):
-        members = dict(zip([one.name for one in have], before.flatten(), strict=True))
+        members = dict(
+            zip([struct_field.name for struct_field in have], before.flatten(), strict=True)
+        )
         for field, member in zip(want, after.flatten(), strict=True):
             if field.name in members:
                 check_decimals(members[field.name], member)
@@ -133,7 +135,9 @@ def _write(column: pa.Array) -> pa.Array:
     """Return decimals as text. Arrow does not support this for negative scales."""
     if column.type.scale >= 0:
         return column.cast(pa.string())
-    return pa.array([None if one is None else str(one) for one in column.to_pylist()], pa.string())
+    return pa.array(
+        [None if value is None else str(value) for value in column.to_pylist()], pa.string()
+    )
 
 
 def _rescale(column: pa.Array, kind: pa.DataType) -> pa.Array:

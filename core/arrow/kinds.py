@@ -50,7 +50,7 @@ def holds(kind: pa.DataType, is_kind: IsKind) -> bool:
     if arrow.is_dictionary(kind):
         return holds(kind.value_type, is_kind)
     inner = (kind.field(at).type for at in range(kind.num_fields)) if arrow.is_nested(kind) else ()
-    return any(holds(one, is_kind) for one in inner)
+    return any(holds(inner_kind, is_kind) for inner_kind in inner)
 
 
 def is_finite(value: object) -> bool:
@@ -116,7 +116,7 @@ def cast_batch(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             differ.
     """
     types = [field.type for field in schema]
-    columns = [cast_rows(*one) for one in zip(rows.columns, types, strict=True)]
+    columns = [cast_rows(*pair) for pair in zip(rows.columns, types, strict=True)]
     # The types are right now, so Arrow's own cast only checks the names and looks for nulls.
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names).cast(schema)
 
@@ -131,7 +131,7 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def cast_chunks(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return `column` as `kind`. Raises the errors of `cast_rows`."""
-    return pa.chunked_array([cast_rows(one, kind) for one in column.chunks], kind)
+    return pa.chunked_array([cast_rows(chunk, kind) for chunk in column.chunks], kind)
 
 
 def _cast_own_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -127,7 +127,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
     if arrow.is_binary_view(kind):
         return pa.large_binary()
     if arrow.is_struct(kind):
-        return pa.struct([one.with_type(_without_views(one.type)) for one in kind])
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
     if arrow.is_map(kind):
         item = kind.item_field.with_type(_without_views(kind.item_type))
         return pa.map_(_without_views(kind.key_type), item)

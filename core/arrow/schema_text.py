@@ -234,8 +234,8 @@ def columns_difference(first: pa.Schema, other: pa.Schema, number: int) -> str:
         what = f"it has columns {theirs}, and the first stream {ours}"
     else:
         pairs = zip(first, other, strict=True)
-        one, two = next((a, b) for a, b in pairs if not a.equals(b))
-        shown = _describe_field(one)
+        first_field, two = next((a, b) for a, b in pairs if not a.equals(b))
+        shown = _describe_field(first_field)
         what = f"its column {_describe_field(two)}, and that of the first stream {shown}"
     return (
         f"union() with other streams, number {number}: {what}; make them alike with"
