@@ -53,7 +53,9 @@ def _is_compiled_from(code: types.CodeType, tree: ast.Module) -> bool:
             same_code = bool(code.co_freevars) or _instructions(code) == _instructions(compiled)
             same_values = code.co_consts == compiled.co_consts
             return same_names and same_code and same_values
-        pending += [one for one in compiled.co_consts if isinstance(one, types.CodeType)]
+        pending += [
+            constant for constant in compiled.co_consts if isinstance(constant, types.CodeType)
+        ]
     return False
 
 
@@ -66,11 +68,13 @@ def _instructions(code: types.CodeType) -> set[tuple[str, str, str]]:
     jumps = {*dis.hasjrel, *dis.hasjabs, dis.EXTENDED_ARG}
     return {
         (
-            re.sub("^(LOAD|CALL|PRECALL|PUSH).*", "call", one.opname),
-            repr(one.argval),
-            str(getattr(one, "positions", number)),
+            re.sub("^(LOAD|CALL|PRECALL|PUSH).*", "call", instruction.opname),
+            repr(instruction.argval),
+            str(getattr(instruction, "positions", number)),
         )
-        for number, one in enumerate(
-            one for one in dis.get_instructions(code) if one.opcode not in jumps
+        for number, instruction in enumerate(
+            instruction
+            for instruction in dis.get_instructions(code)
+            if instruction.opcode not in jumps
         )
     }

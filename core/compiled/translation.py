@@ -178,7 +178,7 @@ class _Translator:
         states: list[str] = []
         for index in range(len(self._states)):
             states += [f"state_{index}", f"has_{index}"]
-        computed = [f"output_{i}" for i, one in enumerate(outputs) if one.passed_on is None]
+        computed = [f"output_{i}" for i, output in enumerate(outputs) if output.passed_on is None]
         parameters = ["rows", "keys", *columns, *constants, *states, "result_rows", *computed]
         head = [
             f"def kernel({', '.join(parameters)}):",
@@ -344,7 +344,7 @@ class _Translator:
                 f" {', '.join(self._output.names)}",
             )
         codes = {
-            name: self._expression(one) for name, one in values.items() if not isinstance(one, str)
+            name: self._expression(val) for name, val in values.items() if not isinstance(val, str)
         }
         for value in values.values():
             if isinstance(value, str):
@@ -382,7 +382,7 @@ class _Translator:
         return outputs
 
     def _output_column(self, field: pa.Field) -> OutputColumn:
-        sources = {one for result in self._results if (one := result.values[field.name])}
+        sources = {origin for result in self._results if (origin := result.values[field.name])}
         source = next(iter(sources), None)
         if (
             len(sources) == 1
@@ -548,7 +548,7 @@ class _Translator:
                 )
 
     def _comparison(self, node: ast.Compare) -> str:
-        operands = [self._expression(one) for one in (node.left, *node.comparators)]
+        operands = [self._expression(side) for side in (node.left, *node.comparators)]
         kinds = {kind for _, kind in operands}
         # Python compares an integer with a float exactly; a processor would round the integer.
         if kinds == {INTEGER, FLOAT}:
@@ -575,7 +575,7 @@ class _Translator:
                 raise self._refusal(node, f"{method}() of a state has no value, or other arguments")
             return f"state_{list(self._states).index(state.attribute)}[key]", state.kind
         called = self._find_global(node.func)
-        if node.keywords or any(isinstance(one, ast.Starred) for one in node.args):
+        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
             raise self._refusal(node, "arguments are given by position and one by one")
         if (called is min or called is max) and len(node.args) >= 2:
             return self._extreme(node, "least" if called is min else "greatest")
@@ -587,7 +587,7 @@ class _Translator:
         raise self._refusal(node, f"{ast.unparse(node.func)}() is not compiled for these arguments")
 
     def _extreme(self, node: ast.Call, helper: str) -> Code:
-        codes = [self._expression(one) for one in node.args]
+        codes = [self._expression(argument) for argument in node.args]
         kinds = {kind for _, kind in codes}
         # The kind of min(True, 2) depends on the values.
         if len(kinds) != 1 or BOOLEAN in kinds:
