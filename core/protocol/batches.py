@@ -76,7 +76,7 @@ class BatchClaim:
 
     def decision(self, batch: BatchId) -> BatchDecision | None:
         """Return the decision for `batch`, or None if there is none."""
-        return next((one for one in self.decisions if one.batch == batch), None)
+        return next((decision for decision in self.decisions if decision.batch == batch), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,9 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
             f"{batch} was written by attempt {decision.attempt} from other input: then its offsets"
             f" had the SHA-256 {decision.fingerprint or '(none)'}, now {fingerprint or '(none)'}"
         )
-    of_source = [one.batch.number for one in claim.decisions if one.batch.source == batch.source]
+    of_source = [
+        earlier.batch.number for earlier in claim.decisions if earlier.batch.source == batch.source
+    ]
     # If no batch of the source is remembered, no number is too low.
     last = max(of_source, default=batch.number)
     if batch.number < last:
@@ -161,12 +163,12 @@ def find_prepared_twin(
     """
     return next(
         (
-            one
-            for one in in_doubt
-            if one.transaction.sink_id == sink_id
-            and one.transaction.attempt == attempt
-            and one.transaction.subtask == partition
-            and not staged(one)
+            committable
+            for committable in in_doubt
+            if committable.transaction.sink_id == sink_id
+            and committable.transaction.attempt == attempt
+            and committable.transaction.subtask == partition
+            and not staged(committable)
         ),
         None,
     )
@@ -260,13 +262,16 @@ def decision_of(
     by_partition: dict[int, tuple[Committable, ...]] = {}
     for partition, committables in parts:
         require(partition not in by_partition, f"{batch}: partition {partition} came twice")
-        for one in committables:
+        for committable in committables:
             require(
-                one.transaction.attempt == attempt,
-                f"{batch}: attempt {attempt} cannot decide {one}, which is of another attempt",
+                committable.transaction.attempt == attempt,
+                f"{batch}: attempt {attempt} cannot decide {committable}, which is of"
+                " another attempt",
             )
         by_partition[partition] = tuple(committables)
-    listed = _in_order(one for committables in by_partition.values() for one in committables)
+    listed = _in_order(
+        committable for committables in by_partition.values() for committable in committables
+    )
     return BatchDecision(batch, attempt, fingerprint, run, listed)
 
 

@@ -45,30 +45,32 @@ class WatermarkMerge:
         self._told = NO_WATERMARK
         self._told_idle = False
 
-    def add(self, one: Hashable) -> None:
+    def add(self, input_id: Hashable) -> None:
         """Add an input without a watermark; a known input stays as it is."""
-        self._watermarks.setdefault(one, NO_WATERMARK)
+        self._watermarks.setdefault(input_id, NO_WATERMARK)
 
-    def on_watermark(self, one: Hashable, watermark: int) -> None:
-        """Record what input `one` has sent: a watermark, its end, or that it is idle."""
+    def on_watermark(self, input_id: Hashable, watermark: int) -> None:
+        """Record what input `input_id` has sent: a watermark, its end, or that it is idle."""
         if watermark == IDLE:
-            if one not in self._ended:
-                self._idle.add(one)
+            if input_id not in self._ended:
+                self._idle.add(input_id)
             return
         if watermark == MAX_WATERMARK:
-            self._told_end.add(one)
-            self.on_ended(one)
+            self._told_end.add(input_id)
+            self.on_ended(input_id)
             return
-        before = MAX_WATERMARK if one in self._told_end else self._watermarks[one]
-        require(watermark >= before, f"the watermark of {one} goes back: {before} to {watermark}")
-        self._watermarks[one] = watermark
-        self._idle.discard(one)
-        self._ended.discard(one)
+        before = MAX_WATERMARK if input_id in self._told_end else self._watermarks[input_id]
+        require(
+            watermark >= before, f"the watermark of {input_id} goes back: {before} to {watermark}"
+        )
+        self._watermarks[input_id] = watermark
+        self._idle.discard(input_id)
+        self._ended.discard(input_id)
 
-    def on_ended(self, one: Hashable) -> None:
-        """Record that input `one` has no more records, which is not the end of time."""
-        self._ended.add(one)
-        self._idle.discard(one)
+    def on_ended(self, input_id: Hashable) -> None:
+        """Record that input `input_id` has no more records, which is not the end of time."""
+        self._ended.add(input_id)
+        self._idle.discard(input_id)
 
     def next(self) -> int | None:
         """Return the next mark to send downstream, once: a watermark, or IDLE if all are idle.
@@ -76,7 +78,7 @@ class WatermarkMerge:
         Call it until it returns None.
         """
         left_out = self._idle | self._ended
-        awake = [w for one, w in self._watermarks.items() if one not in left_out]
+        awake = [w for input_id, w in self._watermarks.items() if input_id not in left_out]
         # The end of time comes only when all inputs have sent it. Idle or ended inputs do not delay
         # the others. If there are no others, the time is that of the furthest input.
         if self._told_end and len(self._told_end) == len(self._watermarks):

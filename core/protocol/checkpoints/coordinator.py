@@ -398,7 +398,10 @@ class CheckpointCoordinator:
         if self._over:
             return []
         if self._last is not None:
-            everyone = (self._confirmed.lowest, *(self._delivered[one] for one in self._committers))
+            everyone = (
+                self._confirmed.lowest,
+                *(self._delivered[committer] for committer in self._committers),
+            )
             if min(everyone) < self._last or self._pending:
                 return []
             self._over = True
@@ -500,7 +503,9 @@ class CheckpointCoordinator:
             delivered_through=self._find_delivered_through(),
             # A savepoint may become complete after a later checkpoint is decided. A job that starts
             # from the savepoint does not have that decision and must not name its commits after it.
-            undelivered=tuple(one for one in self._undelivered if one < trigger.checkpoint),
+            undelivered=tuple(
+                checkpoint for checkpoint in self._undelivered if checkpoint < trigger.checkpoint
+            ),
         )
         at_end = self._ended_at is not None and self._ended_at == _positions(
             completed, self._sources
@@ -513,7 +518,7 @@ class CheckpointCoordinator:
         return replace(completed, final=ends, input_ended=input_ended)
 
     def _find_delivered_through(self) -> CheckpointId:
-        return min((self._delivered[one] for one in self._committers), default=GENESIS)
+        return min((self._delivered[committer] for committer in self._committers), default=GENESIS)
 
     def _drop(self, snapshots: Iterable[SubtaskSnapshot]) -> list[Decision]:
         """Drop the snapshots of a removed checkpoint, and delete the files that are now free."""

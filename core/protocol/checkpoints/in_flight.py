@@ -301,8 +301,8 @@ class InputQueues(Generic[B]):
             raise ValueError(f"nothing is recorded for checkpoint {checkpoint}")
         require(not recording.open, f"barrier {checkpoint} is missing on {recording.open}")
         batches_by_input: dict[int, list[B]] = {}
-        for one in recording.replayed:
-            batches_by_input.setdefault(one.input, []).append(cast("B", one.element))
+        for replayed in recording.replayed:
+            batches_by_input.setdefault(replayed.input, []).append(cast("B", replayed.element))
         for end, batches in zip(self._ends, recording.batches, strict=True):
             batches_by_input.setdefault(end.input, []).extend(batches)
         return {into: tuple(batches) for into, batches in batches_by_input.items() if batches}

@@ -144,9 +144,9 @@ class CompletedCheckpoint:
 
         Rows that receiving subtasks held come first, because they were sent first.
         """
-        parts = [one for s in self.snapshots for one in s.in_flight if one.chain == chain]
+        parts = [part for s in self.snapshots for part in s.in_flight if part.chain == chain]
         # False sorts before True, and the sort is stable: each side keeps its own order.
-        return tuple(sorted(parts, key=lambda one: not one.sent))
+        return tuple(sorted(parts, key=lambda part: not part.sent))
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
         """Return (subtask index, snapshot) pairs of operator `uid`, sorted by index."""
@@ -166,7 +166,7 @@ def handles_of(snapshots: Iterable[SubtaskSnapshot]) -> tuple[StateHandle, ...]:
         for snapshot in snapshots
         for handle in (
             *(handle for o in snapshot.operators for handle in (*o.keyed, *o.raw)),
-            *(one.handle for one in snapshot.in_flight),
+            *(part.handle for part in snapshot.in_flight),
         )
         if handle.path
     )

@@ -78,10 +78,12 @@ class LogMemory:
         """Return what the log knows of a transaction that no retained checkpoint lists."""
         if transaction.attempt < self.since:
             return Coverage.FORGOTTEN
-        through = {one.attempt: one.checkpoint for one in self.decided}.get(transaction.attempt, -1)
-        for one in self.kept:
-            if (one.sink_id, one.attempt) == (transaction.sink_id, transaction.attempt):
-                through = max(through, one.checkpoint)
+        through = {mark.attempt: mark.checkpoint for mark in self.decided}.get(
+            transaction.attempt, -1
+        )
+        for mark in self.kept:
+            if (mark.sink_id, mark.attempt) == (transaction.sink_id, transaction.attempt):
+                through = max(through, mark.checkpoint)
         return Coverage.DECIDED if transaction.checkpoint <= through else Coverage.UNDECIDED
 
     def knows(self, mark: Decided, sink_id: str = "") -> bool:
@@ -91,7 +93,10 @@ class LogMemory:
         old to be remembered, or were accepted at a rewind.
         """
         known = (*self.marks_of(sink_id), *self.rewound)
-        through = max((one.checkpoint for one in known if one.attempt == mark.attempt), default=-1)
+        through = max(
+            (known_mark.checkpoint for known_mark in known if known_mark.attempt == mark.attempt),
+            default=-1,
+        )
         return mark.attempt < self.since or mark.checkpoint <= through
 
     def remember_decided(self, committables: Iterable[Committable]) -> LogMemory:
@@ -100,24 +105,32 @@ class LogMemory:
         Transactions that `kept` already covers are skipped: a mark in `decided` applies to all
         sinks and would undo the rewind for the others.
         """
-        marks = {one.attempt: one.checkpoint for one in self.decided}
-        kept = {(one.sink_id, one.attempt): one.checkpoint for one in self.kept}
+        marks = {mark.attempt: mark.checkpoint for mark in self.decided}
+        kept = {(mark.sink_id, mark.attempt): mark.checkpoint for mark in self.kept}
         for transaction in (committable.transaction for committable in committables):
             if transaction.checkpoint <= kept.get((transaction.sink_id, transaction.attempt), -1):
                 continue
             if transaction.attempt >= self.since:
                 through = marks.get(transaction.attempt, -1)
                 marks[transaction.attempt] = max(through, transaction.checkpoint)
-        return replace(self, decided=tuple(Decided(*one) for one in sorted(marks.items())))
+        return replace(self, decided=tuple(Decided(*pair) for pair in sorted(marks.items())))
 
     def as_decided(self, committable: Committable) -> Committable:
         """Return the remembered decided version of `committable`, or `committable` itself."""
-        own = (one for one in self.committed if one.transaction == committable.transaction)
+        own = (
+            remembered
+            for remembered in self.committed
+            if remembered.transaction == committable.transaction
+        )
         return next(own, committable)
 
     def of_sink(self, sink_id: str) -> tuple[Committable, ...]:
         """Return the last transactions of `sink_id` that are known to be committed."""
-        return tuple(one for one in self.committed if one.transaction.sink_id == sink_id)
+        return tuple(
+            committable
+            for committable in self.committed
+            if committable.transaction.sink_id == sink_id
+        )
 
     def with_sinks(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory with `sinks` added: an attempt may write under them from now on."""
@@ -126,13 +139,16 @@ class LogMemory:
     def until(self, attempt: AttemptId, checkpoint: CheckpointId) -> LogMemory:
         """Return the memory without the decisions of `attempt` above `checkpoint`."""
         marks = (
-            Decided(one.attempt, min(one.checkpoint, checkpoint)) if one.attempt == attempt else one
-            for one in self.decided
+            Decided(mark.attempt, min(mark.checkpoint, checkpoint))
+            if mark.attempt == attempt
+            else mark
+            for mark in self.decided
         )
         before = (
-            one
-            for one in self.committed
-            if one.transaction.attempt != attempt or one.transaction.checkpoint <= checkpoint
+            committable
+            for committable in self.committed
+            if committable.transaction.attempt != attempt
+            or committable.transaction.checkpoint <= checkpoint
         )
         return replace(self, decided=tuple(marks), committed=tuple(before))
 
@@ -141,13 +157,13 @@ class LogMemory:
     ) -> LogMemory:
         """Return the memory with those of `listed_before` committed that are not in `listed`."""
         still = {committable.transaction for committable in listed}
-        done = (one for one in listed_before if one.transaction not in still)
+        done = (earlier for earlier in listed_before if earlier.transaction not in still)
         return replace(self, committed=_last_of((*self.committed, *done), self.sinks))
 
     def without_sinks(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory without `sinks`, under which nothing is, or ever will be, in doubt."""
         left = tuple(sorted(set(self.sinks) - set(sinks)))
-        kept = tuple(one for one in self.kept if one.sink_id in left)
+        kept = tuple(mark for mark in self.kept if mark.sink_id in left)
         return replace(self, sinks=left, committed=_last_of(self.committed, left), kept=kept)
 
     def keeping(self, before: LogMemory, sinks: Iterable[str]) -> LogMemory:
@@ -162,19 +178,21 @@ class LogMemory:
             for mark in before.marks_of(sink_id)
             if not self._has_decided(mark)
         ]
-        others = (one for one in self.kept if one.sink_id not in sinks)
+        others = (kept_mark for kept_mark in self.kept if kept_mark.sink_id not in sinks)
         return replace(self, kept=(*others, *kept))
 
     def marks_of(self, sink_id: str) -> tuple[Decided, ...]:
         """Return the last checkpoint that each attempt decided for `sink_id`, in rising order."""
-        marks = {one.attempt: one.checkpoint for one in self.decided}
-        for one in self.kept:
-            if one.sink_id == sink_id:
-                marks[one.attempt] = max(one.checkpoint, marks.get(one.attempt, -1))
-        return tuple(Decided(*one) for one in sorted(marks.items()))
+        marks = {mark.attempt: mark.checkpoint for mark in self.decided}
+        for mark in self.kept:
+            if mark.sink_id == sink_id:
+                marks[mark.attempt] = max(mark.checkpoint, marks.get(mark.attempt, -1))
+        return tuple(Decided(*pair) for pair in sorted(marks.items()))
 
     def _has_decided(self, mark: Decided) -> bool:
-        through = {one.attempt: one.checkpoint for one in self.decided}.get(mark.attempt, -1)
+        through = {decided.attempt: decided.checkpoint for decided in self.decided}.get(
+            mark.attempt, -1
+        )
         return mark.attempt < self.since or mark.checkpoint <= through
 
     def with_decision(
@@ -197,14 +215,14 @@ class LogMemory:
         decided = self.remember_decided(listed).decided
         # Checkpoint 0 decides no transaction.
         if checkpoint > GENESIS:
-            earlier = (one for one in decided if one.attempt != attempt)
+            earlier = (mark for mark in decided if mark.attempt != attempt)
             decided = (*earlier, Decided(attempt, checkpoint))
         # Every record repeats the memory, so it must not grow with the age of a job that restarts
         # for years.
         forgotten, decided = decided[:-ATTEMPTS_MAX], decided[-ATTEMPTS_MAX:]
         since = forgotten[-1].attempt + 1 if forgotten else self.since
         memory = self.with_committed(listed_before=listed_before, listed=listed)
-        kept = tuple(one for one in self.kept if one.attempt >= since)
+        kept = tuple(mark for mark in self.kept if mark.attempt >= since)
         return replace(memory, since=since, decided=decided, kept=kept)
 
 
@@ -214,13 +232,15 @@ NOTHING_REMEMBERED = LogMemory()
 
 def _last_of(committed: Iterable[Committable], sinks: Iterable[str]) -> tuple[Committable, ...]:
     by_sink: dict[str, list[Committable]] = {sink_id: [] for sink_id in sinks}
-    for one in committed:
-        last = by_sink.get(one.transaction.sink_id)
+    for committable in committed:
+        last = by_sink.get(committable.transaction.sink_id)
         # Keep only the highest checkpoint of a sink, with all its transactions: pruning leaves its
         # proofs until last.
-        if last is None or (last and one.transaction.checkpoint < last[0].transaction.checkpoint):
+        if last is None or (
+            last and committable.transaction.checkpoint < last[0].transaction.checkpoint
+        ):
             continue
-        if last and one.transaction.checkpoint > last[0].transaction.checkpoint:
+        if last and committable.transaction.checkpoint > last[0].transaction.checkpoint:
             last.clear()
-        last.append(one)
-    return tuple(one for last in by_sink.values() for one in last)
+        last.append(committable)
+    return tuple(committable for last in by_sink.values() for committable in last)

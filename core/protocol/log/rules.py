@@ -107,7 +107,9 @@ class LogView:
         A start from any of these decisions asks for the proof of its commits.
         """
         remembered = (record.memory or NOTHING_REMEMBERED for record in self.decided)
-        return tuple(one for memory in remembered for one in memory.of_sink(sink_id))
+        return tuple(
+            committable for memory in remembered for committable in memory.of_sink(sink_id)
+        )
 
     def memory_at(self, taken: CompletedCheckpoint) -> LogMemory:
         """Return the memory as of `taken`, a savepoint, which the log never decides.
@@ -118,7 +120,9 @@ class LogView:
         the savepoint's attempt knew so.
         """
         memory = self.memory.until(taken.attempt, taken.checkpoint)
-        before = [one for one in self.decided if one.completed.checkpoint < taken.checkpoint]
+        before = [
+            record for record in self.decided if record.completed.checkpoint < taken.checkpoint
+        ]
         if not before:
             return memory
         committed = (before[-1].memory or memory).committed

@@ -55,7 +55,7 @@ class TargetRecord:
     @property
     def checkpoint_last(self) -> CheckpointId:
         """The highest checkpoint with a proof; 0 if there is none."""
-        return CheckpointId(max((one.checkpoint for one in self.committed), default=self.through))
+        return CheckpointId(max((mark.checkpoint for mark in self.committed), default=self.through))
 
 
 def to_record(
@@ -71,9 +71,11 @@ def to_record(
     `proofs` is for a target that deletes the proofs of a checkpoint together.
     """
     highest: dict[int, int] = {}
-    for one in transactions:
-        highest[one.attempt] = max(one.checkpoint, highest.get(one.attempt, 0))
-    committed = tuple(Decided(*one) for one in sorted(highest.items()))
+    for transaction in transactions:
+        highest[transaction.attempt] = max(
+            transaction.checkpoint, highest.get(transaction.attempt, 0)
+        )
+    committed = tuple(Decided(*pair) for pair in sorted(highest.items()))
     return TargetRecord(
         sink_id, AttemptId(attempt), committed, proves_each=proves_each, proofs=frozenset(proofs)
     )
@@ -86,13 +88,13 @@ def through_before(record: TargetRecord, attempt: AttemptId) -> CheckpointId:
     earlier one. An attempt also commits decisions of earlier attempts, so this value must not be
     used to judge the log itself.
     """
-    later = (one.checkpoint for one in record.claims if one.attempt > attempt)
+    later = (claim.checkpoint for claim in record.claims if claim.attempt > attempt)
     return CheckpointId(next(later, record.through))
 
 
 def unknown_commits(record: TargetRecord, memory: LogMemory) -> tuple[Decided, ...]:
     """Return the target's commits that `memory` does not know; empty if it knows all."""
-    return tuple(one for one in record.committed if not memory.knows(one, record.sink_id))
+    return tuple(mark for mark in record.committed if not memory.knows(mark, record.sink_id))
 
 
 def is_set_back(record: TargetRecord, committed: Sequence[Committable]) -> bool:
@@ -101,9 +103,9 @@ def is_set_back(record: TargetRecord, committed: Sequence[Committable]) -> bool:
     Then the target was restored from an older copy and lacks all later commits, too. A target need
     not prove all its commits: Kafka proves only the last commit of each subtask.
     """
-    last = max(((one.attempt, one.checkpoint) for one in record.committed), default=(0, 0))
+    last = max(((mark.attempt, mark.checkpoint) for mark in record.committed), default=(0, 0))
     own = [c.transaction for c in committed if c.transaction.sink_id == record.sink_id]
-    proven = {(one.attempt, one.checkpoint) for one in record.proofs}
+    proven = {(proof.attempt, proof.checkpoint) for proof in record.proofs}
     return any(
         (t.attempt, t.checkpoint) > last
         or ((t.attempt, t.checkpoint) in proven and t not in record.proofs)

@@ -89,11 +89,11 @@ def with_state(known: Savepoint | None, new: NewState, *, drawn_id: str, now_ms:
 
 def _grown(before: tuple[SubtaskSnapshot, ...], new: NewState) -> tuple[SubtaskSnapshot, ...]:
     if new.raw:
-        for index, one in enumerate(before):
-            (operator,) = one.operators
+        for index, snapshot in enumerate(before):
+            (operator,) = snapshot.operators
             if operator.uid == new.uid and operator.raw:
                 raw = {handle.name: handle for handle in (*operator.raw, *new.raw)}
-                merged = replace(one, operators=(replace(operator, raw=tuple(raw.values())),))
+                merged = replace(snapshot, operators=(replace(operator, raw=tuple(raw.values())),))
                 return (*before[:index], merged, *before[index + 1 :])
     added = OperatorSnapshot(new.uid, keyed=new.handles, raw=new.raw)
     return (*before, SubtaskSnapshot(SubtaskRef(new.uid, len(before)), (added,)))

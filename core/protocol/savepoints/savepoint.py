@@ -305,7 +305,7 @@ def check_targets(
             # Other storage decided the commits of later attempts.
             seen_last = min(seen_last, through_before(record, savepoint.completed.attempt))
         if follows:
-            unknown = tuple(one for one in unknown if not view.memory.knows(one))
+            unknown = tuple(mark for mark in unknown if not view.memory.knows(mark))
             seen_last = view.completed[-1].checkpoint
         if unknown or record.through > seen_last:
             last = unknown[-1].checkpoint if unknown else record.through
@@ -370,7 +370,7 @@ def build_first_decision(
     if last is None:
         decided = _list_at_rewind(savepoint, view if rewinds else None, decided, records)
     seen = [record.checkpoint_last for record in records]
-    decisions = [one.checkpoint for one in view.completed]
+    decisions = [completed.checkpoint for completed in view.completed]
     newest = max(taken.checkpoint, *seen, *decisions, 0)
     number = newest + (1 if follows else UNSEEN_CHECKPOINTS)
     undelivered = (*last.undelivered, last.checkpoint) if last else taken.undelivered
@@ -417,7 +417,9 @@ def view_before(
     marks = (*view.memory.rewound, *taken.rewound, *(m for r in records for m in r.committed))
     # Include earlier rewinds: commits that targets had before them may still be there.
     known = replace(known, rewound=())
-    rewound = to_record("", NO_ATTEMPT, (one for one in marks if not known.knows(one))).committed
+    rewound = to_record(
+        "", NO_ATTEMPT, (candidate for candidate in marks if not known.knows(candidate))
+    ).committed
     # A transaction that the savepoint lists, and that a target with later commits still has in
     # doubt, is decided, too.
     memory = replace(known.with_sinks(view.sinks), committed=tuple(asked), rewound=rewound)
@@ -443,13 +445,13 @@ def _find_passed(savepoint: Savepoint, records: Iterable[TargetRecord]) -> froze
 
     Such a target may have pruned the proofs of the savepoint's transactions.
     """
-    telling = (one for one in records if one.proves_each)
-    return frozenset(one.sink_id for one in telling if _unknown_commits(savepoint, one))
+    telling = (record for record in records if record.proves_each)
+    return frozenset(record.sink_id for record in telling if _unknown_commits(savepoint, record))
 
 
 def _telling(records: Iterable[TargetRecord]) -> frozenset[str]:
     """Return the sink ids whose target proves each of its commits."""
-    return frozenset(one.sink_id for one in records if one.proves_each)
+    return frozenset(record.sink_id for record in records if record.proves_each)
 
 
 def _list_at_rewind(
