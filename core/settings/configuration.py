@@ -66,7 +66,9 @@ _BY_VARIABLE: Mapping[str, str] = {
     **{variable_of(name): name for name in _BY_NAME},
     **{variable_of(option.name): option.name for option in OPTIONS},
 }
-_SECTIONS = tuple(variable_of(f"{one.name.partition('.')[0]}.") for one in OPTIONS)
+_SECTIONS = tuple(
+    variable_of(f"{known_option.name.partition('.')[0]}.") for known_option in OPTIONS
+)
 _OWN_SECTIONS = (
     "checkpointing.",
     "endpoint.",
@@ -184,10 +186,16 @@ class Configuration:
             settings, left = _from_file(Path(file))
             layer |= settings
         # Later layers override earlier ones. The environment above is the weakest.
-        layer |= _layer((one.name, one.location, one.value) for one in written)
+        layer |= _layer((setting.name, setting.location, setting.value) for setting in written)
         layer |= _COMMAND_LINE.settings
         configuration = cls(
-            {one.name: layer.get(one.name, Setting(one, one.default)) for one in OPTIONS}, left
+            {
+                known_option.name: layer.get(
+                    known_option.name, Setting(known_option, known_option.default)
+                )
+                for known_option in OPTIONS
+            },
+            left,
         )
         for hint in configuration.hints():
             _log.warning("%s", hint)
@@ -199,16 +207,18 @@ class Configuration:
 
     def hints(self) -> tuple[str, ...]:
         """Return hints on settings that are valid but unused, or that differ from Flink's."""
-        hints = [f"{one}: {one.hint}" for one in self._settings.values() if one.hint]
+        hints = [
+            f"{setting}: {setting.hint}" for setting in self._settings.values() if setting.hint
+        ]
         # Settings of strategies that are not in use have no effect, so hint at them.
         used = {f"restart.{self._value('restart.strategy')}", "restart.strategy"}
-        for one in self._settings.values():
-            section = one.option.name.rpartition(".")[0]
-            unused = section.startswith("restart") and not {section, one.option.name} & used
-            if section == "state_backend" and one.option.name != "state_backend.type":
+        for setting in self._settings.values():
+            section = setting.option.name.rpartition(".")[0]
+            unused = section.startswith("restart") and not {section, setting.option.name} & used
+            if section == "state_backend" and setting.option.name != "state_backend.type":
                 unused = self._value("state_backend.type") != "rocksdb"
-            if one.is_set and unused:
-                hints.append(f"{one} is not used: {self._chosen(section)}")
+            if setting.is_set and unused:
+                hints.append(f"{setting} is not used: {self._chosen(section)}")
         if self._left:
             names = ", ".join(
                 _describe_left_out(name, location) for name, location in self._left.items()
@@ -404,8 +414,8 @@ class Configuration:
     def is_forced(self, section: str) -> bool:
         """Return True if the command line has set option `section` or an option in this section."""
         return any(
-            one.is_forced and (name == section or name.startswith(f"{section}."))
-            for name, one in self._settings.items()
+            setting.is_forced and (name == section or name.startswith(f"{section}."))
+            for name, setting in self._settings.items()
         )
 
     def _replaces(self, given: object, section: str, selector: str) -> bool:
@@ -420,9 +430,9 @@ class Configuration:
         # instead of ignoring the field.
         if self.is_forced(section) and not self.is_forced(f"{section}.{selector}"):
             forced = ", ".join(
-                one.option.name
-                for one in self._settings.values()
-                if one.is_forced and one.option.name.startswith(f"{section}.")
+                setting.option.name
+                for setting in self._settings.values()
+                if setting.is_forced and setting.option.name.startswith(f"{section}.")
             )
             raise ConfigError(
                 f"--set {forced}: the program passes {section}={given}, which is taken whole;"
@@ -436,24 +446,26 @@ class Configuration:
 
     def _fields(self, prefix: str) -> dict[str, Any]:
         """Return the values set below `prefix`, keyed by the field of the class that they set."""
-        return {one.option.target: one.value for one in self._list_set(prefix)}
+        return {setting.option.target: setting.value for setting in self._list_set(prefix)}
 
     def _list_set(self, prefix: str) -> list[Setting]:
         return [
-            one
-            for one in self._settings.values()
-            if one.is_set and one.option.target and one.option.name.startswith(prefix)
+            setting
+            for setting in self._settings.values()
+            if setting.is_set and setting.option.target and setting.option.name.startswith(prefix)
         ]
 
     def _describe_set(self, prefix: str) -> str:
-        texts = [str(one) for name, one in self._settings.items() if name.startswith(prefix)]
+        texts = [
+            str(setting) for name, setting in self._settings.items() if name.startswith(prefix)
+        ]
         return ", ".join(text for text in texts if not text.endswith("(default)"))
 
     def _merge(self, section: str, given: _Settings) -> _Settings:
         values: dict[str, Any] = {
-            one.option.target: one.value
-            for one in self._list_set(f"{section}.")
-            if one.is_forced or one.option.target not in given.given
+            setting.option.target: setting.value
+            for setting in self._list_set(f"{section}.")
+            if setting.is_forced or setting.option.target not in given.given
         }
         if not values:
             return given
@@ -543,12 +555,18 @@ def _from_file(path: Path) -> tuple[dict[str, Setting], dict[str, str]]:
     """Read `path`. Return the settings, and the ignored names of a Flink file with locations."""
     written = read_settings(path)
     if not is_flink_file(path):
-        return _layer((one.name, one.location, one.value) for one in written), {}
+        return _layer((setting.name, setting.location, setting.value) for setting in written), {}
     # A Flink file has many names without meaning here, which are ignored. Flink has no names in our
     # own sections, so an unknown name there is an error.
-    known = [one for one in written if one.name in _BY_NAME or one.name.startswith(_OWN_SECTIONS)]
-    settings = _layer((one.name, one.location, _in_milliseconds(one)) for one in known)
-    left = {one.name: one.location for one in written if one not in known}
+    known = [
+        setting
+        for setting in written
+        if setting.name in _BY_NAME or setting.name.startswith(_OWN_SECTIONS)
+    ]
+    settings = _layer(
+        (setting.name, setting.location, _in_milliseconds(setting)) for setting in known
+    )
+    left = {setting.name: setting.location for setting in written if setting not in known}
     return settings, left
 
 

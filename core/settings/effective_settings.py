@@ -48,11 +48,11 @@ def list_effective(
     for setting in configured.settings():
         name = setting.option.name
         # With the dot, `restart` does not hide a section that only starts with the same letters.
-        if any(name == one or name.startswith(f"{one}.") for one in given):
+        if any(name == given_name or name.startswith(f"{given_name}.") for given_name in given):
             continue
         holder = {"checkpointing": checkpointing, "runtime": runtime}.get(name.partition(".")[0])
         shown.append(_find_effective(setting, holder))
-    return tuple(sorted(shown, key=lambda one: one.name))
+    return tuple(sorted(shown, key=lambda effective: effective.name))
 
 
 def _find_effective(

@@ -246,7 +246,11 @@ def _default_of(holder: object, target: str) -> Value:
     """Return the field `target` of an object, or its default in a class."""
     if not isinstance(holder, type):
         return cast("Value", getattr(holder, target))
-    (field,) = (one for one in fields(cast("type[Checkpointing]", holder)) if one.name == target)
+    (field,) = (
+        candidate
+        for candidate in fields(cast("type[Checkpointing]", holder))
+        if candidate.name == target
+    )
     if field.default is MISSING:
         return None
     return cast("Value", field.default.value if isinstance(field.default, Enum) else field.default)

@@ -45,7 +45,7 @@ def _remembers_what_is_given(settings: _Settings) -> _Settings:
     A configuration file overrides a default value, but not the same value set by the program.
     """
     initialize: Callable[..., None] = settings.__init__
-    names = [one.name for one in fields(settings) if one.init]
+    names = [settings_field.name for settings_field in fields(settings) if settings_field.init]
 
     @wraps(initialize)
     def remembering(self: object, *values: object, **by_name: object) -> None:
