@@ -129,10 +129,10 @@ def option(
 
 def list_options(description: type[Any]) -> Iterator[tuple[str, OptionMeaning]]:
     """Yield the name and the meaning of each option of a dataclass; the name is Python's."""
-    for one in fields(description):
-        meaning = one.metadata.get(_KEY)
+    for field in fields(description):
+        meaning = field.metadata.get(_KEY)
         if isinstance(meaning, OptionMeaning):
-            yield one.name, meaning
+            yield field.name, meaning
 
 
 def find_meaning(description: object, name: str) -> OptionMeaning | None:
@@ -146,13 +146,13 @@ def option_of(description: type[Any], name: str) -> Mapping[Any, Any]:
     """Return the metadata of a field, for a subclass that declares it with another default."""
     # Share the metadata instead of copying it, so that help and Spark's name stay the same in the
     # subclass.
-    (declared,) = (one for one in fields(description) if one.name == name)
+    (declared,) = (field for field in fields(description) if field.name == name)
     return declared.metadata
 
 
 def copy_values(description: Any, shared: type[Any]) -> dict[str, Any]:
     """Return the values of `description` in the fields of `shared`, one of its base classes."""
-    return {one.name: getattr(description, one.name) for one in fields(shared)}
+    return {field.name: getattr(description, field.name) for field in fields(shared)}
 
 
 def document_options(description: type[_T]) -> type[_T]:
