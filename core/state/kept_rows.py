@@ -107,11 +107,11 @@ def plan_column(field: pa.Field) -> KeptColumn:
     def to_table(array: pa.Array) -> pa.Array:
         values = array.to_pylist()
         encode = serializer.encode
-        return pa.array([None if one is None else encode(one) for one in values], pa.binary())
+        return pa.array([None if value is None else encode(value) for value in values], pa.binary())
 
     def from_table(array: pa.Array) -> pa.Array:
         decode = serializer.decode
-        values = [None if one is None else decode(one) for one in array.to_pylist()]
+        values = [None if value is None else decode(value) for value in array.to_pylist()]
         return array_of(values, kind)
 
     return KeptColumn(field.name, kind, column, to_table, from_table)
@@ -184,17 +184,19 @@ class KeptRows:
         self._key = tuple(key)
         self.outer = outer
         self._columns = [plan_column(field) for field in schema if field.name not in key]
-        columns = [AccumulatorColumn(one, "last", pa.int64()) for one in (TIME, COUNT)]
+        columns = [
+            AccumulatorColumn(column_name, "last", pa.int64()) for column_name in (TIME, COUNT)
+        ]
         if outer:
             columns.append(AccumulatorColumn(ALONE, "last", pa.bool_()))
         self._first_column = len(columns)
-        columns += [one.of_table for one in self._columns]
-        key_types = [schema.field(one).type for one in key]
+        columns += [column.of_table for column in self._columns]
+        key_types = [schema.field(column_name).type for column_name in key]
         self._table = store.accumulators(name, key_types, columns, namespaced=True)
         self._moments = set(self._table.namespaces(number_bits).tolist())
         # Any restored key may have rows of any restored moment.
         # A set: the sum of distinct powers of two is their union.
-        bits = np.uint64(sum({1 << (one % _MOMENT_BITS) for one in self._moments}))
+        bits = np.uint64(sum({1 << (moment % _MOMENT_BITS) for moment in self._moments}))
         self._filter = np.full(FILTER_WORDS_MIN, bits, np.uint64)
 
     @property
@@ -249,7 +251,9 @@ class KeptRows:
         moments: list[Ints] = [_NONE]
         # Loop over moments and not over rows: there are few moments, and each needs a few numpy
         # calls for all rows.
-        for moment in sorted(one for one in self._moments if earliest <= one <= latest):
+        for moment in sorted(
+            candidate for candidate in self._moments if earliest <= candidate <= latest
+        ):
             bit = np.uint64(moment % _MOMENT_BITS)
             may = ((bits >> bit) & np.uint64(1)).astype(np.bool_)
             mine = np.flatnonzero(may & (firsts <= moment) & (lasts >= moment))
@@ -353,7 +357,11 @@ class KeptRows:
         `groups` is given, only rows of these key groups are returned, which limits the rows read
         into memory.
         """
-        due = [one for one in self._moments if one <= until and (after is None or one > after)]
+        due = [
+            moment
+            for moment in self._moments
+            if moment <= until and (after is None or moment > after)
+        ]
         if not due:
             return _NONE
         bits = self._number_bits
@@ -394,11 +402,13 @@ class KeptRows:
 
     def forget_moments(self, until: int) -> None:
         """Record that no row has a moment up to `until` any more."""
-        gone = {one for one in self._moments if one <= until}
+        gone = {moment for moment in self._moments if moment <= until}
         self._moments -= gone
         # A bit is cleared only when no moment that shares it is left.
-        used = {one % _MOMENT_BITS for one in self._moments}
-        bits = sum({1 << (one % _MOMENT_BITS) for one in gone if one % _MOMENT_BITS not in used})
+        used = {moment % _MOMENT_BITS for moment in self._moments}
+        bits = sum(
+            {1 << (moment % _MOMENT_BITS) for moment in gone if moment % _MOMENT_BITS not in used}
+        )
         if bits:
             self._filter &= ~np.uint64(bits)
 

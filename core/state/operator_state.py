@@ -131,7 +131,7 @@ class OperatorList(_State, ListState[T]):
 
     def get(self) -> list[T]:
         """Return the elements in the order in which they were added."""
-        return [self.cells.thaw(one) for one in self._elements]
+        return [self.cells.thaw(element) for element in self._elements]
 
     def add(self, value: T) -> None:
         """Append `value`."""
@@ -159,18 +159,18 @@ class OperatorList(_State, ListState[T]):
 
     def save(self) -> Saved:
         """Return the state as bytes."""
-        elements = [self.cells.to_bytes(one) for one in self._elements]
+        elements = [self.cells.to_bytes(element) for element in self._elements]
         return Saved(self.name, "", self.signature, elements)
 
     def restore(self, elements: Sequence[bytes]) -> None:
         """Set the list to `elements`."""
-        self._elements = [self.cells.from_bytes(one) for one in elements]
+        self._elements = [self.cells.from_bytes(element) for element in elements]
 
     def check_values(self, elements: Sequence[bytes]) -> None:
         """Raise StateIncompatible unless all elements can be read without rounding."""
         checking = self.cells.to_checking()
-        for one in elements:
-            checking.from_bytes(one)
+        for element in elements:
+            checking.from_bytes(element)
 
     def _freeze_value(self, value: T) -> Stored:
         if value is None:
@@ -228,7 +228,9 @@ class BroadcastMap(_State, MapState[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries at the time of the call."""
-        return iter([(decode_key(key), self.cells.thaw(one)) for key, one in self._entries.items()])
+        return iter(
+            [(decode_key(key), self.cells.thaw(value)) for key, value in self._entries.items()]
+        )
 
     def is_empty(self) -> bool:
         """Return True if there is no entry."""
@@ -249,7 +251,9 @@ class BroadcastMap(_State, MapState[K, V]):
     def save(self) -> Saved:
         """Return the state as bytes."""
         elements = [
-            part for key, one in self._entries.items() for part in (key, self.cells.to_bytes(one))
+            part
+            for key, value in self._entries.items()
+            for part in (key, self.cells.to_bytes(value))
         ]
         return Saved(self.name, self.key_signature, self.signature, elements)
 
@@ -257,14 +261,14 @@ class BroadcastMap(_State, MapState[K, V]):
         """Set the entries to those in `elements`."""
         pairs = zip(elements[::2], elements[1::2], strict=True)
         self._entries = {
-            encode_map_key(decode_key(key)): self.cells.from_bytes(one) for key, one in pairs
+            encode_map_key(decode_key(key)): self.cells.from_bytes(data) for key, data in pairs
         }
 
     def check_values(self, elements: Sequence[bytes]) -> None:
         """Raise StateIncompatible unless all values can be read without rounding."""
         checking = self.cells.to_checking()
-        for one in elements[1::2]:
-            checking.from_bytes(one)
+        for data in elements[1::2]:
+            checking.from_bytes(data)
 
     def _check(self) -> None:
         if not self.may_change:

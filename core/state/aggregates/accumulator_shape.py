@@ -77,12 +77,12 @@ class AccumulatorShape:
     @property
     def of_bytes(self) -> tuple[int, ...]:
         """The indices of the columns of text or bytes."""
-        return tuple(index for index, one in enumerate(self.columns) if is_of_bytes(one))
+        return tuple(index for index, column in enumerate(self.columns) if is_of_bytes(column))
 
     @property
     def totals_type(self) -> np.dtype[Any]:
         """The layout of a key's encoded totals, without text and bytes."""
-        return _layout([(dtype_of(one).str, one.words_of_total) for one in self.columns])
+        return _layout([(dtype_of(column).str, column.words_of_total) for column in self.columns])
 
     def convert_totals(self, stored: StateMeta, values: pa.Array) -> pa.Array:
         """Convert encoded totals `values`, described by `stored`, to encoded totals of this shape.
@@ -97,10 +97,10 @@ class AccumulatorShape:
         after = np.zeros(len(before), self.totals_type)
         texts_after: list[pa.Array] = []
         new = aggregates_of(self.meta)[1].items()
-        for index, (column, one) in enumerate(zip(self.columns, new, strict=True)):
+        for index, (column, aggregate) in enumerate(zip(self.columns, new, strict=True)):
             total = after[f"t{index}"]
-            if one in old:
-                old_index = old.index(one)
+            if aggregate in old:
+                old_index = old.index(aggregate)
                 # The layout has integers for all words; the bits of floats stay unchanged.
                 total[:] = np.ascontiguousarray(before[f"t{old_index}"]).view(total.dtype)
                 after[f"s{index}"] = before[f"s{old_index}"]

@@ -303,7 +303,7 @@ class AccumulatorTable:
                 merged.append(column.merge(entries, numbers, len(leaders)))
             except SumOverflow as overflow:
                 raise self._merge_overflow(column, entries, overflow.row) from overflow
-        return entries[leaders], numbers - 1, [one.values(every) for one in merged]
+        return entries[leaders], numbers - 1, [totals.values(every) for totals in merged]
 
     def _namespaces(self) -> Ints:
         (namespace, *_) = self._index.view_keys()
@@ -316,8 +316,8 @@ class AccumulatorTable:
 
     def numbers(self, column: int, entries: Ints) -> Ints:
         """Return the totals of one column of integers; 0 if an entry has none."""
-        one = self._columns[column]
-        return np.where(one.seen[entries] == 0, 0, one.totals[entries])
+        totals = self._columns[column]
+        return np.where(totals.seen[entries] == 0, 0, totals.totals[entries])
 
     def put(self, column: int, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
         """Set the totals of one column in distinct `entries`. `finish` must follow.
@@ -478,14 +478,15 @@ class AccumulatorTable:
         return BadStateValue(self._overflow_text(column, keys, row), row=row)
 
     def _overflow_text(self, column: Totals, keys: Sequence[pa.Array], row: int) -> str:
-        one, key = column.column, tuple(array[row].as_py() for array in keys)
+        accumulator, key = column.column, tuple(array[row].as_py() for array in keys)
         limit, remedy = "64 bits", "the sum of a column of DECIMAL(20, 0) has 38 digits"
-        if one.words_of_total > 1:
+        if accumulator.words_of_total > 1:
             limit, remedy = f"{DIGITS_MAX} digits", "sum in larger units"
-        what = "sum" if one.op in ("sum", "count") else f"sum of the {one.op}"
+        what = "sum" if accumulator.op in ("sum", "count") else f"sum of the {accumulator.op}"
         return (
-            f"the running {what} {one.name!r} in state {self.shape.name!r} of {self._label}, of"
-            f" {one.type}, leaves {limit} at key {key[0] if len(key) == 1 else key!r} ({remedy})"
+            f"the running {what} {accumulator.name!r} in state {self.shape.name!r} of"
+            f" {self._label}, of {accumulator.type}, leaves {limit} at key"
+            f" {key[0] if len(key) == 1 else key!r} ({remedy})"
         )
 
 

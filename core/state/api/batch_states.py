@@ -387,8 +387,8 @@ def _arrow_type(descriptor: ValueStateDescriptor[Any]) -> pa.DataType:
     if kind is None:
         raise ConfigError(
             f"state {descriptor.name!r} of type {descriptor.type} has no column: give an Arrow type"
-            f" or one of {', '.join(one.__name__ for one in _PYTHON_TYPES)}; a function of one"
-            " record (process) can have any type"
+            f" or one of {', '.join(python_type.__name__ for python_type in _PYTHON_TYPES)}; a"
+            " function of one record (process) can have any type"
         )
     return kind
 

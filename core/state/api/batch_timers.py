@@ -127,7 +127,7 @@ class TimerTable:
 
     def _select_due(self, until_ms: int) -> Ints:
         """Return the entries of due timers in the order of their times, enough to fill a call."""
-        due = sorted(one for one in self._seconds if one << _SECOND_BITS <= until_ms)
+        due = sorted(second for second in self._seconds if second << _SECOND_BITS <= until_ms)
         if not due:
             return _NONE
         first_ms = max(due[0] << _SECOND_BITS, self._none_before_ms)

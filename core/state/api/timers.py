@@ -158,7 +158,7 @@ class DomainTimers:
         times = () if packed is None else _unpack(packed)
         if at_ms not in times:
             return False
-        left = b"".join(_pack(one) for one in times if one != at_ms)
+        left = b"".join(_pack(time_ms) for time_ms in times if time_ms != at_ms)
         if left:
             self._times.set(left)
         else:

@@ -138,7 +138,12 @@ class HeapMapState(MapState[K, V]):
         entry = self._table.find(self._table.current.key)
         thaw = self._table.cells.thaw
         stored_keys: list[Any] = [] if entry is ABSENT else list(entry)
-        return iter([(from_stored_map_key(one), thaw(entry[one])) for one in stored_keys])
+        return iter(
+            [
+                (from_stored_map_key(stored_key), thaw(entry[stored_key]))
+                for stored_key in stored_keys
+            ]
+        )
 
     def clear(self) -> None:
         """Remove all entries."""

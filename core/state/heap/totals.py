@@ -92,7 +92,9 @@ class HeapTotals(AccumulatorTable):
 
     def forget_changes(self, base: CheckpointId) -> None:
         """Forget the intervals of snapshots before `base`, on which no snapshot builds any more."""
-        self._ended_by = {one: at for one, at in self._ended_by.items() if one >= base}
+        self._ended_by = {
+            checkpoint: at for checkpoint, at in self._ended_by.items() if checkpoint >= base
+        }
 
     def _mark_changed(self, entries: Ints) -> None:
         self._changed_in[entries] = self._interval

@@ -102,5 +102,5 @@ def python_row_keys(columns: Sequence[pa.Array], names: Sequence[str]) -> list[A
     Raises:
         BadStateValue: See `python_keys`.
     """
-    values = [python_keys(one, name) for one, name in zip(columns, names, strict=True)]
+    values = [python_keys(column, name) for column, name in zip(columns, names, strict=True)]
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))

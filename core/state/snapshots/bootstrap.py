@@ -236,8 +236,8 @@ class _ColumnEncoder:
         try:
             if not self.is_list:
                 return [self._bytes(value) for value in values]
-            lists = ([self._bytes(one) for one in value] for value in values)
-            return [msgspec.msgpack.encode(one) for one in lists]
+            lists = ([self._bytes(element) for element in value] for value in values)
+            return [msgspec.msgpack.encode(elements) for elements in lists]
         except (TypeError, ValueError, OverflowError) as error:
             raise BadStateValue(
                 f"column {name!r} holds a value that does not fit {self.signature}: {error}"
@@ -316,12 +316,14 @@ def _make_aggregates_encoder(
 
     def row_values(batch: pa.RecordBatch) -> pa.Array:
         records = np.zeros(batch.num_rows, shape.totals_type)
-        for index, one in enumerate(columns):
+        for index, column in enumerate(columns):
             rows = batch.num_rows
             # The column has final sums and counts, which are stored like last values.
-            totals = totals_of(replace(one, op="last") if one.op in ("sum", "count") else one)
+            totals = totals_of(
+                replace(column, op="last") if column.op in ("sum", "count") else column
+            )
             totals.reserve(1, rows + 1)
-            totals.put(np.arange(1, rows + 1), batch.column(one.name))
+            totals.put(np.arange(1, rows + 1), batch.column(column.name))
             records[f"t{index}"] = totals.totals[1 : rows + 1]
             records[f"s{index}"] = totals.seen[1 : rows + 1]
         kind = pa.binary(records.dtype.itemsize)

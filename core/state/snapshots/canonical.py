@@ -338,7 +338,7 @@ class _Layers:
             self._changed_here.setdefault(meta.name, set()).update(owners)
         counted = np.asarray(rows.values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
         return rows.filter(
-            counted & np.fromiter((one not in changed for one in owners), np.bool_, len(owners))
+            counted & np.fromiter((owner not in changed for owner in owners), np.bool_, len(owners))
         )
 
 
@@ -546,7 +546,7 @@ class RestoredStates:
                 f"{started} Declare it as it was; or {_describe_deletion(gone)}"
             )
         self._note_claimed(asked)
-        self.dropped += [f"{one} of {self._label.partition('[')[0]}" for one in gone]
+        self.dropped += [f"{name} of {self._label.partition('[')[0]}" for name in gone]
         return stored if kept else None
 
 

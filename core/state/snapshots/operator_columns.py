@@ -81,11 +81,11 @@ class OperatorState:
                 return [
                     pa.array([subtask] * len(elements), pa.int32()),
                     pa.array(range(len(elements)), pa.int32()),
-                    array_of([value_type.value(one) for one in elements], value_type.arrow),
+                    array_of([value_type.value(element) for element in elements], value_type.arrow),
                 ]
             case "broadcast":
                 keys = [decode_key(key) for key in elements[::2]]
-                values = [value_type.value(one) for one in elements[1::2]]
+                values = [value_type.value(element) for element in elements[1::2]]
                 return [key_column(keys, schema.types[0]), array_of(values, value_type.arrow)]
             case "raw-keyed":
                 pairs = list(parse_groups(elements))

@@ -72,7 +72,7 @@ class StateColumns:
     def schema(self) -> pa.Schema:
         """The columns of each batch."""
         group = pa.field("key_group", pa.int32())
-        return pa.schema([group, *(pa.field(one.name, one.type) for one in self.columns)])
+        return pa.schema([group, *(pa.field(column.name, column.type) for column in self.columns)])
 
     def batch(self, rows: StateRows) -> pa.RecordBatch:
         """Return `rows` as columns.
@@ -82,7 +82,7 @@ class StateColumns:
             StateCorrupt: The bytes are no key or value.
         """
         groups = pa.array(rows.groups).cast(pa.int32())
-        arrays = [self._column(one, rows) for one in self.columns]
+        arrays = [self._column(column, rows) for column in self.columns]
         return pa.record_batch([groups, *arrays], schema=self.schema)
 
     def _column(self, column: Column, rows: StateRows) -> pa.Array:
@@ -188,7 +188,7 @@ def _elements(signature: str, form: ValueForm) -> Column:
 
     def values(rows: StateRows) -> pa.Array:
         lists = [decode(value) for value in rows.values.to_pylist()]
-        return array_of([list(map(value_type.value, one)) for one in lists], kind)
+        return array_of([list(map(value_type.value, elements)) for elements in lists], kind)
 
     return Column("value", kind, values)
 
@@ -280,13 +280,13 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
     shape = shape_of_meta(meta)
     kinds = [_read_key_type(kept) for kept in shape.all_key_types]
     many = len(kinds) > 1
-    fields = [(f"_{n}", one) for n, one in enumerate(kinds, 1)]
+    fields = [(f"_{n}", key_kind) for n, key_kind in enumerate(kinds, 1)]
     key_type = pa.struct(fields) if many else next(iter(kinds))
-    value_type = pa.struct([(one.name, one.result_type) for one in shape.columns])
+    value_type = pa.struct([(column.name, column.result_type) for column in shape.columns])
 
     def keys(rows: StateRows) -> pa.Array:
         read = decode_keys(rows.keys.cast(pa.large_binary()), shape.empty_keys())
-        exact = [to_key_array(*one) for one in zip(read, shape.all_key_types, strict=True)]
+        exact = [to_key_array(*pair) for pair in zip(read, shape.all_key_types, strict=True)]
         arrays = [
             array if array.type == kind else array.cast(kind, safe=array.type.unit != "ns")
             for array, kind in zip(exact, kinds, strict=True)
@@ -297,10 +297,10 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
         records, texts = decode_totals(rows.values, shape.totals_type, shape.of_bytes)
         next_text = iter(texts)
         arrays = [
-            _texts(records, n, one, next(next_text))
-            if is_of_bytes(one)
-            else _totals(records, n, one)
-            for n, one in enumerate(shape.columns)
+            _texts(records, n, column, next(next_text))
+            if is_of_bytes(column)
+            else _totals(records, n, column)
+            for n, column in enumerate(shape.columns)
         ]
         return pa.StructArray.from_arrays(arrays, fields=list(value_type))
 

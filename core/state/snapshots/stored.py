@@ -39,8 +39,8 @@ class StatePiece:
 
     def within(self, group: int) -> bool:
         """Return True if rows of key group `group` may be in the piece."""
-        one = self.handles[0]
-        return one.key_group_first <= group <= one.key_group_last
+        handle = self.handles[0]
+        return handle.key_group_first <= group <= handle.key_group_last
 
     def metas(self, reader: StateReader) -> list[StateMeta]:
         """Return the states of the piece. Reads only metadata if possible.

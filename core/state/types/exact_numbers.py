@@ -122,21 +122,27 @@ class _Checks:
 
     def _union(self, alternatives: Sequence[inspect.Type]) -> Check:
         """Return a check that selects the alternative by the value, as msgspec does."""
-        integers = any(isinstance(one, inspect.IntType) for one in alternatives)
+        integers = any(isinstance(alternative, inspect.IntType) for alternative in alternatives)
         tagged: dict[object, Check] = {}
         arrays: Check = _pass
         mappings: Check = _pass
-        for one in alternatives:
-            tag = _tag_of(one)
+        for alternative in alternatives:
+            tag = _tag_of(alternative)
             if tag is not None:
-                tagged[tag] = self.of(one)
-            elif _is_by_position(one):
-                arrays = self.of(one)
-            elif isinstance(one, _MAPPINGS):
-                mappings = self.of(one)
-        fields = {one.tag_field for one in alternatives if isinstance(one, inspect.StructType)}
+                tagged[tag] = self.of(alternative)
+            elif _is_by_position(alternative):
+                arrays = self.of(alternative)
+            elif isinstance(alternative, _MAPPINGS):
+                mappings = self.of(alternative)
+        fields = {
+            alternative.tag_field
+            for alternative in alternatives
+            if isinstance(alternative, inspect.StructType)
+        }
 
-        rounds = not integers and any(isinstance(one, inspect.FloatType) for one in alternatives)
+        rounds = not integers and any(
+            isinstance(alternative, inspect.FloatType) for alternative in alternatives
+        )
 
         def find_check(tags: Iterable[Any], otherwise: Check) -> Check:
             known = (tagged[tag] for tag in tags if isinstance(tag, str | int) and tag in tagged)

@@ -99,15 +99,19 @@ def _restore_fields(fields: dict[str, Restore]) -> Restore:
         if value is None:
             return None
         # Fields may be newer than the value.
-        return value | {name: one(value[name]) for name, one in fields.items() if name in value}
+        return value | {
+            name: restore_field(value[name])
+            for name, restore_field in fields.items()
+            if name in value
+        }
 
     return restore
 
 
-def _restore_each(one: Restore | None) -> Restore | None:
-    if one is None:
+def _restore_each(restore: Restore | None) -> Restore | None:
+    if restore is None:
         return None
-    return lambda values: None if values is None else [one(value) for value in values]
+    return lambda values: None if values is None else [restore(value) for value in values]
 
 
 def _restore_pair(key_type: pa.DataType, item_type: pa.DataType) -> Restore | None:

@@ -212,11 +212,11 @@ class ListSerializer(Serializer[list[Any]]):
 
     def encode(self, value: list[Any]) -> bytes:
         """Return a MessagePack array of the elements' bytes."""
-        return msgspec.msgpack.encode([self._element.encode(one) for one in value])
+        return msgspec.msgpack.encode([self._element.encode(element) for element in value])
 
     def decode(self, data: bytes) -> list[Any]:
         """Return the elements in `data`."""
-        return [self._element.decode(one) for one in _decode_bytes(data)]
+        return [self._element.decode(element) for element in _decode_bytes(data)]
 
 
 _decode_bytes = msgpack_decoder(list[bytes]).decode

@@ -91,18 +91,18 @@ def _alternatives(text: str) -> tuple[_Known | None, str]:
         if text.startswith("none"):
             optional, text = True, text[4:]
         else:
-            one, text = _element(text)
-            types.append(one)
+            known, text = _element(text)
+            types.append(known)
         if not text.startswith("|"):
             break
         text = text[1:]
-    (one, *others) = types or [None]
-    if one is None or others:
+    (known, *others) = types or [None]
+    if known is None or others:
         return None, text
     if not optional:
-        return one, text
-    plain = one.plain
-    return _Known(one.python | None, one.arrow, lambda v: None if v is None else plain(v)), text
+        return known, text
+    plain = known.plain
+    return _Known(known.python | None, known.arrow, lambda v: None if v is None else plain(v)), text
 
 
 def _element(text: str) -> tuple[_Known | None, str]:
@@ -114,8 +114,8 @@ def _element(text: str) -> tuple[_Known | None, str]:
         return _SCALARS.get(word), text
     arguments: list[_Known | None] = []
     while text[:1] in ("[", ","):
-        one, text = _alternatives(text[1:])
-        arguments.append(one)
+        argument, text = _alternatives(text[1:])
+        arguments.append(argument)
     return _generic(word, arguments), text[1:]
 
 
