@@ -133,8 +133,8 @@ class MemoryFiles(CreatesAtomically):
     @override
     def delete_tree(self, path: str) -> None:
         with self._lock:
-            for one in [name for name in self._files if name.startswith(f"{path}/")]:
-                del self._files[one]
+            for file_path in [name for name in self._files if name.startswith(f"{path}/")]:
+                del self._files[file_path]
 
 
 class _MemoryJobStorage(JobStorage):

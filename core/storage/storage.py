@@ -197,7 +197,9 @@ class JobStorage:
         """
         for sink_id in sorted(sinks):
             source = directory.staging(sink_id)
-            named = {one for one in savepoint.staged if one.sink_id == sink_id}
+            named = {
+                transaction for transaction in savepoint.staged if transaction.sink_id == sink_id
+            }
             if missing := sorted(named - set(source.transactions())):
                 raise CheckpointCorrupt(
                     f"the savepoint {directory} names {len(missing)} staged transactions whose"

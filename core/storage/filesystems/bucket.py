@@ -247,7 +247,7 @@ class BucketFiles(CreatesAtomically, Copies):
         with self.explain_failure("list", directory):
             listing = self._ask(lambda store: store.list_with_delimiter(directory or None))
         # A directory of an object store is only a prefix that several names share.
-        paths = chain((one["path"] for one in listing["objects"]), listing["common_prefixes"])
+        paths = chain((entry["path"] for entry in listing["objects"]), listing["common_prefixes"])
         names = {path.rstrip("/").rpartition("/")[2] for path in paths}
         return tuple(sorted(names))
 
@@ -259,9 +259,9 @@ class BucketFiles(CreatesAtomically, Copies):
         with self.explain_failure("list", directory):
             return self._ask(
                 lambda store: [
-                    one["path"]
+                    entry["path"]
                     for page in store.list(directory or None)
-                    for one in cast("list[Any]", page)
+                    for entry in cast("list[Any]", page)
                 ]
             )
 

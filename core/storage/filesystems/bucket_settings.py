@@ -157,7 +157,9 @@ class BucketSettings:
     @property
     def by_reference(self) -> bool:
         """True if an option is a reference, which may lead to new credentials later."""
-        return any(isinstance(one, str) and has_reference(one) for one in self._config().values())
+        return any(
+            isinstance(value, str) and has_reference(value) for value in self._config().values()
+        )
 
     def client(self) -> Any:
         """Return a new client of obstore. Checks the settings.

@@ -157,7 +157,9 @@ class LoggedBatchDecisions(BatchDecisions):
     @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
         view = self._log.read()
-        existing = next((one for one in _decisions(view) if one.batch == decision.batch), None)
+        existing = next(
+            (known for known in _decisions(view) if known.batch == decision.batch), None
+        )
         match check_decision(decision, owner=view.attempt, existing=existing):
             case Stands(standing):
                 return standing

@@ -276,7 +276,9 @@ class DecisionLog:
 
         Needs a listing.
         """
-        self.remove(tuple(one for one in self.sequences() if one < view.first_sequence))
+        self.remove(
+            tuple(sequence for sequence in self.sequences() if sequence < view.first_sequence)
+        )
         for unfinished in self._fs.list_unfinished(self._paths.log):
             target = self._paths.sequence_of(unfinished.target)
             # Only below the chain: another driver may be writing a record above it now.

@@ -87,7 +87,7 @@ class NotedBatchDecisions(LoggedBatchDecisions):
             )
 
     def _with_noted(self, claim: BatchClaim) -> BatchClaim:
-        known = {one.batch.number for one in claim.decisions}
+        known = {decision.batch.number for decision in claim.decisions}
         noted = tuple(
             BatchDecision(BatchId(self._source, number), NO_ATTEMPT, is_committed=True)
             for number in self._notes.read().written

@@ -99,8 +99,8 @@ def decode_record(data: bytes, location: str) -> LogEntry:
 def _format_of(record: LogRecord) -> int:
     match record:
         case CheckpointDecided(completed=completed):
-            rows = [one for snapshot in completed.snapshots for one in snapshot.in_flight]
-            if any(one.input for one in rows):
+            rows = [part for snapshot in completed.snapshots for part in snapshot.in_flight]
+            if any(part.input for part in rows):
                 return FORMAT_WITH_INPUTS
             return FORMAT_WITH_ROWS if rows else FORMAT
         case AttemptClaimed():

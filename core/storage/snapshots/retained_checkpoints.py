@@ -50,9 +50,9 @@ class RetainedCheckpoint:
             CheckpointCorrupt: The log is damaged.
         """
         view = self.source.log.read()
-        matching = [one for one in view.decided if one.completed.checkpoint == self.number]
+        matching = [record for record in view.decided if record.completed.checkpoint == self.number]
         if not matching:
-            there = ", ".join(str(one.checkpoint) for one in view.completed) or "none"
+            there = ", ".join(str(retained.checkpoint) for retained in view.completed) or "none"
             raise SavepointRefused(
                 f"the decision log of job {self.source.job!r} in {self.source} does not retain"
                 f" checkpoint {self.number} (retained: {there}); `onceflow checkpoints list` shows"
@@ -72,7 +72,7 @@ class RetainedCheckpoint:
         )
         if self.is_own:
             return checkpoint
-        before = [one for one in view.decided if one.sequence <= decided.sequence]
+        before = [record for record in view.decided if record.sequence <= decided.sequence]
         copied = build_first_decision(
             checkpoint,
             replace(view, decided=tuple(before), memory=memory),

@@ -302,9 +302,9 @@ def with_copied_files(
     several threads at once.
     """
     all_handles = list(_handles(completed))
-    numbered = [(number, *one) for number, one in enumerate(all_handles)]
+    numbered = [(number, *entry) for number, entry in enumerate(all_handles)]
     # The order is that of `_handles`, which `renew` follows below: keyed, raw, rows in flight.
-    copies = iter(_at_once(lambda one: copy(*one), numbered))
+    copies = iter(_at_once(lambda entry: copy(*entry), numbered))
 
     def renew(handles: Iterable[StateHandle]) -> tuple[StateHandle, ...]:
         return tuple(next(copies) if handle.path else handle for handle in handles)
@@ -316,8 +316,8 @@ def with_copied_files(
         return replace(old, keyed=keyed, raw=renew(old.raw))
 
     def of_subtask(old: SubtaskSnapshot) -> SubtaskSnapshot:
-        operators = tuple(operator(one) for one in old.operators)
-        handles = renew(one.handle for one in old.in_flight)
+        operators = tuple(operator(snapshot) for snapshot in old.operators)
+        handles = renew(part.handle for part in old.in_flight)
         in_flight = (replace(o, handle=h) for o, h in zip(old.in_flight, handles, strict=True))
         return replace(old, operators=operators, in_flight=tuple(in_flight))
 

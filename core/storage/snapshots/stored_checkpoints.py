@@ -100,8 +100,8 @@ def checkpoints_of(job: JobStorage) -> list[StoredCheckpoint]:
         StorageError: The log cannot be read now.
     """
     return [
-        StoredCheckpoint(job.job, str(one.checkpoint), "checkpoint", one, job.reader())
-        for one in job.log.read().completed
+        StoredCheckpoint(job.job, str(completed.checkpoint), "checkpoint", completed, job.reader())
+        for completed in job.log.read().completed
     ]
 
 
@@ -151,10 +151,10 @@ def checkpoint_at(job: JobStorage, number: int | None) -> StoredCheckpoint:
     checkpoints = checkpoints_of(job)
     if number is None and checkpoints:
         return checkpoints[-1]
-    for one in checkpoints:
-        if one.completed.checkpoint == number:
-            return one
-    there = ", ".join(one.name for one in checkpoints) or "none"
+    for checkpoint in checkpoints:
+        if checkpoint.completed.checkpoint == number:
+            return checkpoint
+    there = ", ".join(checkpoint.name for checkpoint in checkpoints) or "none"
     what = f"no checkpoint {number}" if number is not None else "no completed checkpoint"
     raise ConfigError(f"the decision log of job {job.job!r} holds {what} (there: {there})")
 

@@ -125,11 +125,15 @@ class FileStagingArea(StagingArea):
         seen: set[TransactionId] = set()
         copied: list[TransactionId] = []
         while True:
-            listed = [one for one in self.transactions() if one not in seen and is_wanted(one)]
+            listed = [
+                transaction
+                for transaction in self.transactions()
+                if transaction not in seen and is_wanted(transaction)
+            ]
             if not listed:
                 return tuple(copied)
             seen.update(listed)
-            copied += [one for one in listed if self._copy(one, target)]
+            copied += [transaction for transaction in listed if self._copy(transaction, target)]
 
     def import_from(self, source: FileStagingArea) -> tuple[TransactionId, ...]:
         """Copy all staged files of `source`, a savepoint's area. Return their ids. Idempotent.
