@@ -145,7 +145,7 @@ class ProcessHost:
         Raises:
             ProcessKilled: The process, or the host, ended before the process began.
         """
-        path = [one for one in sys.path if one]
+        path = [entry for entry in sys.path if entry]
         # Pickle the call separately: the child unpickles it after its path and directory are set.
         call = pickle.dumps((function, arguments))
         payload = pickle.dumps(_Call(imports, path, str(Path.cwd()), dict(os.environ), call))
@@ -220,7 +220,7 @@ class ProcessHost:
             with theirs:
                 program = f"from {__name__} import serve; serve({theirs.fileno()})"
                 # The program must find our modules before it receives a path.
-                paths = os.pathsep.join(dict.fromkeys(one for one in sys.path if one))
+                paths = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry))
                 self._program = subprocess.Popen(
                     [sys.executable, "-c", program],
                     env={**os.environ, "PYTHONPATH": paths},

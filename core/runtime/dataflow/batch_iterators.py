@@ -132,7 +132,7 @@ class PandasFunction(BatchIteratorFunction):
         """Return nested values as Python's, and lists as arrays of objects instead of floats."""
         values = column.to_pylist()
         if is_list(column.type):
-            values = [None if one is None else _array_of_objects(one) for one in values]
+            values = [None if value is None else _array_of_objects(value) for value in values]
         return self._pandas.Series(values, dtype=object)
 
     def _batch_of(self, made: Any) -> pa.RecordBatch:

@@ -123,8 +123,8 @@ class CompiledProcessor(SnapshottedOperator):
         room = rows.num_rows * program.results_max
         result_rows = np.empty(room, np.int64)
         computed = [
-            None if one.passed_on is not None else np.empty(room, dtype_of(one.kind))
-            for one in program.outputs
+            None if output.passed_on is not None else np.empty(room, dtype_of(output.kind))
+            for output in program.outputs
         ]
         copies = [state.copies() for state in self._states_by_column]
         count = self._kernel(
@@ -194,7 +194,9 @@ class CompiledProcessor(SnapshottedOperator):
     def _constant(self, name: str, kind: Kind) -> Any:
         """Return the kernel's value of an attribute, or of a state's default."""
         if name.startswith("="):
-            (state,) = (one for one in self._program.states if one.attribute == name[1:])
+            (state,) = (
+                candidate for candidate in self._program.states if candidate.attribute == name[1:]
+            )
             return self._keys.state(state).default
         value = getattr(self._function, name)
         if kind_of_value(value) != kind:

@@ -254,10 +254,10 @@ class BatchesOfWindows:
         # Every window has at least one row; take the key from it. Right rows follow the left ones.
         of_keys = np.where(left.counts > 0, left.firsts, left.rows.num_rows + right.firsts)
         keys = [
-            pa.concat_arrays([left.rows.column(one), right.rows.column(other)]).take(
+            pa.concat_arrays([left.rows.column(left_name), right.rows.column(other)]).take(
                 pa.array(of_keys)
             )
-            for one, other in zip(*self._keys, strict=True)
+            for left_name, other in zip(*self._keys, strict=True)
         ]
         starts_ms = self._windows.offset_ms + due.numbers[first:stop] * self._windows.slide_ms
         return CoGroupBatch(

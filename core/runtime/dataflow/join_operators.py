@@ -333,7 +333,7 @@ class _FunctionOfPairs:
                 calls = (process(record) for record in self._with_key(keys, records))
             else:
                 pairs = zip(self._with_key(keys, records), others, strict=False)
-                calls = (function.process(one, other) for one, other in pairs)
+                calls = (function.process(own, other) for own, other in pairs)
             yield from calls
 
         def take_results(records: Iterator[Record]) -> None:

@@ -103,7 +103,7 @@ class ResultRows:
             return batches[0]
         if not batches:
             return self.batch()
-        columns = zip(*(one.columns for one in batches), strict=True)
+        columns = zip(*(batch.columns for batch in batches), strict=True)
         return pa.record_batch([pa.concat_arrays(parts) for parts in columns], schema=self.schema)
 
     def _refuse(self, record: Any) -> None:

@@ -147,11 +147,14 @@ class WakeUps:
         if not len(moments):
             return
         order = np.argsort(moments, kind="stable")
-        moments, sorted_keys = moments[order], [one.take(pa.array(order)) for one in keys]
+        moments, sorted_keys = (
+            moments[order],
+            [key_column.take(pa.array(order)) for key_column in keys],
+        )
         buckets = moments // self._bucket_ms
         starts = np.flatnonzero(np.append(True, buckets[1:] != buckets[:-1])).tolist()
         for start, stop in zip(starts, [*starts[1:], len(moments)], strict=True):
-            part = (moments[start:stop], [one[start:stop] for one in sorted_keys])
+            part = (moments[start:stop], [key_column[start:stop] for key_column in sorted_keys])
             self._buckets.setdefault(int(buckets[start]), []).append(part)
         first = int(moments[0])
         self.next_ms = first if self.next_ms is None else min(first, self.next_ms)
@@ -159,13 +162,15 @@ class WakeUps:
     def take(self, until_ms: int) -> list[pa.Array]:
         """Remove the moments up to `until_ms` and return their key columns."""
         taken: list[list[pa.Array]] = []
-        for bucket in [one for one in self._buckets if one * self._bucket_ms <= until_ms]:
+        for bucket in [number for number in self._buckets if number * self._bucket_ms <= until_ms]:
             moments, keys = _join_parts(self._buckets.pop(bucket))
             count = int(np.searchsorted(moments, until_ms, "right"))
             if count:
-                taken.append([one[:count] for one in keys])
+                taken.append([key_column[:count] for key_column in keys])
             if count < len(moments):
-                self._buckets[bucket] = [(moments[count:], [one[count:] for one in keys])]
+                self._buckets[bucket] = [
+                    (moments[count:], [key_column[count:] for key_column in keys])
+                ]
         self.next_ms = None
         if self._buckets:
             first = self._buckets[min(self._buckets)]
@@ -177,10 +182,10 @@ def _join_parts(parts: list[tuple[Ints, list[pa.Array]]]) -> tuple[Ints, list[pa
     """Merge parts, each sorted by its moments, into one."""
     if len(parts) == 1:
         return parts[0]
-    moments = np.concatenate([one for one, _ in parts])
+    moments = np.concatenate([of_part for of_part, _ in parts])
     order = np.argsort(moments, kind="stable")
     columns = zip(*(keys for _, keys in parts), strict=True)
-    return moments[order], [pa.concat_arrays(one).take(pa.array(order)) for one in columns]
+    return moments[order], [pa.concat_arrays(pieces).take(pa.array(order)) for pieces in columns]
 
 
 class SessionAggregator(WindowOperator):
@@ -213,7 +218,7 @@ class SessionAggregator(WindowOperator):
         self.dropped = store.finish_open()
         self._wakes = WakeUps(max(BUCKET_MS_MIN, self._gap_ms // 8))
         entries = self._table.select(0, _INT64_MAX)
-        keys = [plain_keys(one, "key") for one in self._table.keys_of(entries)]
+        keys = [plain_keys(key_column, "key") for key_column in self._table.keys_of(entries)]
         self._wake_at(self._table.numbers(self._end, entries), keys)
         self._table.release(entries, _NONE)
 
@@ -255,7 +260,9 @@ class SessionAggregator(WindowOperator):
             starts, ends = starts[chosen], ends[chosen]
             keys = self._keys_of(rows)
         values: dict[str, Any] = {
-            name: rows.column(one) for name, one in self._columns.items() if one is not None
+            name: rows.column(column)
+            for name, column in self._columns.items()
+            if column is not None
         }
         values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
         try:
@@ -315,7 +322,9 @@ class SessionAggregator(WindowOperator):
             key_numbers.append(mine)
             entries.append(self._entries_at(np.full(len(mine), number), held, mine))
         all_entries, of_keys = np.concatenate(entries), np.concatenate(key_numbers)
-        starts, ends = (self._table.numbers(one, all_entries) for one in (self._start, self._end))
+        starts, ends = (
+            self._table.numbers(column, all_entries) for column in (self._start, self._end)
+        )
         return Held(
             distinct, held.hashes, group.entries, of_keys, all_entries, starts, ends
         ), row_key_numbers
@@ -369,13 +378,13 @@ class SessionAggregator(WindowOperator):
         for row in np.flatnonzero(doubtful[new]).tolist():
             mine = there.setdefault(int(new[row]), [])
             start, end = int(starts[row]), int(ends[row])
-            joined = [one for one in mine if one[0] <= end and start <= one[1]]
+            joined = [session for session in mine if session[0] <= end and start <= session[1]]
             if alone_late[row] and not joined:
                 late[row] = True
                 continue
-            for one in joined:
-                mine.remove(one)
-                start, end = min(start, one[0]), max(end, one[1])
+            for session in joined:
+                mine.remove(session)
+                start, end = min(start, session[0]), max(end, session[1])
             mine.append((start, end))
         return late
 
@@ -404,4 +413,4 @@ class SessionAggregator(WindowOperator):
 
 
 def _take(columns: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
-    return [one.take(pa.array(rows)) for one in columns]
+    return [column.take(pa.array(rows)) for column in columns]

@@ -46,7 +46,9 @@ class SinkRefusals:
 
     def record_decision(self, checkpoint: CheckpointId) -> None:
         """Record that `checkpoint` is decided. If it contains rows, the sink has made progress."""
-        self._has_got_on |= any(one <= checkpoint for one in self._pre_committed)
+        self._has_got_on |= any(
+            pre_committed <= checkpoint for pre_committed in self._pre_committed
+        )
 
     @contextmanager
     def name_refusal(self, doing: str) -> Generator[None, None, None]:

@@ -127,7 +127,9 @@ class Subtask(ABC):
         self._operators = operators
         # The sink of dead letters may be the last operator. Records out are counted at the
         # operator before it.
-        self._outlet = next(one for one in reversed(operators) if not one.takes_dead_letters)
+        self._outlet = next(
+            operator for operator in reversed(operators) if not operator.takes_dead_letters
+        )
         self._edges = edges
         for edge in edges:
             # The thread waits only at its gate, so a new credit has to wake it there.

@@ -97,7 +97,7 @@ class WindowJoinOperator(SnapshottedOperator):
         function = of_windows.records.function
         super().__init__(uid, function, store, states, schema)
         self._keys = work.keys
-        self._times = [one.time for one in of_windows.inputs]
+        self._times = [window_input.time for window_input in of_windows.inputs]
         self._windows = windows = pane_windows(of_windows.windows, of_windows.lateness_ms)
         self._number_bits = number_bits_of(windows.slide_ms)
         self._event_time = event_time
@@ -135,7 +135,9 @@ class WindowJoinOperator(SnapshottedOperator):
         """Open the states, including those of earlier versions."""
         context = KeyedContext(self.store, self._states, self._operator, self._side_outputs)
         whose = type(of_windows.windows).__name__
-        self._late = [LateRecords(whose, _LATE_WHY, one.late) for one in of_windows.inputs]
+        self._late = [
+            LateRecords(whose, _LATE_WHY, window_input.late) for window_input in of_windows.inputs
+        ]
         for late in self._late:
             late.open(context)
         move_windows(self.store, context, of_windows.records, self._keys, self._keep_window)
@@ -171,10 +173,15 @@ class WindowJoinOperator(SnapshottedOperator):
             return
         before, self._watermark = self._watermark, now
         until = self._last_ended(now)
-        if all(one.next_moment is None or one.next_moment > until for one in self._kept):
+        if all(
+            kept_rows.next_moment is None or kept_rows.next_moment > until
+            for kept_rows in self._kept
+        ):
             return
         # Not all rows must be in memory at once: the rows of a part may be evicted after it.
-        for groups in max((one.split_groups(PARTS_ON_DISK) for one in self._kept), key=len):
+        for groups in max(
+            (kept_rows.split_groups(PARTS_ON_DISK) for kept_rows in self._kept), key=len
+        ):
             self._end_windows(before, now, groups)
         for kept in self._kept:
             kept.forget_moments(self._last_ended(now - self._windows.lateness_ms))
@@ -196,9 +203,9 @@ class WindowJoinOperator(SnapshottedOperator):
 
     def _last_due(self) -> int:
         """Return the time at which the last open window is due, or event time if none is open."""
-        last = [one.last_moment for one in self._kept if one.last_moment is not None]
+        last = [kept.last_moment for kept in self._kept if kept.last_moment is not None]
         windows = self._windows
-        ends = [windows.offset_ms + one * windows.slide_ms + windows.size_ms for one in last]
+        ends = [windows.offset_ms + number * windows.slide_ms + windows.size_ms for number in last]
         return max(ends) - 1 if ends else self._watermark
 
     def _last_ended(self, watermark: int) -> int:
@@ -290,8 +297,8 @@ class WindowJoinOperator(SnapshottedOperator):
             # Each row has its own entry, so the entries are distinct.
             kept.finish(entries)
             return
-        for one, entries_used in zip(self._kept, used, strict=True):
-            one.finish(np.unique(np.concatenate(entries_used)))
+        for kept_rows, entries_used in zip(self._kept, used, strict=True):
+            kept_rows.finish(np.unique(np.concatenate(entries_used)))
 
     def _keep_window(self, side: int, rows: pa.RecordBatch, starts: Ints) -> None:
         """Keep rows of windows that begin at `starts`."""
@@ -321,8 +328,8 @@ class WindowJoinOperator(SnapshottedOperator):
         for of_side, (kept, used_of_side) in enumerate(zip(self._kept, used, strict=True)):
             parts = list(kept.find_near(keys, hashes, numbers, numbers))
             none = [np.zeros(0, np.int64)]
-            windows = np.concatenate([one for one, _ in parts] or none)
-            partners = np.concatenate([one for _, one in parts] or none)
+            windows = np.concatenate([of_part for of_part, _ in parts] or none)
+            partners = np.concatenate([of_part for _, of_part in parts] or none)
             used_of_side.append(partners)
             order_of_addition = kept.numbers(partners)
             if of_side == side:
@@ -340,20 +347,25 @@ class WindowJoinOperator(SnapshottedOperator):
         entries = [kept.find_due(until, after, groups) for kept in self._kept]
         if before < self._event_time.most:
             entries = [
-                self._leave_out_fired(kept, one)
-                for kept, one in zip(self._kept, entries, strict=True)
+                self._leave_out_fired(kept, side_entries)
+                for kept, side_entries in zip(self._kept, entries, strict=True)
             ]
         if not any(map(len, entries)):
             return None
-        keys = [kept.keys(one) for kept, one in zip(self._kept, entries, strict=True)]
+        keys = [
+            kept.keys(side_entries) for kept, side_entries in zip(self._kept, entries, strict=True)
+        ]
         numbers = np.concatenate(
-            [kept.moments(one) for kept, one in zip(self._kept, entries, strict=True)]
+            [
+                kept.moments(side_entries)
+                for kept, side_entries in zip(self._kept, entries, strict=True)
+            ]
         )
         windows, numbers = _number_windows(numbers, keys[0], keys[1])
         of_sides = np.split(windows, [len(entries[0])])
         left, right = (
-            RowsOfWindows.sort(one, of_rows, len(numbers))
-            for one, of_rows in zip(entries, of_sides, strict=True)
+            RowsOfWindows.sort(side_entries, of_rows, len(numbers))
+            for side_entries, of_rows in zip(entries, of_sides, strict=True)
         )
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         ends = np.array([0, len(numbers)])

@@ -114,7 +114,10 @@ class WindowOperator(KeyedOperator):
     def _emit_windows(self, arrays: Sequence[pa.Array]) -> None:
         """Emit records of these columns: keys, bounds of windows, results."""
         made = pa.record_batch(
-            [cast_rows(one, field.type) for one, field in zip(arrays, self._schema, strict=True)],
+            [
+                cast_rows(array, field.type)
+                for array, field in zip(arrays, self._schema, strict=True)
+            ],
             schema=self._schema,
         )
         for first in range(0, made.num_rows, ROWS_A_BATCH):
@@ -183,7 +186,11 @@ class WindowAggregator(WindowOperator):
                 return
         starts = panes * self._windows.pane_ms + self._windows.offset_ms
         keys = [rows.column(name) for name in self._key]
-        values = {name: rows.column(one) for name, one in self._columns.items() if one is not None}
+        values = {
+            name: rows.column(column)
+            for name, column in self._columns.items()
+            if column is not None
+        }
         try:
             entries = self._table.fold(starts, keys, hashes, values)
         except BadStateValue as error:
@@ -315,7 +322,10 @@ class WindowAggregator(WindowOperator):
             entries, positions, totals = table.merge_by_key(entries)
             if of_keys is not None:
                 chosen = np.unique(positions[of_keys])
-                entries, totals = entries[chosen], [one.take(pa.array(chosen)) for one in totals]
+                entries, totals = (
+                    entries[chosen],
+                    [total.take(pa.array(chosen)) for total in totals],
+                )
             starts = np.full(len(entries), end - size_ms)
         moments = [pa.array(starts), pa.array(starts + size_ms)]
         self._emit_windows([*table.keys_of(entries), *moments, *totals])

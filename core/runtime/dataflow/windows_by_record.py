@@ -58,12 +58,12 @@ def move_windows(
             records.forget(parts)
         for state in (open_windows, *timers):
             state.clear()
-        for side, one in enumerate(moved):
-            if len(one) >= RECORDS_AT_ONCE:
-                keep(side, *one.take())
-    for side, one in enumerate(moved):
-        if len(one):
-            keep(side, *one.take())
+        for side, moved_side in enumerate(moved):
+            if len(moved_side) >= RECORDS_AT_ONCE:
+                keep(side, *moved_side.take())
+    for side, moved_side in enumerate(moved):
+        if len(moved_side):
+            keep(side, *moved_side.take())
 
 
 class _Moved:

@@ -279,8 +279,8 @@ class HttpServer:
 
         Closes another connection if that is necessary.
         """
-        others = [one for one in self._open.items() if one[1].stage is not _Stage.TRUSTED]
-        strangers = [one for one in others if not one[1].is_local]
+        others = [entry for entry in self._open.items() if entry[1].stage is not _Stage.TRUSTED]
+        strangers = [entry for entry in others if not entry[1].is_local]
         if not newcomer.is_local and len(strangers) >= STRANGERS_MAX:
             others = strangers
         elif len(self._open) < CONNECTIONS_MAX:

@@ -408,8 +408,8 @@ class JobApi:
     def _checkpoint(self, body: bytes) -> object:
         _parse_body(body, _NoBody)
         status = self._job.status()
-        known = [one.checkpoint for one in status.pending]
-        before = max([*known, *(one.checkpoint for one in status.history)], default=0)
+        known = [pending.checkpoint for pending in status.pending]
+        before = max([*known, *(stats.checkpoint for stats in status.history)], default=0)
 
         def answer(now: JobStatus) -> tuple[str, str] | None:
             if now.history and now.history[-1].checkpoint > before:

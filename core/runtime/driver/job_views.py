@@ -282,6 +282,6 @@ def describe_stored(described: CheckpointStorage, storage: JobStorage) -> dict[s
             refused.append(str(savepoint))
     return {
         "location": str(storage),
-        "checkpoints": [one.describe() for one in stored],
+        "checkpoints": [checkpoint.describe() for checkpoint in stored],
         "unfinished": refused,
     }

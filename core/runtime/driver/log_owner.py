@@ -197,7 +197,7 @@ class LogOwner:
         self, restored: CompletedCheckpoint, log: ClaimedLog
     ) -> CompletedCheckpoint:
         """Return `restored` without rows in flight if the user has chosen to ignore them."""
-        lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight})
+        lost = sorted({part.chain for s in restored.snapshots for part in s.in_flight})
         if not lost or restored.checkpoint != self._plan.checkpointing.ignore_in_flight_of:
             return restored
         reduced = without_in_flight(restored, log.attempt, wall_ms())

@@ -98,7 +98,7 @@ def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
 
 def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
     """Raise StateIncompatible unless `graph` has an operator for every row that was in flight."""
-    inputs = {(one.chain, one.input) for s in restored.snapshots for one in s.in_flight}
+    inputs = {(part.chain, part.input) for s in restored.snapshots for part in s.in_flight}
     lost = sorted({chain for chain, _ in inputs - _find_keyed_inputs(graph)})
     if lost:
         raise StateIncompatible(
@@ -185,12 +185,12 @@ def check_sinks(graph: Graph, view: LogView, retired: Collection[str]) -> None:
 def _describe_left_sinks(left: Sequence[str], mine: Sequence[str], view: LogView) -> str:
     names = ", ".join(map(repr, left))
     listed = committables_of(view.completed[-1]) if view.decided else ()
-    lost = [one for one in listed if one.transaction.sink_id in left]
+    lost = [committable for committable in listed if committable.transaction.sink_id in left]
     if lost:
         what = (
             f"checkpoint {view.completed[-1].checkpoint} decided {len(lost)} transactions"
-            f" ({sum(one.rows for one in lost)} rows) under sink id {names}, the first"
-            f" {lost[0].transaction}"
+            f" ({sum(committable.rows for committable in lost)} rows) under sink id {names}, the"
+            f" first {lost[0].transaction}"
         )
     else:
         what = f"the job has written under sink id {names}, where something may be in doubt"
@@ -277,8 +277,8 @@ def assign_state(
                         of_slot.append(
                             RestoredOperator(operator.uid, keyed=keyed, lists=lists, raw=others)
                         )
-    flying = [one for chain in graph.chains() for one in restored.in_flight(chain.id)]
-    in_flight = _by_owner(flying, lambda one: one.handle, groups, parallelism)
+    flying = [part for chain in graph.chains() for part in restored.in_flight(chain.id)]
+    in_flight = _by_owner(flying, lambda part: part.handle, groups, parallelism)
     pairs = zip(operators, in_flight, strict=True)
     return [RestoredSlot(tuple(of_slot), replayed) for of_slot, replayed in pairs]
 

@@ -189,7 +189,9 @@ class Savepoints:
         """The checkpoint in the last durable savepoint of this process; None if there is none."""
         with self._lock:
             asked = list(self._asked.values())
-        written = [one.written.completed for one in asked if one.written is not None]
+        written = [
+            savepoint.written.completed for savepoint in asked if savepoint.written is not None
+        ]
         return max(written, key=lambda completed: completed.checkpoint, default=None)
 
     def add_proofs(self) -> None:

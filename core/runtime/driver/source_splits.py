@@ -101,9 +101,11 @@ def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | N
 
 def _split_states_of(completed: CompletedCheckpoint, uid: str) -> tuple[SplitState, ...] | None:
     lists = [operator.lists for _, operator in completed.operator(uid)]
-    if not any(SPLITS in one for one in lists):
+    if not any(SPLITS in of_subtask for of_subtask in lists):
         return None
-    return tuple(decode_split(element) for one in lists for element in one.get(SPLITS, ()))
+    return tuple(
+        decode_split(element) for of_subtask in lists for element in of_subtask.get(SPLITS, ())
+    )
 
 
 def _encode_new(source: Source) -> tuple[bytes, ...]:

@@ -65,7 +65,7 @@ def parse_keys(texts: Sequence[str]) -> list[Any]:
     A text may mean the string itself, and also a number, a date or another type that it parses as.
     """
     meant = [tuple(_values_meant(text)) for text in texts]
-    return [one[0] if len(one) == 1 else one for one in product(*meant)]
+    return [key[0] if len(key) == 1 else key for key in product(*meant)]
 
 
 def _values_meant(text: str) -> Iterable[Any]:

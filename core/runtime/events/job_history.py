@@ -160,8 +160,8 @@ def sum_up_chains(
 ) -> tuple[ChainLoad, ...]:
     """Return one entry per chain, in the order in which the chains first appear."""
     by_chain: dict[str, list[SubtaskMetrics]] = {}
-    for one in metrics:
-        by_chain.setdefault(one.subtask.chain, []).append(one)
+    for of_subtask in metrics:
+        by_chain.setdefault(of_subtask.subtask.chain, []).append(of_subtask)
     return tuple(_sum_up(chain, members, loads) for chain, members in by_chain.items())
 
 
@@ -171,17 +171,21 @@ def _sum_up(
     total = ChainLoad(
         chain,
         len(members),
-        sum(one.records_in for one in members),
-        sum(one.records_out for one in members),
-        sum(one.rejected for one in members),
-        sum(one.input_batches for one in members),
+        sum(member.records_in for member in members),
+        sum(member.records_out for member in members),
+        sum(member.rejected for member in members),
+        sum(member.input_batches for member in members),
     )
-    known = [(loads[one.subtask], one.subtask.index) for one in members if one.subtask in loads]
+    known = [
+        (loads[member.subtask], member.subtask.index)
+        for member in members
+        if member.subtask in loads
+    ]
     # Do not sum only a part: right after a start, the rate would seem to double within
     # seconds.
     if len(known) < len(members):
         return total
-    busiest, index = max(known, key=lambda one: one[0].busy)
+    busiest, index = max(known, key=lambda pair: pair[0].busy)
     return replace(
         total,
         records_in_per_s=sum(load.records_in_per_s for load, _ in known),
@@ -230,7 +234,11 @@ class JobHistory:
         """Return up to `limit` checkpoints below number `before`, the newest last."""
         with self._lock:
             self._refresh(status)
-            kept = [one for one in self._checkpoints if before is None or one.checkpoint < before]
+            kept = [
+                summary
+                for summary in self._checkpoints
+                if before is None or summary.checkpoint < before
+            ]
         return tuple(kept[-limit:])
 
     def samples(self) -> tuple[Sample, ...]:
@@ -262,12 +270,12 @@ class JobHistory:
         for reports in self._reports.values():
             earliest, latest = reports[0], reports[-1]
             seconds = latest.at.monotonic_s - earliest.at.monotonic_s
-            before = {one.subtask: one for one in earliest.subtasks}
-            for one in latest.subtasks:
-                first = before.get(one.subtask)
-                load = compare_metrics(first, one, seconds) if first else None
+            before = {metrics.subtask: metrics for metrics in earliest.subtasks}
+            for metrics in latest.subtasks:
+                first = before.get(metrics.subtask)
+                load = compare_metrics(first, metrics, seconds) if first else None
                 if load is not None:
-                    yield one.subtask, load
+                    yield metrics.subtask, load
 
     def _take_report(self, event: SlotReported, status: JobStatus) -> None:
         reports = self._reports.setdefault(event.slot, deque())
@@ -305,7 +313,7 @@ class JobHistory:
 
     def _refresh(self, status: JobStatus) -> None:
         """Add the commit times, which become known some time after the decision."""
-        committed = {one.checkpoint: one.committed_ms for one in status.history}
+        committed = {stats.checkpoint: stats.committed_ms for stats in status.history}
         # From the newest backwards, only as far as the status remembers: times of older
         # checkpoints are known already or never will be.
         for index in range(1, min(len(committed), len(self._checkpoints)) + 1):

@@ -63,9 +63,9 @@ class StatusTracker:
             for feed in self._feeds:
                 # Under the lock, so that all listeners have the same order of events.
                 feed.offer(event, self._status)
-        for one in self._status.dropped_state[len(before.dropped_state) :]:
+        for state in self._status.dropped_state[len(before.dropped_state) :]:
             # Outside the lock: a log handler may be slow, or read the status itself.
-            _log.warning("job %s: %s was restored and is dropped", before.job, one)
+            _log.warning("job %s: %s was restored and is dropped", before.job, state)
 
     def add_listener(self, listener: JobListener) -> None:
         """Pass every event from now on to `listener`. Does nothing if the job has ended."""

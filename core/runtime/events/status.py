@@ -142,7 +142,11 @@ class CheckpointStats:
     @property
     def upload_bytes_per_s(self) -> float:
         """The upload rate of the slowest subtask; 0 if nothing was uploaded."""
-        rates = (one.uploaded_bytes / one.async_ms * 1000 for one in self.subtasks if one.async_ms)
+        rates = (
+            subtask.uploaded_bytes / subtask.async_ms * 1000
+            for subtask in self.subtasks
+            if subtask.async_ms
+        )
         return min((rate for rate in rates if rate), default=0.0)
 
 
@@ -300,7 +304,7 @@ class JobStatus:
     @property
     def checkpoints_pending(self) -> tuple[int, ...]:
         """The numbers of the running checkpoints."""
-        return tuple(one.checkpoint for one in self.pending)
+        return tuple(pending.checkpoint for pending in self.pending)
 
     @property
     def last_checkpoint(self) -> CheckpointStats | None:
@@ -335,7 +339,7 @@ class JobStatus:
     @property
     def lag(self) -> Mapping[str, int]:
         """The number of records after the last checkpoint, by source that can measure it now."""
-        return {uid: sum(one.lag for one in splits) for uid, splits in self.offsets.items()}
+        return {uid: sum(split.lag for split in splits) for uid, splits in self.offsets.items()}
 
     @property
     def rejected(self) -> int:
@@ -410,8 +414,10 @@ def _apply_to_job(
                 offsets={},
                 blockers={},
                 # A stuck commit stays stuck until it succeeds.
-                refusals={one.uid: one.commit_refusal for one in status.sinks if one.commit_stuck},
-                stuck=frozenset(one.uid for one in status.sinks if one.commit_stuck),
+                refusals={
+                    sink.uid: sink.commit_refusal for sink in status.sinks if sink.commit_stuck
+                },
+                stuck=frozenset(sink.uid for sink in status.sinks if sink.commit_stuck),
                 attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
                 tally=_Tally(
                     tally.zero_s,
@@ -492,16 +498,24 @@ def _apply_to_rest(
 ) -> JobStatus:
     match event:
         case CommitRefused(uid, refusal, is_stuck):
-            known_refusals = {one: why for one, why in status.refusals.items() if one != uid}
+            known_refusals = {
+                sink_uid: why for sink_uid, why in status.refusals.items() if sink_uid != uid
+            }
             refusals = {**known_refusals, uid: refusal} if refusal else known_refusals
             stuck = status.stuck | {uid} if is_stuck else status.stuck - {uid}
             return replace(status, refusals=refusals, stuck=stuck)
         case SinkBlocked(uid, blockers):
-            other_sinks = {one: known for one, known in status.blockers.items() if one != uid}
+            other_sinks = {
+                sink_uid: known for sink_uid, known in status.blockers.items() if sink_uid != uid
+            }
             now = {**other_sinks, uid: blockers} if blockers else other_sinks
             return replace(status, blockers=now)
         case LagMeasured(uid, splits):
-            others = {one: offsets for one, offsets in status.offsets.items() if one != uid}
+            others = {
+                source_uid: offsets
+                for source_uid, offsets in status.offsets.items()
+                if source_uid != uid
+            }
             return replace(status, offsets={**others, uid: splits} if splits else others)
         case StateDropped(state):
             new = sorted(set(state) - set(status.dropped_state))
@@ -526,14 +540,16 @@ def _apply_to_savepoints(
         case SavepointRestored(_, place):
             return replace(status, restored_savepoint=place)
         case SavepointCompleted(checkpoint, place, size_bytes):
-            done = next((one for one in status.pending if one.checkpoint == checkpoint), None)
+            done = next(
+                (pending for pending in status.pending if pending.checkpoint == checkpoint), None
+            )
             if done is None:
                 return status
             duration_ms = _ms_between(done.triggered_at, event.at)
             stats = SavepointStats(checkpoint, done.kind, place, duration_ms, size_bytes)
             return replace(
                 status,
-                pending=tuple(one for one in status.pending if one is not done),
+                pending=tuple(pending for pending in status.pending if pending is not done),
                 savepoints=(*status.savepoints, stats)[-HISTORY_LENGTH:],
             )
 
@@ -556,7 +572,9 @@ def _apply_to_checkpoints(
             begun = PendingCheckpoint(checkpoint, kind.value, event.at)
             return replace(status, pending=(*status.pending, begun))
         case CheckpointAcked():
-            return replace(status, pending=tuple(_add_ack(one, event) for one in status.pending))
+            return replace(
+                status, pending=tuple(_add_ack(pending, event) for pending in status.pending)
+            )
         case CheckpointCompleted():
             return _complete_checkpoint(status, event)
         case CheckpointFailed():
@@ -587,7 +605,9 @@ def _add_ack(pending: PendingCheckpoint, event: CheckpointAcked) -> PendingCheck
 
 
 def _complete_checkpoint(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
-    done = next((one for one in status.pending if one.checkpoint == event.checkpoint), None)
+    done = next(
+        (pending for pending in status.pending if pending.checkpoint == event.checkpoint), None
+    )
     if done is None:
         return status
     acks = done.subtasks
@@ -611,12 +631,12 @@ def _complete_checkpoint(status: JobStatus, event: CheckpointCompleted) -> JobSt
     return replace(
         status,
         pending=tuple(
-            one
-            for one in status.pending
+            pending
+            for pending in status.pending
             # A decision ends older pending checkpoints, as in the coordinator. Savepoints belong
             # to their users and go on.
-            if one.checkpoint > event.checkpoint
-            or (one.checkpoint < event.checkpoint and one.kind.startswith("savepoint"))
+            if pending.checkpoint > event.checkpoint
+            or (pending.checkpoint < event.checkpoint and pending.kind.startswith("savepoint"))
         ),
         checkpoints_completed=status.checkpoints_completed + 1,
         history=_bound_history((*status.history, stats)),
@@ -626,11 +646,13 @@ def _complete_checkpoint(status: JobStatus, event: CheckpointCompleted) -> JobSt
 
 def _fail_checkpoint(status: JobStatus, event: CheckpointFailed) -> JobStatus:
     number = event.checkpoint
-    acks = next((one.subtasks for one in status.pending if one.checkpoint == number), ())
+    acks = next(
+        (pending.subtasks for pending in status.pending if pending.checkpoint == number), ()
+    )
     failure = CheckpointFailure(number, status.attempt, event.at.wall_s, event.reason, acks)
     return replace(
         status,
-        pending=tuple(one for one in status.pending if one.checkpoint != number),
+        pending=tuple(pending for pending in status.pending if pending.checkpoint != number),
         checkpoints_failed=status.checkpoints_failed + 1,
         failures=(*status.failures, failure)[-FAILURES_LENGTH:],
         last_error=f"checkpoint {number}: {event.reason}",
@@ -650,10 +672,10 @@ def _record_commit(status: JobStatus, event: SubtaskCommitted | CheckpointCommit
     if not done:
         return replace(status, tally=tally)
     history = tuple(
-        replace(one, committed_ms=round((now_s - done[one.checkpoint]) * 1000, 3))
-        if one.checkpoint in done
-        else one
-        for one in status.history
+        replace(stats, committed_ms=round((now_s - done[stats.checkpoint]) * 1000, 3))
+        if stats.checkpoint in done
+        else stats
+        for stats in status.history
     )
     waiting = {number: at_s for number, at_s in tally.decided_at_s.items() if number not in done}
     return replace(status, history=history, tally=replace(tally, decided_at_s=waiting))
@@ -667,7 +689,7 @@ def _bound_history(history: tuple[CheckpointStats, ...]) -> tuple[CheckpointStat
         acks += len(stats.subtasks)
         if number and acks > SUBTASK_HISTORY_LENGTH:
             older, newer = history[:-number], history[-number:]
-            return (*(replace(one, subtasks=()) for one in older), *newer)
+            return (*(replace(entry, subtasks=()) for entry in older), *newer)
     return history
 
 

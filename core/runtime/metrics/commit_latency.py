@@ -109,13 +109,15 @@ class CommitLatency:
     def collect(self) -> Iterator[Family]:
         """Yield the histogram if there are sinks."""
         if self._histograms:
-            samples = tuple(((uid,), one.value()) for uid, one in sorted(self._histograms.items()))
+            samples = tuple(
+                ((uid,), histogram.value()) for uid, histogram in sorted(self._histograms.items())
+            )
             yield Family(metric_catalog.COMMIT_LATENCY, samples)
 
     def read_recent(self, now_s: float) -> dict[str, RecentLatency]:
         """Return, by sink, the latency of records that became visible shortly before `now_s`."""
         recent = {uid: times.read(now_s) for uid, times in self._recent.items()}
-        return {uid: one for uid, one in recent.items() if one is not None}
+        return {uid: latency for uid, latency in recent.items() if latency is not None}
 
     def _add_ack(self, ack: CheckpointAcked) -> None:
         chain, times = ack.subtask.chain, ack.record_times
@@ -153,12 +155,12 @@ class CommitLatency:
         neighbours wait for the same sinks unless there are at most as many entries as sinks.
         """
         for older, newer in pairwise(self._decided):
-            one, other = self._decided[older], self._decided[newer]
-            if one.sinks == other.sinks:
-                times = _merge_times((*one.times.items(), *other.times.items()))
+            decided, other = self._decided[older], self._decided[newer]
+            if decided.sinks == other.sinks:
+                times = _merge_times((*decided.times.items(), *other.times.items()))
                 subtasks = {
-                    chain: one.subtasks.get(chain, set()) | other.subtasks.get(chain, set())
-                    for chain in {*one.subtasks, *other.subtasks}
+                    chain: decided.subtasks.get(chain, set()) | other.subtasks.get(chain, set())
+                    for chain in {*decided.subtasks, *other.subtasks}
                 }
                 self._decided[newer] = _Decided(times, subtasks, other.sinks)
                 del self._decided[older]
@@ -197,9 +199,9 @@ class CommitLatency:
         of_sink: Iterable[RecordTimes] = (
             of_source for source, of_source in times.items() if source in self._sinks[uid].sources
         )
-        for one in of_sink:
-            values = tuple(one.list_latencies_s(at_ms))
-            self._histograms[uid].observe_all(values, one.sum_latencies_s(at_ms))
+        for record_times in of_sink:
+            values = tuple(record_times.list_latencies_s(at_ms))
+            self._histograms[uid].observe_all(values, record_times.sum_latencies_s(at_ms))
             self._recent[uid].add(values, at_ms / 1000)
 
 

@@ -64,9 +64,9 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         """Yield each metric once, with the samples of every job, in the catalog's order."""
         by_metric: dict[str, list[tuple[Measured, Family]]] = {}
-        for one in self._measured:
-            for family in one.families:
-                by_metric.setdefault(family.metric.name, []).append((one, family))
+        for measured in self._measured:
+            for family in measured.families:
+                by_metric.setdefault(family.metric.name, []).append((measured, family))
         last = len(_POSITIONS)
         for name in sorted(by_metric, key=lambda name: (_POSITIONS.get(name, last), name)):
             parts = by_metric[name]

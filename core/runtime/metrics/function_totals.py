@@ -87,7 +87,7 @@ class FunctionTotals:
                 summed.counts = [known + count for known, count in pairs]
             yield Family(
                 shape.metric,
-                tuple((labels, _to_value(shape.metric, one)) for labels, one in sums.items()),
+                tuple((labels, _to_value(shape.metric, amount)) for labels, amount in sums.items()),
             )
 
     def _refuse(self, now: FunctionMetric, known: Metric) -> None:

@@ -294,7 +294,9 @@ class JobMetrics:
         )
         yield Family(
             metric_catalog.CHECKPOINT_DURATION,
-            tuple((labels, one.value()) for labels, one in sorted(self._durations.items())),
+            tuple(
+                (labels, histogram.value()) for labels, histogram in sorted(self._durations.items())
+            ),
         )
         yield _single(metric_catalog.CHECKPOINT_UPLOADED, self._uploaded_bytes)
         yield _single(metric_catalog.SAVEPOINTS, self._savepoints)
@@ -409,7 +411,7 @@ def _list_parts(stats: CheckpointStats) -> Iterator[tuple[str, float]]:
 
 def _sum_files(retained: Sequence[CompletedCheckpoint]) -> int:
     """Return the total size in bytes of all files in `retained`; a shared file counts once."""
-    handles = (handle for one in retained for handle in handles_of(one.snapshots))
+    handles = (handle for checkpoint in retained for handle in handles_of(checkpoint.snapshots))
     return sum({handle.path: handle.size_bytes for handle in handles}.values())
 
 

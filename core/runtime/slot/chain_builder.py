@@ -212,10 +212,10 @@ class ChainBuilder:
             kept = [CollectedChannel() for _ in range(self._plan.parallelism)]
             partitioner, schema = self._partitioner(chain, edge, kept), edge.feed.schema
             rows_max = 0
-            for one in self._deploy.in_flight:
-                if (one.chain, one.input) != (chain.id, into):
+            for part in self._deploy.in_flight:
+                if (part.chain, part.input) != (chain.id, into):
                     continue
-                for rows in decode_batches(reader.read(one.handle)):
+                for rows in decode_batches(reader.read(part.handle)):
                     if (rows.schema.names, rows.schema.types) != (schema.names, schema.types):
                         raise StateIncompatible(
                             f"checkpoint {self._deploy.restored_checkpoint} holds rows in flight"

@@ -160,7 +160,11 @@ class CommitThread(StepSource[C, CommitOutcome]):
                     # `_condition` wakes the thread when there is a commit. The limit of 1 s bounds
                     # the delay of a missed wake-up; 1 ms prevents a busy loop if a time has just
                     # come.
-                    until_s = [one.at_s for one in (step, work) if isinstance(one, WaitUntil)]
+                    until_s = [
+                        next_step.at_s
+                        for next_step in (step, work)
+                        if isinstance(next_step, WaitUntil)
+                    ]
                     wait_s = min([*until_s, now_s + 1.0]) - now_s
                     self._condition.wait(max(0.001, wait_s))
                     continue
@@ -439,7 +443,7 @@ class SlotCommits:
 
     def metrics(self) -> tuple[SinkMetrics, ...]:
         """Return the counters of each sink's transactions."""
-        groups = (one.metrics for some in (self._workers, self._global) for one in some)
+        groups = (sink.metrics for some in (self._workers, self._global) for sink in some)
         return tuple(group.read() for group in groups)
 
     def close(self, left_s: Callable[[], float]) -> bool:

@@ -243,7 +243,7 @@ class SlotControl:
         if self._context.closing.is_set():
             return
         self._keep_alive = KeepAlive(
-            [one for one in chains.channels if isinstance(one, FlightChannel)],
+            [channel for channel in chains.channels if isinstance(channel, FlightChannel)],
             lambda reason: self._context.fail(SlotLost(reason)),
             timeout_s=self._settings.heartbeat_timeout_s,
             start_timeout_s=self._settings.start_timeout_s,

@@ -120,7 +120,7 @@ def _resolve_annotations(kind: Any, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mentions(hint: object, kind: object) -> bool:
-    return hint is kind or any(_mentions(one, kind) for one in typing.get_args(hint))
+    return hint is kind or any(_mentions(argument, kind) for argument in typing.get_args(hint))
 
 
 def _options_of(field: Any) -> dict[str, Any]:

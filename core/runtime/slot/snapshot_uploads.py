@@ -39,7 +39,7 @@ class SnapshotUploads:
         """Upload the snapshot on another thread, which reports the outcome to the slot."""
         upload = self._threads.submit(self._upload, taken)
         with self._lock:
-            self._under_way = {one for one in self._under_way if not one.done()} | {upload}
+            self._under_way = {future for future in self._under_way if not future.done()} | {upload}
 
     def close(self, timeout_s: float) -> bool:
         """Start no more uploads; return True if the running ones end within `timeout_s`."""
@@ -61,7 +61,7 @@ class SnapshotUploads:
                 writers.append(writer)
                 operators.append(snapshot.upload(writer))
             in_flight = self._persist_in_flight(taken, writers)
-            in_flight_bytes = sum(one.handle.size_bytes for one in in_flight)
+            in_flight_bytes = sum(part.handle.size_bytes for part in in_flight)
             timings = replace(
                 taken.timings,
                 async_ms=round((time.perf_counter() - began) * 1000, 3),
@@ -105,13 +105,13 @@ class SnapshotUploads:
         writers.append(writer)
         own = key_group_range(plan.max_parallelism, plan.parallelism, subtask.index)
         in_flight: list[InFlight] = []
-        for number, one in enumerate(taken.overtaken):
+        for number, part in enumerate(taken.overtaken):
             # Rows that were sent are at the owner of their keys; rows that wait to be sent may
             # belong to any slot.
-            groups = own if one.sent else range(plan.max_parallelism)
-            name = f"in-flight-{number}-{'in' if one.sent else 'to'}-{one.chain}"
-            handle = writer.write(name, encode_batches(one.batches), key_groups=groups)
-            in_flight.append(InFlight(one.chain, one.sent, handle, one.input))
+            groups = own if part.sent else range(plan.max_parallelism)
+            name = f"in-flight-{number}-{'in' if part.sent else 'to'}-{part.chain}"
+            handle = writer.write(name, encode_batches(part.batches), key_groups=groups)
+            in_flight.append(InFlight(part.chain, part.sent, handle, part.input))
         reach("persisted")
         return tuple(in_flight)
 

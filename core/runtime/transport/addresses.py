@@ -67,8 +67,8 @@ def resolve(host: str) -> list[str]:
     except (OSError, UnicodeError):
         return []
     addresses = [str(sockaddr[0]) for _, _, _, _, sockaddr in infos]
-    usable = [one for one in addresses if not ipaddress.ip_address(one).is_link_local]
-    return sorted(dict.fromkeys(usable), key=lambda one: ":" in one)
+    usable = [address for address in addresses if not ipaddress.ip_address(address).is_link_local]
+    return sorted(dict.fromkeys(usable), key=lambda address: ":" in address)
 
 
 def find_route_source(host: str) -> str | None:
@@ -87,7 +87,9 @@ def find_route_source(host: str) -> str | None:
 def leads_to_loopback(host: str) -> bool:
     """Return True if `host` resolves on this machine, and only to loopback addresses."""
     addresses = resolve(host)
-    return bool(addresses) and all(ipaddress.ip_address(one).is_loopback for one in addresses)
+    return bool(addresses) and all(
+        ipaddress.ip_address(address).is_loopback for address in addresses
+    )
 
 
 def read_network_id() -> str:

@@ -331,7 +331,7 @@ class KeepAlive:
 
     def check(self, now: float) -> None:
         """Report the peer that has been silent for the longest time, if that exceeds the limit."""
-        for channel in sorted(self._channels, key=lambda one: one.heard_at):
+        for channel in sorted(self._channels, key=lambda candidate: candidate.heard_at):
             silent_s = now - channel.heard_at
             # The peer may still be starting before its first answer.
             limit_s = self._timeout_s if channel.answered else self._start_timeout_s
