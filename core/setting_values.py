@@ -119,5 +119,5 @@ def choice_of(
     try:
         return kind(given)
     except ValueError:
-        known = ", ".join((*besides, *(str(one.value) for one in kind)))
+        known = ", ".join((*besides, *(str(member.value) for member in kind)))
         raise ConfigError(f"{setting}={given!r}: choose one of {known}") from None
