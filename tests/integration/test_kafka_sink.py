@@ -30,11 +30,12 @@ from onceflow.core.protocol.committables import (
     Lost,
     RetryLater,
 )
-from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.storage import FileStagingArea
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
+from onceflow.sinks.kafka.transactional_lane import CommitRecords
 from onceflow.sources import KafkaSource
 
 
@@ -130,6 +131,24 @@ def test_abort_of_what_was_committed_says_so(job: KafkaJob, servers: str, topic:
     with job:
         committable = job.prepare(1, range(5))
         assert job.committer().commit(committable) == Committed()
+        assert job.committer(2).abort(committable) == AlreadyCommitted()
+        assert ids_in(servers, topic) == list(range(5))
+
+
+def test_abort_of_what_was_committed_by_a_process_that_then_died_says_so(
+    job: KafkaJob, servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left no commit record, and its rows are still staged: the commit offset alone tells."""
+
+    def die_before_it(records: CommitRecords, transaction: TransactionId) -> None:
+        pass
+
+    with job:
+        committable = job.prepare(1, range(5))
+        with monkeypatch.context() as dies:
+            dies.setattr(CommitRecords, "settle", die_before_it)
+            assert job.committer().commit(committable) == Committed()
+        assert job.staged() != []
         assert job.committer(2).abort(committable) == AlreadyCommitted()
         assert ids_in(servers, topic) == list(range(5))
 
