@@ -172,7 +172,7 @@ def test_windows_that_came_out_at_the_end_are_whole_again_within_the_allowed_lat
         assert counts_of(second) == [("a", 0, 3), ("a", 20, 1)]
 
 
-@pytest.mark.parametrize("work", [*IN_EVERY_RUN, *OTHERS[:3]])
+@pytest.mark.parametrize("work", [aggregate, sessions, co_group])
 def test_windows_that_came_out_at_the_end_come_out_once_though_fewer_subtasks_go_on(
     cluster: AnyCluster, tmp_path: Path, work: Work
 ) -> None:

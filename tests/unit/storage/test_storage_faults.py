@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,8 +193,16 @@ def test_a_read_only_disk_is_named_and_still_readable(small_disk: Path) -> None:
     assert storage.log.read() == log.view
 
 
-def test_a_directory_of_another_user_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    readable = FileSystemStorage(str(tmp_path), file_mode=0o644, directory_mode=0o755)
+@pytest.fixture
+def readable_by_all() -> Iterator[Path]:
+    """Not below `tmp_path`: each pytest that begins takes the others' rights to that away."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def test_a_directory_of_another_user_is_refused_with_what_to_do(readable_by_all: Path) -> None:
+    root = readable_by_all
+    readable = FileSystemStorage(str(root), file_mode=0o644, directory_mode=0o755)
     readable.open("ledger").log.claim("test")
     script = """
 import os, sys
@@ -213,12 +222,13 @@ for call in (lambda: storage.probe_write(1), lambda: storage.log.claim("other us
         print(error)
 print(storage.log.read().last_sequence)
 """
-    for directory in (tmp_path, *tmp_path.parents[:3]):
-        if os.getuid() == 0:
+    if os.getuid() == 0:
+        for directory in (root, root.parent):
             directory.chmod(directory.stat().st_mode | 0o055)
-    code, out, err = finish(start_python(script, str(tmp_path)))
+    code, out, err = finish(start_python(script, str(root)))
     if os.getuid() != 0:
-        (tmp_path / "ledger").chmod(0o700)
+        for name in ("ledger", "ledger/log"):
+            (root / name).chmod(0o700)
     assert code == 0, err
     *refusals, last = out.splitlines()
     assert len(refusals) == 2
