@@ -29,6 +29,10 @@ from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, Wri
 
 Row = tuple[Any, ...]
 
+FAILING_STEPS = 25_000
+"""The steps of a schedule in which targets fail. Later every call succeeds, so that a job which
+waits for commits in vain is a mistake of the product, and not bad luck."""
+
 
 @dataclass
 class Target:
@@ -48,6 +52,11 @@ class Target:
         run.pause()
         if self.slowness_s:
             run.sleep(run.rng.random() * self.slowness_s)
+
+    def fails(self) -> bool:
+        """Draw whether the target does not answer."""
+        run = scheduler()
+        return run.rng.random() < self.failure_rate and run.steps < FAILING_STEPS
 
     def copy_state(self) -> tuple[Any, ...]:
         """Return a copy of all that is in the tables."""
@@ -124,7 +133,7 @@ class _Committer(Committer):
     def commit(self, committable: Committable) -> CommitOutcome:
         run, target, transaction = scheduler(), self._target, committable.transaction
         target.call()
-        if run.rng.random() < target.failure_rate:
+        if target.fails():
             return RetryLater("the target is away")
         rows = target.prepared.pop(transaction, None)
         if rows is None:
@@ -134,7 +143,7 @@ class _Committer(Committer):
         target.rows += rows
         target.proofs.add(transaction)
         run.pause()
-        if run.rng.random() < target.failure_rate:
+        if target.fails():
             return Unknown("the answer was lost")
         return Committed()
 

@@ -48,7 +48,7 @@ from onceflow.core.errors import (
 )
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 
-STEPS_MAX = 100_000
+STEPS_MAX = 70_000
 ANSWER_MAX_S = 900.0
 """How long the user waits for an answer to a request."""
 ASK_AGAIN_S = 5.0
