@@ -336,7 +336,7 @@ def _each_entry(convert: Convert) -> Convert:
 
 
 def _rescale(many: int, divisor: int) -> Convert:
-    """Return a conversion of times from `one` units per second to `many` units per second."""
+    """Return a conversion of times from `divisor` units per second to `many` units per second."""
 
     def rescale(value: Any) -> Any:
         if not isinstance(value, int):
