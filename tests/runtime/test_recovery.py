@@ -110,12 +110,14 @@ def test_a_function_that_always_fails_ends_the_job_with_its_own_error(
     def fail(record: Record) -> Record:
         raise ZeroDivisionError("no way")
 
+    restart = FixedDelay(attempts=2, delay_s=0.0)
     pipeline, sink = _with_map(
-        cluster, tmp_path, CountingSource(100), fail, restart=FixedDelay(attempts=2, delay_s=0.0)
+        cluster, tmp_path, CountingSource(100), fail, restart=restart, interval=None
     )
     job = pipeline.start()
-    with pytest.raises(UserFunctionError, match=r"check-amount.*ZeroDivisionError: no way"):
+    with pytest.raises(UserFunctionError, match=r"check-amount.*ZeroDivisionError: no way") as told:
         job.wait(60)
+    assert "(failure 3 in " in str(told.value)
     assert job.status().restores == 2
     assert sink.rows() == []
 
@@ -242,6 +244,7 @@ def _with_map(
     source: CountingSource,
     function: Callable[[Record], Record],
     restart: RestartStrategy | None = None,
+    interval: float | None = 0.05,
 ) -> tuple[Pipeline, DirectorySink]:
     """As `ledger`, with `function` mapped over the records first."""
     sink = DirectorySink(str(tmp_path / "out"))
@@ -249,7 +252,7 @@ def _with_map(
         cluster,
         name="ledger",
         parallelism=4,
-        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.05),
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=interval),
         restart=restart or FixedDelay(attempts=20, delay_s=0.01),
         settings=SETTINGS,
     )
