@@ -156,7 +156,9 @@ def _print_results(resolution: Resolution, results: Sequence[Result], json_: boo
     elif not results:
         console().print(f"nothing to {resolution.value}: the log says so of nothing in doubt here")
     for result in () if json_ else results:
-        console().print(f"{result.one.transaction} {result.sentence}", markup=False, soft_wrap=True)
+        console().print(
+            f"{result.in_doubt.transaction} {result.sentence}", markup=False, soft_wrap=True
+        )
     # Higher exit statuses are more serious for scripts.
     worst = max((result.status for result in results), default=EXIT_DONE)
     if worst:
@@ -280,13 +282,13 @@ class Result:
     """The result of one transaction."""
 
     status: int
-    one: InDoubtTransaction
+    in_doubt: InDoubtTransaction
     outcome: str
     sentence: str
 
     def as_json(self) -> dict[str, object]:
         """Return the `--json` output for the result."""
-        return as_json(self.one) | {"outcome": self.outcome, "message": self.sentence}
+        return as_json(self.in_doubt) | {"outcome": self.outcome, "message": self.sentence}
 
 
 def result_of(

@@ -31,16 +31,26 @@ NAMES_OF_OTHERS = frozenset({"onQueryStarted", "onQueryTerminated", "onQueryProg
 FORBIDDEN_IN_NAMES = frozenset(
     {"place", "places", "ghost", "news", "told", "said", "dealt", "come"}
 )
-FORBIDDEN_VARIABLES = FORBIDDEN_IN_NAMES | {"found", "it", "wanted", "here", "rest", "settled"}
+FORBIDDEN_VARIABLES = FORBIDDEN_IN_NAMES | {
+    "found",
+    "it",
+    "wanted",
+    "here",
+    "rest",
+    "settled",
+    "one",
+}
 FIELDS_OF_FORMATS = frozenset(
     {
         ("core/runtime/driver/state_lookup.py", "found"),
         ("core/spi/connector.py", "found"),
+        ("core/state/api/descriptors.py", "one"),
         ("core/runtime/events/job_events.py", "place"),
         ("core/runtime/events/status.py", "place"),
     }
 )
-"""Fields of events, of the status and of the endpoint's answers, which programs read by name."""
+"""Fields of events, of the status and of the endpoint's answers, and an argument of a method of users:
+programs know them by name."""
 
 FORBIDDEN_IN_PROSE = re.compile(
     r"\b(?:ghosts?|at night|hand(?:s|ed|ing)? over|let(?:s|ting)? go|let \w+ go|news|dealt)\b"
