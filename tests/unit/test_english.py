@@ -49,8 +49,8 @@ FIELDS_OF_FORMATS = frozenset(
         ("core/runtime/events/status.py", "place"),
     }
 )
-"""Fields of events, of the status and of the endpoint's answers, and an argument of a method of users:
-programs know them by name."""
+"""Fields of events, of the status and of the endpoint's answers, and an argument of a method
+that users write: programs know them by name."""
 
 FORBIDDEN_IN_PROSE = re.compile(
     r"\b(?:ghosts?|at night|hand(?:s|ed|ing)? over|let(?:s|ting)? go|let \w+ go|news|dealt)\b"
