@@ -45,8 +45,9 @@ class SnapshotUploads:
         """Start no more uploads; return True if the running ones end within `timeout_s`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            under_way = self._under_way
-        return not wait(under_way, timeout_s).not_done
+            # A cancelled upload never counts as done: `wait` would wait for it until the timeout.
+            running = [one for one in self._under_way if not one.cancelled()]
+        return not wait(running, timeout_s).not_done
 
     def _upload(self, taken: SnapshotTaken) -> None:
         began = time.perf_counter()
