@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pytest
@@ -199,3 +199,95 @@ def test_a_watermark_keeps_its_place_among_the_rows() -> None:
         assert isinstance(taken.element, Batch)
         seen.append((taken.element.rows.num_rows, taken.element.watermark))
     assert seen == [(1, None), (0, 7), (1, None)]
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def _give_later(give: Callable[[], None]) -> None:
+    """Call `give` when the caller has begun to wait."""
+    threading.Timer(0.05, give).start()
+
+
+@pytest.mark.parametrize("what", ["mail", "element", "wake-up"])
+def test_a_reader_that_waits_is_woken_by_what_comes(what: str) -> None:
+    gate, (channel,) = opened(1, 8)
+    began = time.monotonic()
+    match what:
+        case "mail":
+            _give_later(lambda: gate.post(Shutdown("over")))
+            assert gate.take(60) == Shutdown("over")
+        case "element":
+            _give_later(lambda: gate.put(0, Batch(ROWS)))
+            assert gate.take(60) == Received(0, Batch(ROWS))
+        case _:
+            _give_later(gate.wake)
+            assert gate.take(60) is None
+    assert time.monotonic() - began < 30
+    del channel
+
+
+def test_a_wake_up_ends_one_wait_alone() -> None:
+    gate, _ = opened(1, 8)
+    gate.wake()
+    began = time.monotonic()
+    assert gate.take(60) is None
+    woken_s = time.monotonic()
+    assert gate.take(0.1) is None
+    assert woken_s - began < 30
+    assert time.monotonic() - woken_s >= 0.09
+
+
+def test_mail_can_be_taken_without_waiting() -> None:
+    gate, _ = opened(1, 8)
+    assert gate.take_mail() is None
+    gate.post(Shutdown("first"))
+    gate.post(Shutdown("second"))
+    assert [gate.take_mail(), gate.take_mail()] == [Shutdown("first"), Shutdown("second")]
+
+
+def test_a_batch_that_is_taken_makes_room_for_one_more() -> None:
+    gate, (channel,) = opened(1, 2)
+    assert [channel.send(batch_of(number)) for number in range(4)] == [False, False, True, True]
+    assert gate.waiting() == 2
+    gate.take(0)
+    assert channel.flush()
+    assert gate.waiting() == 2
+    # A barrier uses no credit and gives none.
+    channel.send(BARRIER)
+    for number in (1, 2, 3):
+        assert gate.take(0) == Received(0, batch_of(number))
+        channel.flush()
+    assert gate.take(0) == Received(0, BARRIER)
+    assert [channel.send(batch_of(number)) for number in range(3)] == [False, False, True]
+
+
+def test_a_closed_channel_takes_nothing() -> None:
+    gate, (channel,) = opened(1, 8)
+    channel.close("the slot is lost")
+    channel.close("later")
+    for send in (lambda: channel.send(BARRIER), channel.flush, lambda: channel.overtake(OVERTAKES)):
+        with pytest.raises(SlotLost, match="the slot is lost"):
+            send()
+    assert gate.take(0) is None
+    collected = CollectedChannel()
+    collected.close("over")
+    with pytest.raises(SlotLost, match="over"):
+        collected.send(Batch(ROWS))
+
+
+def test_a_single_batch_in_flight_is_read_back() -> None:
+    (rows,) = decode_batches(encode_batches([Batch(ROWS)]).to_pybytes())
+    assert rows == ROWS
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_barrier_of_a_forgotten_checkpoint_is_an_element_again(is_forgotten: bool) -> None:
+    gate = InputGate([ChannelEnd(keeps_order=False)] * 2, 8)
+    channels = [LocalChannel(gate, number) for number in range(2)]
+    gate.open()
+    gate.record(CheckpointId(1), [0])
+    if is_forgotten:
+        gate.forget(CheckpointId(1))
+    channels[1].send(BARRIER)
+    assert gate.take(0) == (Received(1, BARRIER) if is_forgotten else None)
