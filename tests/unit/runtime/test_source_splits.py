@@ -55,6 +55,18 @@ def test_where_a_new_source_starts_is_resolved_once_and_the_others_stay_where_th
     assert _positions(splits_of(first, "new")) == {"0": b"7"}
 
 
+def test_each_of_several_new_sources_is_in_the_decision() -> None:
+    old = _LatestSource(9, ends=[5])
+    restored = genesis_of(_graph(old=old), AttemptId(1), 2, 128, 0)
+    graph = _graph(first=_LatestSource(9, ends=[7]), second=_LatestSource(9, ends=[8]), old=old)
+    old.ends.append(6)
+    decision = with_discovered_splits(graph, restored, AttemptId(2), 0)
+    assert decision is not None
+    assert _positions(splits_of(decision, "first")) == {"0": b"7"}
+    assert _positions(splits_of(decision, "second")) == {"0": b"8"}
+    assert _positions(splits_of(decision, "old")) == {"0": b"5", "1": b"0"}
+
+
 def test_splits_added_since_the_checkpoint_are_dealt_to_the_slots_at_their_first_record() -> None:
     source = _LatestSource(9, ends=[5])
     restored = genesis_of(_graph(records=source), AttemptId(1), 1, 128, 0)

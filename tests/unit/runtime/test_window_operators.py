@@ -302,6 +302,18 @@ def test_windows_of_the_clock_are_due_by_the_clock(monkeypatch: pytest.MonkeyPat
         assert EVENT_TIME not in run.snapshot().lists
 
 
+def test_windows_of_the_clock_begin_at_their_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 10.2
+    monkeypatch.setattr(
+        window_operators, "StateClock", lambda: clock.StateClock(wall_clock=lambda: now_s)
+    )
+    with _running(TumblingProcessingTimeWindows(1.0, 0.3)) as run:
+        run.take((1, None, 5))
+        now_s = 10.3
+        run.operator.on_time()
+        assert run.emitted() == [(1, 9_300, 10_300, 1, 5)]
+
+
 def test_event_windows_have_no_clock() -> None:
     with _running(_TUMBLING) as run:
         run.take((1, 100, 5))
