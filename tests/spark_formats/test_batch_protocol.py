@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
-from tests.spark_formats.batches import Driver, driver_of
+from tests.spark_formats.batches import Driver, driver_of, rows
 
+from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.batches import decision_of
 from onceflow.sinks import PostgresSink
@@ -169,3 +170,12 @@ def test_two_writes_of_one_named_batch_in_one_run_are_refused(driver: Driver) ->
     plan = later.plan(7, "")
     assert later.commit([later.task(plan, 0, range(3))]) is None
     assert ids_in(url_of(driver)) == [0, 1, 2]
+
+
+def test_a_task_of_no_micro_batch_is_refused_with_the_triggers_to_use(driver: Driver) -> None:
+    """Spark's continuous trigger goes on in the checkpoint of micro-batches."""
+    plan = driver.plan(0)
+    task = TaskIdentity(0, 0, 1, None, driver.run)
+    with pytest.raises(ConfigError, match=r"trigger\(processingTime=…\)"):
+        write_task(plan, task, iter([rows(range(3))]))
+    assert prepared(url_of(driver)) == []

@@ -134,6 +134,26 @@ def test_a_query_that_is_stopped_in_mid_batch_goes_on_with_every_row_once(
     assert prepared(postgres_database) == []
 
 
+def test_a_query_with_a_continuous_trigger_is_refused_with_the_triggers_to_use(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    """Its error said that the checkpoint might be on another file system."""
+    query(postgres_database, TABLE)
+    frame = spark.readStream.format("rate").load().selectExpr("value AS id", "0 AS part")
+    started = (
+        frame.writeStream.format("onceflow-postgres")
+        .option("url", postgres_database)
+        .option("dbtable", "ledger")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(continuous="1 second")
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match=r"trigger\(processingTime=…\)") as refused:
+        started.awaitTermination(120)
+    assert "file system" not in str(refused.value)
+    assert ids_in(postgres_database) == []
+
+
 def test_a_query_without_new_rows_asks_the_database_nothing(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:

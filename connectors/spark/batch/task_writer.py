@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from onceflow.connectors.spark.batch.commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.connectors.spark.reused_worker import spare_imports
+from onceflow.connectors.spark.streaming.checkpoint_location import MICRO_BATCHES_ONLY
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
     BadRow,
@@ -222,6 +223,11 @@ def _require_planned(plan: BatchPlan, task: TaskIdentity) -> None:
     batch = plan.batch
     if plan.fingerprint:
         # A query's own batch.
+        if task.batch is None:
+            raise ConfigError(
+                f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of no"
+                f" micro-batch. {MICRO_BATCHES_ONLY}"
+            )
         if task.batch != batch.number:
             raise ConfigError(
                 f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of batch"

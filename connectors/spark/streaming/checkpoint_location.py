@@ -24,6 +24,10 @@ from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 
 _DIGEST_LENGTH = 10
+MICRO_BATCHES_ONLY = (
+    "With trigger(continuous=…) Spark runs no micro-batches, which the formats of onceflow write:"
+    " use trigger(processingTime=…) or trigger(availableNow=True)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class CheckpointLocation:
             decoded: Any = msgspec.json.decode(data or b"")
             return str(decoded["id"])
         except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise self._unreadable("metadata") from error
+            raise self._unreadable() from error
 
     def read_planned_batch(self) -> PlannedBatch:
         """Return the batch, and its query, that is being planned.
@@ -98,7 +102,7 @@ class CheckpointLocation:
         # to this batch.
         data = self._files.read(f"offsets/{max(numbers)}") if numbers else None
         if data is None:
-            raise self._unreadable("offsets")
+            raise self._without_offsets()
         return PlannedBatch(query_id, max(numbers), hashlib.sha256(data).hexdigest())
 
     def require_not_done(self, planned: PlannedBatch) -> None:
@@ -130,10 +134,18 @@ class CheckpointLocation:
     def _numbers(self, directory: str) -> list[int]:
         return [int(name) for name in self._files.list(directory) if name.isdecimal()]
 
-    def _unreadable(self, name: str) -> StorageError:
+    def _unreadable(self) -> StorageError:
         return StorageError(
-            f"{name} of the query is not in {self}, seen from Python on the driver. The query's id"
-            " and the offsets of its batches stand there: without them nobody can tell a batch that"
-            " comes again from another one. Is it another file system? Then write the scheme, too:"
-            " file:///path, hdfs://host/path, s3://bucket/path"
+            f"metadata of the query is not in {self}, seen from Python on the driver. The query's"
+            " id and the offsets of its batches stand there: without them nobody can tell a batch"
+            " that comes again from another one. Is it another file system? Then write the scheme,"
+            " too: file:///path, hdfs://host/path, s3://bucket/path"
+        )
+
+    def _without_offsets(self) -> StorageError:
+        # The query's id was read, so this is the right file system.
+        return StorageError(
+            f"the checkpoint {self} has the query's id, and no offsets of the batch that is being"
+            f" planned. {MICRO_BATCHES_ONLY}. If the query has another trigger, its offsets were"
+            " deleted"
         )
