@@ -46,7 +46,7 @@ class SnapshotUploads:
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             # A cancelled upload never counts as done: `wait` would wait for it until the timeout.
-            running = [one for one in self._under_way if not one.cancelled()]
+            running = [upload for upload in self._under_way if not upload.cancelled()]
         return not wait(running, timeout_s).not_done
 
     def _upload(self, taken: SnapshotTaken) -> None:
