@@ -54,6 +54,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
             ("core/protocol/**/*.py",),
             (
                 (f"{_UNIT}/protocol", f"{_UNIT}/commit"),
+                _name_units("channels", "subtask"),
                 (f"{_UNIT}/runtime/test_status.py", f"{_UNIT}/runtime/test_slot_control.py"),
                 (*_SIMULATION, "tests/simulation/test_batches.py"),
                 _RUNTIME_SIMULATION,
