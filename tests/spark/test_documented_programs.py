@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections import Counter, defaultdict
 from datetime import date
@@ -32,8 +33,11 @@ def run(blocks: list[str], **names: Any) -> dict[str, Any]:
     """Run `blocks`, one after the other, and return what they have defined."""
     # As a program of the user's: its classes travel to the slots by value.
     names["__name__"] = "__main__"
-    for block in blocks:
-        exec(compile(block, "document", "exec"), names)
+    for number, block in enumerate(blocks):
+        name = f"block {number} of a document"
+        # As of a notebook's cell: compiled functions are read from their text.
+        linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
+        exec(compile(block, name, "exec"), names)
     return names
 
 
