@@ -243,6 +243,61 @@ def test_a_target_that_is_down_holds_up_one_pre_commit_and_no_further_one() -> N
         assert time.monotonic() - began < 30.0
 
 
+def test_a_target_that_commits_again_holds_up_pre_commits_again() -> None:
+    committer = GatedCommitter()
+    committer.is_down = True
+    committed_then: list[int] = []
+    with open_worker_behind(committer, decided=4) as worker:
+        worker.await_commits()
+        committer.is_down = False
+        committer.passes.release(1)
+        committer.await_commits([FIRST])
+        assert committer.passes.acquire(timeout=0.05) is False
+
+        def await_commits() -> None:
+            worker.await_commits()
+            committed_then.append(len(committer.committed))
+
+        thread = threading.Thread(target=await_commits, daemon=True)
+        thread.start()
+        committer.passes.release(2)
+        thread.join(60)
+        assert committed_then == [3]
+
+
+def test_a_committer_without_work_does_not_ask_for_it_in_a_tight_loop() -> None:
+    class Counting(CommitQueue):
+        asked = 0
+
+        def next_commit(self, now_s: float) -> Any:
+            self.asked += 1
+            return super().next_commit(now_s)
+
+    commits = Counting(CommitRetryPolicy())
+    worker = CommitWorker(
+        "out[0]", commits, GatedCommitter(), committed=lambda through, ms: None, failed=_fail
+    )
+    time.sleep(0.2)
+    assert worker.close(60)
+    assert commits.asked < 20
+
+
+def test_the_time_from_a_decision_to_its_commit_is_told() -> None:
+    committer = GatedCommitter()
+    with open_worker_behind(committer, decided=1) as worker:
+        time.sleep(0.02)
+        committer.passes.release(1)
+        deadline = time.monotonic() + 60
+        while not worker.metrics.read().committed:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        assert 10.0 <= worker.metrics.read().last_commit_ms < 60_000.0
+
+
+def _fail(error: BaseException) -> None:
+    raise AssertionError from error
+
+
 def test_the_next_commit_is_begun_once_all_before_it_are_committed() -> None:
     committer = GatedCommitter()
     with open_worker_behind(committer, decided=1) as worker:
@@ -384,7 +439,10 @@ def test_a_commit_of_the_driver_counts_for_its_own_sink_alone(tmp_path: Path) ->
         transaction = TransactionId(sink_id, AttemptId(1), FIRST, 0)
         group.record_pre_commit(FIRST, [Committable(transaction, 1)])
         pre_commits[sink_id] = group
+    commits.commit_through(Complete(FIRST, {"out": FIRST, "other": FIRST}), [SUBTASK])
+    time.sleep(0.02)
     commits.record_global_commit(GloballyCommitted("out", FIRST))
+    assert [one.last_commit_ms >= 10.0 for one in commits.metrics()] == [True, False]
     for sink_id, group in pre_commits.items():
         listed[sink_id] = len(group.record_pre_commit(SECOND, []))
     assert listed == {"out": 0, "other": 1}
