@@ -30,6 +30,7 @@ from onceflow.sinks.lake.columns import TableColumns
 from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
+from onceflow.sinks.row_columns import require_any_column
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from deltalake import DeltaTable
@@ -109,6 +110,7 @@ class DeltaSink(LakeSink):
         from onceflow.sinks.delta import layout
 
         rows = self.rules.select_table_columns(schema)
+        require_any_column(rows)
         if self.upserts:
             layout.check_names(self._location, rows)
         table = self._location.find_table()

@@ -52,6 +52,7 @@ from onceflow.sinks.files.publication import (
     sink_errors,
 )
 from onceflow.sinks.files.writer import FileSettings, FileWriter
+from onceflow.sinks.row_columns import require_any_column
 
 _logger = logging.getLogger("onceflow.sinks.files")
 
@@ -334,8 +335,7 @@ def _require_rows(settings: FileSettings, schema: pa.Schema) -> None:
     doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if doubled:
         raise ConfigError(f"the rows have several columns called {', '.join(doubled)}; rename them")
-    if not schema.names:
-        raise ConfigError("the rows have no columns, so there is nothing to write")
+    require_any_column(schema)
     columns = Partitions(settings.partition_by, schema).file_columns
     settings.form.require(pa.schema([schema.field(name) for name in columns]))
 

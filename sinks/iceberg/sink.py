@@ -30,6 +30,7 @@ from onceflow.sinks.lake.columns import TableColumns
 from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
+from onceflow.sinks.row_columns import require_any_column
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from onceflow.sinks.iceberg.table import IcebergTable, IcebergVersion
@@ -117,6 +118,7 @@ class IcebergSink(LakeSink):
             from onceflow.sinks.iceberg import layout
 
             rows = self.rules.select_table_columns(schema)
+            require_any_column(rows)
             loaded = table.find_table()
             if loaded is not None:
                 layout.check_rows(self._address, loaded, rows, evolve=self.evolve)

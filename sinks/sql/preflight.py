@@ -14,6 +14,7 @@ from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import require
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner, check_sink_id
+from onceflow.sinks.row_columns import require_any_column
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
 from onceflow.sinks.sql.session import (
@@ -123,6 +124,7 @@ class _Preflight:
 
     def validate(self, schema: pa.Schema) -> None:
         settings, session = self._settings, self._session
+        require_any_column(settings.rules.select_table_columns(schema))
         self._fit_server()
         table = self._dialect.find_table(session, settings.table)
         if table is None:
@@ -263,6 +265,7 @@ class _Preflight:
             ConfigError: There is no table, or it does not accept the rows.
         """
         settings, session = self._settings, self._session
+        require_any_column(settings.rules.select_table_columns(schema))
         table = self._dialect.find_table(session, settings.table)
         if table is None:
             if not settings.create:

@@ -80,7 +80,7 @@ def match_key_columns(dialect: Dialect, table: Table, schema: pa.Schema) -> tupl
 
 def _require_different_names(dialect: Dialect, table: Table, schema: pa.Schema) -> None:
     names = [name.lower() if dialect.folds_names else name for name in schema.names]
-    if not names or len(set(names)) < len(names):
+    if len(set(names)) < len(names):
         differ = "columns with different names"
         if dialect.folds_names:
             differ = "columns whose names differ in more than upper and lower case"

@@ -216,6 +216,13 @@ def test_rows_that_the_table_can_never_take_fail_or_are_set_aside_by_name(
     assert job.rows() == [{"id": 1, "price": Decimal("1.50")}]
 
 
+def test_rows_without_columns_are_refused_at_start(make_job: MakeLakeJob) -> None:
+    job = make_job(pa.schema([]))
+    with pytest.raises(ConfigError, match="the rows have no columns, so there is nothing to write"):
+        job.open()
+    assert job.data_files() == []
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -432,10 +432,16 @@ def test_columns_that_come_twice_or_not_at_all_are_refused(
 ) -> None:
     database.query("CREATE TABLE ledger (id bigint)")
     twice = pa.schema([("id", pa.int64()), ("id", pa.int64())])
-    for attempt, schema in enumerate((twice, pa.schema([])), 1):
+    none = "the rows have no columns, so there is nothing to write"
+    refused = (
+        ("ledger", twice, dialect.said_of_doubles),
+        ("ledger", pa.schema([]), none),
+        ("new", pa.schema([]), none),
+    )
+    for attempt, (table, schema, said) in enumerate(refused, 1):
         with (
-            SqlJob(database.sink(table="ledger"), schema=schema) as job,
-            pytest.raises(ConfigError, match=dialect.said_of_doubles),
+            SqlJob(database.sink(table=table, create=True), schema=schema) as job,
+            pytest.raises(ConfigError, match=said),
         ):
             job.check(attempt)
 
