@@ -142,6 +142,12 @@ class Admin(Protocol):
         """Ask every broker for the groups that it coordinates and that the user may describe."""
         ...
 
+    def describe_consumer_groups(
+        self, group_ids: Sequence[str], *, request_timeout: float
+    ) -> Mapping[str, Future[object]]:
+        """Ask the coordinators for the states of groups. Returns one future for each group."""
+        ...
+
     def list_consumer_group_offsets(
         self, groups: Sequence[ConsumerGroupTopicPartitions], *, request_timeout: float
     ) -> Mapping[str, Future[CommittedOffsets]]:

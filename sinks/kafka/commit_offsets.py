@@ -59,6 +59,12 @@ def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
 
 
 def _ask_texts(admin: Admin, group: str, timeout_s: float) -> Mapping[str, str]:
+    # First ask for the group. librdkafka 2.16 ends the process by SIGSEGV if a broker answers the
+    # question for offsets by "not coordinator", for example right after it has started (librdkafka
+    # issue 5040). This question fails instead, and is repeated until a coordinator answers.
+    await_result(
+        admin.describe_consumer_groups([group], request_timeout=timeout_s)[group], timeout_s
+    )
     asked = [ConsumerGroupTopicPartitions(group)]
     futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout_s)
     partitions = await_result(futures[group], timeout_s).topic_partitions
