@@ -446,6 +446,18 @@ def test_columns_that_come_twice_or_not_at_all_are_refused(
             job.check(attempt)
 
 
+def test_rows_that_have_no_column_of_the_table_yet_are_accepted_with_evolve(
+    database: Database,
+) -> None:
+    database.query("CREATE TABLE ledger (other bigint)")
+    schema = pa.schema([("id", pa.int64())])
+    with SqlJob(database.sink(table="ledger", evolve=True), schema=schema) as job:
+        job.check()
+        prepared = job.prepare(1, pa.record_batch([[7]], schema=schema))
+        assert job.committer().commit(prepared) == Committed()
+    assert database.query("SELECT other, id FROM ledger") == [(None, 7)]
+
+
 def test_primary_key_that_is_no_column_is_refused(database: Database) -> None:
     sink = database.sink(table="ledger", create=True, primary_key=("nr",))
     assert "primary_key names nr" in _refused(sink)
