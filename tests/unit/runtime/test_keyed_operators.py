@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
-from onceflow import HeapBackend, count, sum_
+from onceflow import HeapBackend, StateTtlConfig, count, sum_
 from onceflow.core.api.graph import RunAggregates
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
@@ -90,14 +90,16 @@ def test_event_time_joins_a_snapshot_and_does_not_keep_it_from_being_discarded()
     assert store.calls[-1] == "discard"
 
 
-def _run_aggregates() -> tuple[AggregateRunner, list[pa.RecordBatch]]:
+def _run_aggregates(
+    ttl: StateTtlConfig | None = None,
+) -> tuple[AggregateRunner, list[pa.RecordBatch]]:
     aggregates = {"n": count(), "total": sum_("amount")}
     schema = pa.schema(
         [*_SCHEMA, *((name, one.result_type(_SCHEMA)) for name, one in aggregates.items())]
     )
     context = StateContext("op", 0, range(8), 8, Path("/nowhere"))
     store = HeapBackend().open(context, (), MemoryStorage())
-    runner = AggregateRunner("op", RunAggregates(("key",), aggregates), store, _SCHEMA, schema)
+    runner = AggregateRunner("op", RunAggregates(("key",), aggregates, ttl), store, _SCHEMA, schema)
     emitted: list[pa.RecordBatch] = []
     runner.outputs.append(lambda batch: emitted.append(batch.rows))
     return runner, emitted
@@ -121,6 +123,19 @@ def test_each_record_has_the_aggregates_up_to_itself() -> None:
     ]
     assert runner.dropped == ()
     runner.close()
+
+
+@pytest.mark.parametrize(("entries", "cleaned"), [(None, []), (3, [6, 3])])
+def test_expired_keys_are_looked_for_by_the_number_of_records(
+    monkeypatch: pytest.MonkeyPatch, entries: int | None, cleaned: list[int]
+) -> None:
+    ttl = None if entries is None else StateTtlConfig(60.0, cleanup_incrementally=entries)
+    runner, _ = _run_aggregates(ttl)
+    counts: list[int] = []
+    monkeypatch.setattr(runner.store, "clean", counts.append)
+    runner.process(_rows((1, 10), (2, 20)))
+    runner.process(_rows((1, 5)))
+    assert counts == cleaned
 
 
 def test_a_sum_that_overflows_names_its_record() -> None:
