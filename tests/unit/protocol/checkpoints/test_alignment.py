@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,7 @@ from onceflow.core.protocol.checkpoints.alignment import (
     Barrier,
     BarrierAlignment,
     Block,
+    SourceBarriers,
     TakeSnapshot,
     Unblock,
 )
@@ -283,3 +284,33 @@ def test_snapshot_holds_every_record_before_its_barrier_and_aligned_no_other(
             assert held == feed.before[number]
         else:
             assert held >= feed.before[number]
+
+
+# --- the barriers of a source ---------------------------------------------------------------------
+
+
+def test_a_trigger_that_arrives_after_its_abort_revives_no_checkpoint() -> None:
+    barriers = SourceBarriers()
+    barriers.on_abort(CheckpointId(1))
+    barriers.on_triggered(barrier(1), 0.0)
+    assert barriers.next(0.0, clear=True) is None
+    barriers.on_triggered(barrier(3), 0.0)
+    # An abort of an older checkpoint changes nothing.
+    barriers.on_abort(CheckpointId(2))
+    barriers.on_triggered(barrier(3), 0.0)
+    assert barriers.next(0.0, clear=True) == barrier(3)
+    assert barriers.next(0.0, clear=True) is None
+
+
+def test_a_barrier_waits_behind_rows_for_as_long_as_it_may() -> None:
+    barriers = SourceBarriers()
+    barriers.on_triggered(replace(barrier(1), overtakes_after_s=2.0), 10.0)
+    assert barriers.overtakes_at_s == 12.0
+    assert barriers.next(11.9, clear=False) is None
+    assert barriers.next(12.0, clear=False) == replace(barrier(1), overtakes_after_s=0.0)
+    barriers.on_triggered(replace(barrier(2), overtakes_after_s=2.0), 20.0)
+    assert barriers.next(20.5, clear=True) == replace(barrier(2), overtakes_after_s=1.5)
+    barriers.on_triggered(barrier(3), 30.0)
+    assert barriers.overtakes_at_s is None
+    assert barriers.next(99.0, clear=False) is None
+    assert barriers.next(99.0, clear=True) == barrier(3)
