@@ -255,3 +255,9 @@ def test_state_without_a_key_is_given_to_every_slot_and_broadcast_state_once() -
     without = _restored(OperatorSnapshot("op", raw=(split,)), OperatorSnapshot("op", raw=(union,)))
     for slot in assign_state(_graph(_KEYED), without, 2):
         assert slot.operators[1].raw == (split, union)
+
+
+def test_state_of_a_single_key_group_is_restored() -> None:
+    single = _handle("k", 5, 5)
+    slots = assign_state(_graph(_KEYED), _restored(OperatorSnapshot("op", keyed=(single,))), 2)
+    assert [slot.operators[1].keyed for slot in slots] == [(), (single,)]
