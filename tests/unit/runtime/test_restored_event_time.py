@@ -33,7 +33,8 @@ def _decode(elements: Sequence[bytes]) -> list[tuple[int, int, int]]:
 
 def _list_by_group(elements: Sequence[bytes], owned: range = range(8)) -> list[int]:
     restored = _restore(elements, owned)
-    return restored.watermarks_of(np.array(owned, np.uint16)).tolist()
+    by_group: list[int] = restored.watermarks_of(np.array(owned, np.uint16)).tolist()
+    return by_group
 
 
 @pytest.fixture
