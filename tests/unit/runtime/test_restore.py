@@ -72,7 +72,9 @@ def _handle(name: str, first: int = 0, last: int = -1) -> StateHandle:
     return StateHandle(name, f"{name}-{first}", 1, "sum", first, last)
 
 
-def _restored(*snapshots: OperatorSnapshot, in_flight: tuple[InFlight, ...] = ()) -> CompletedCheckpoint:
+def _restored(
+    *snapshots: OperatorSnapshot, in_flight: tuple[InFlight, ...] = ()
+) -> CompletedCheckpoint:
     parts = [
         SubtaskSnapshot(SubtaskRef("chain", index), (snapshot,))
         for index, snapshot in enumerate(snapshots)
