@@ -247,7 +247,7 @@ def test_a_checkpoint_directory_that_is_deleted_under_the_job_is_named(
     (tmp_path / "checkpoints" / "ledger").rename(tmp_path / "deleted")
     job.checkpoint()
     with pytest.raises(
-        CheckpointCorrupt, match=rf"{tmp_path}/checkpoints/.*storage under the running"
+        CheckpointCorrupt, match=rf"{tmp_path}/checkpoints/.*deleted.* under the running job"
     ):
         job.wait(60)
 
