@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -195,9 +196,12 @@ def test_files_that_cannot_be_deleted_are_deleted_after_a_later_upload(
         raise StorageError("the disk is full")
 
     monkeypatch.setattr(FileStateWriter, "abandon", refuse)
+    # A slot declines first and deletes then. It discards what was frozen last.
+    discarded: queue.SimpleQueue[int] = queue.SimpleQueue()
     for checkpoint in (1, 2):
-        slot.begin(_pending(fail), checkpoint=checkpoint)
+        slot.begin(_pending(fail, partial(discarded.put, checkpoint)), checkpoint=checkpoint)
         assert isinstance(slot.take(), Declined)
+        assert discarded.get(timeout=60) == checkpoint
     slot.begin(_pending(_nothing), checkpoint=3)
     assert isinstance(slot.take(), Acked)
     assert slot.uploads.close(60)
