@@ -391,7 +391,7 @@ class WindowsOfRecords:
         self, windows: list[OpenWindow], start: int, end: int, now: int
     ) -> tuple[list[OpenWindow], list[OpenWindow]]:
         """Return the key's sessions after adding a record, and the record's session."""
-        # As in Flink, sessions also merge if the end of one is the start of the other.
+        # Sessions also merge if one ends where the other starts, like in Flink.
         joined = [window for window in windows if window[0] <= end and start <= window[1]]
         others = [window for window in windows if window not in joined]
         first = min([start, *(window[0] for window in joined)])

@@ -254,7 +254,7 @@ def _check_float16(value: Any, kind: pa.DataType) -> None:
 
 
 def _check_date(value: Any, kind: pa.DataType) -> None:
-    # By exact class: for isinstance, a datetime is a date, and True is an integer.
+    # `isinstance` would take a datetime for a date, and True for an integer.
     if type(value) in (date, int):
         return
     if isinstance(value, datetime):

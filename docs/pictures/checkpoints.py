@@ -161,7 +161,7 @@ def draw_recovery() -> Picture:
         if number < 4:
             picture.arrow((left + 162, 115), (left + 185, 115))
     picture.text(
-        480, 202, "A crash here changes nothing: the next attempt repeats all five steps.",
+        480, 202, "After a crash here, the next attempt repeats all five steps.",
         anchor="middle", muted=True,
     )  # fmt: skip
     return picture

@@ -54,7 +54,7 @@ class RowLoader(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up unfinished work without a long wait. May be called twice."""
+        """Abandon unfinished work without a long wait. May be called twice."""
 
 
 class StreamedInserts(RowLoader):

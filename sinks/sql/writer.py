@@ -124,7 +124,7 @@ class SqlWriter(SinkWriter):
 
     @override
     def close(self) -> None:
-        """Give up unfinished work. Prepared transactions and staged rows stay."""
+        """Abandon unfinished work. Prepared transactions and staged rows stay."""
         self._closed = True
         self._loader.close()
         self._release()

@@ -33,7 +33,9 @@ def _await(job: Job, what: Callable[[JobStatus], bool], timeout_s: float = 90.0)
 
 def _await_file(file: Path) -> None:
     deadline = time.monotonic() + 60
-    while not file.exists() and time.monotonic() < deadline:
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{file} never came")
         time.sleep(0.01)
 
 

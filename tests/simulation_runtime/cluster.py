@@ -1,4 +1,4 @@
-"""A cluster whose slots are simulated processes, and the modules in which they find it."""
+"""A cluster whose slots are simulate_runtime processes, and the modules in which they find it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation_runtime import network
-from tests.simulation_runtime.scheduler import Process, Scheduler, scheduler, unused
-from tests.simulation_runtime.threads import Event, Future, stepped
+from tests.simulation_runtime.scheduler import Process, Scheduler, do_nothing, scheduler
+from tests.simulation_runtime.threads import Event, Future, replace_threads
 
 import onceflow.core.runtime.slot.slot as slot_module
 from onceflow.core.errors import OnceflowError, SlotLost
@@ -129,31 +129,35 @@ _RUNTIME = "onceflow.core.runtime"
 _OTHERS: Sequence[tuple[str, str, object]] = (
     (f"{_RUNTIME}.driver.driver", "ControlServer", network.ControlServer),
     (f"{_RUNTIME}.driver.driver", "Credentials", network.Credentials),
-    (f"{_RUNTIME}.driver.driver", "atexit", SimpleNamespace(register=unused, unregister=unused)),
+    (
+        f"{_RUNTIME}.driver.driver",
+        "atexit",
+        SimpleNamespace(register=do_nothing, unregister=do_nothing),
+    ),
     (f"{_RUNTIME}.driver.savepoints", "AskedSavepoint", _ask_for_savepoint),
     (f"{_RUNTIME}.slot.slot", "Credentials", network.Credentials),
     (f"{_RUNTIME}.slot.slot", "DataServer", network.DataServer),
     (f"{_RUNTIME}.slot.slot", "ScratchDirectory", _Scratch),
-    (f"{_RUNTIME}.slot.slot", "configure_slot_logs", unused),
-    (f"{_RUNTIME}.slot.slot", "bind_process_fields", unused),
+    (f"{_RUNTIME}.slot.slot", "configure_slot_logs", do_nothing),
+    (f"{_RUNTIME}.slot.slot", "bind_process_fields", do_nothing),
     (
         f"{_RUNTIME}.slot.slot",
         "gc",
-        SimpleNamespace(get_freeze_count=lambda: 1, set_threshold=unused),
+        SimpleNamespace(get_freeze_count=lambda: 1, set_threshold=do_nothing),
     ),
-    (f"{_RUNTIME}.slot.slot", "sys", SimpleNamespace(setswitchinterval=unused)),
+    (f"{_RUNTIME}.slot.slot", "sys", SimpleNamespace(setswitchinterval=do_nothing)),
     (f"{_RUNTIME}.slot.control", "ControlStream", network.ControlStream),
     (f"{_RUNTIME}.slot.control", "FlightChannel", network.FlightChannel),
     (f"{_RUNTIME}.slot.control", "KeepAlive", network.KeepAlive),
     (f"{_RUNTIME}.slot.control", "os", SimpleNamespace(_exit=_exit_hard)),
-    (f"{_RUNTIME}.slot.control", "logging", SimpleNamespace(shutdown=unused)),
+    (f"{_RUNTIME}.slot.control", "logging", SimpleNamespace(shutdown=do_nothing)),
     (f"{_RUNTIME}.slot.chain_builder", "FlightChannel", network.FlightChannel),
     ("onceflow.core.api.pipeline", "_to_cluster", _keep),
 )
 
 
 @contextmanager
-def simulated() -> Generator[None]:
-    """Have the product's threads, processes, clocks and streams simulated meanwhile."""
-    with stepped(_OTHERS):
+def simulate_runtime() -> Generator[None]:
+    """Have the product's threads, processes, clocks and streams simulate_runtime meanwhile."""
+    with replace_threads(_OTHERS):
         yield

@@ -30,7 +30,7 @@ class Mutant:
     """Returns the broken attribute; is given the right one."""
 
     @contextmanager
-    def applied(self) -> Generator[None]:
+    def apply(self) -> Generator[None]:
         """Break the product meanwhile."""
         right = self.owner.__dict__[self.attribute]
         setattr(self.owner, self.attribute, self.break_it(right))

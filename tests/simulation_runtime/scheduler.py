@@ -265,5 +265,5 @@ def scheduling(one: Scheduler) -> Generator[None]:
         _running.pop()
 
 
-def unused(*_: Any, **__: Any) -> None:
+def do_nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""

@@ -8,7 +8,7 @@ import random
 from collections.abc import Generator, Iterable
 
 import pytest
-from tests.simulation_runtime.cluster import simulated
+from tests.simulation_runtime.cluster import simulate_runtime
 from tests.simulation_runtime.mutants import CAUGHT_BY, MUTANTS, Mutant
 from tests.simulation_runtime.world import Outcome, run_schedule
 
@@ -18,10 +18,10 @@ MUTANT_SCHEDULES_MAX = 150
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _simulated() -> Generator[None]:
+def _simulate_runtime() -> Generator[None]:
     gc.collect()
     gc.freeze()
-    with simulated():
+    with simulate_runtime():
         yield
     gc.unfreeze()
 
@@ -58,7 +58,7 @@ def test_a_schedule_is_drawn_by_its_seed_alone() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_of_the_runtime_is_caught(mutant: Mutant) -> None:
     seeds = (CAUGHT_BY.get(mutant.name, 0), *range(MUTANT_SCHEDULES_MAX))
-    with mutant.applied():
+    with mutant.apply():
         if not any(run_schedule(seed).violation for seed in seeds):
             pytest.fail(f"{mutant.name} survived {MUTANT_SCHEDULES_MAX} schedules")
 

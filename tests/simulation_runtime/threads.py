@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from tests.simulation_runtime.scheduler import WALL_S, Killed, Task, scheduler, unused
+from tests.simulation_runtime.scheduler import WALL_S, Killed, Task, do_nothing, scheduler
 
 from onceflow.core import crash_points
 
@@ -145,7 +145,7 @@ class Thread:
     def __init__(
         self,
         group: None = None,
-        target: Callable[..., object] = unused,
+        target: Callable[..., object] = do_nothing,
         name: str = "",
         args: Iterable[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -370,7 +370,7 @@ _REPLACED: Sequence[tuple[object, object]] = (
 
 
 @contextmanager
-def stepped(others: Sequence[tuple[str, str, object]]) -> Generator[None]:
+def replace_threads(others: Sequence[tuple[str, str, object]]) -> Generator[None]:
     """Have all modules of the product use tasks meanwhile.
 
     `others` are more that is replaced: module, name and what is found there.

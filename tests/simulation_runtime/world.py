@@ -101,7 +101,7 @@ class World:
         self._late_request: RequestKind | None = None
         """What the user asks for once the last checkpoint is triggered."""
         self._asking = 0
-        """How many requests of the user are not answered."""
+        """How many requests of the user are not ask_and_count."""
         self._savepoint: str | None = None
         """With which the last run has stopped."""
         self._backup: tuple[Target, tuple[Any, ...]] | None = None
@@ -151,12 +151,12 @@ class World:
             # The program of the user ends with the job.
             self._kill(driver)
             self._put_back(run)
-            if is_last and self._was_stopped():
+            if is_last and self._has_user_stopped():
                 # The user has stopped it before its end, and starts it again.
                 runs.append(replace(run, kills=(), requests=(), final_request=None))
         return True
 
-    def _was_stopped(self) -> bool:
+    def _has_user_stopped(self) -> bool:
         return self._state is JobState.STOPPED
 
     def _plan_faults(self, driver: Process, run: Run, *, is_last: bool) -> None:
@@ -237,13 +237,13 @@ class World:
         self.run.note("a target is put back")
 
     def _spawn_user(self, driver: Process, ask: Callable[[], None]) -> None:
-        def answered() -> None:
+        def ask_and_count() -> None:
             ask()
             self._asking -= 1
 
         if not driver.is_dead:
             self._asking += 1
-            self.run.spawn(driver, "the user", answered)
+            self.run.spawn(driver, "the user", ask_and_count)
 
     def _stop(self, run: Run, *, waits: bool) -> None:
         """Stop the job as the plan says; `waits`: once it has read all."""
@@ -261,7 +261,7 @@ class World:
                 self.run.note(error)
             except TimeoutError as error:
                 if not with_savepoint:
-                    self._found = Violation(f"{run.end} was not answered: {error}")
+                    self._found = Violation(f"{run.end} was not ask_and_count: {error}")
             except OnceflowError as error:
                 self.run.note(error)
                 return
@@ -285,7 +285,7 @@ class World:
                     self._job.savepoint(timeout_s=ANSWER_MAX_S)
                     self.outcome.savepoints += 1
         except TimeoutError as error:
-            self._found = Violation(f"a {kind} was not answered: {error}")
+            self._found = Violation(f"a {kind} was not ask_and_count: {error}")
         except OnceflowError as error:
             self.run.note(error)
 

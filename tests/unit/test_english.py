@@ -57,7 +57,7 @@ FORBIDDEN_IN_PROSE = re.compile(
 )
 
 NO_OPENING = re.compile(
-    r"(?:What|Who|Whose|Where|How|Whether|When|Of|As|By|To whom|That which|Never|Give(?! up)|If"
+    r"(?:What|Who|Whose|Where|How|Whether|When|Of|As|By|To whom|That which|Never|Give|If"
     r"|While|Once|Only|Safe|Older|Twice|Before|After|In|On|With|For|At|From|So|Not|No|All|Each|One|It"
     r"|And|Or|Those|Both)\b"
 )

@@ -52,13 +52,13 @@ class Cursors:
         """The field that is being read, for faults."""
 
     def refuse(self, rows: Rows, why: str) -> None:
-        """Give up `rows` that are not given up yet, and note `why`."""
+        """Mark `rows` as faulty because of `why`. A row that is faulty already keeps its reason."""
         for row in rows.tolist():
             self.faults.setdefault(row, f"{why} {self.field}".strip())
         self._at[rows] = self._ends[rows]
 
     def require_ends(self, rows: Rows) -> None:
-        """Give up those of `rows` that have more bytes after the last field."""
+        """Mark the rows as faulty that have more bytes after the last field."""
         self.field = ""
         over = rows[self._at[rows] < self._ends[rows]]
         if over.size:
@@ -244,7 +244,7 @@ class Cursors:
     def _bound_counts(
         self, rows: Rows, counts: NDArray[np.int64], counts_max: NDArray[np.int64], why: str
     ) -> None:
-        """Give up those of `rows` whose count exceeds their maximum, and set their count to 0."""
+        """Mark rows with a negative or too large count as faulty, and set their count to 0."""
         wrong = (counts < 0) | (counts > counts_max)
         if wrong.any():
             self.refuse(rows[wrong], why)

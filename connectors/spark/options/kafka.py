@@ -63,7 +63,7 @@ KAFKA_WRITE = OptionTable(
     format="onceflow-kafka",
     direction="write",
     description=KafkaSink,
-    # As in Spark's own format, the columns are the record.
+    # The columns are the parts of the record, like in Spark's own format.
     defaults={"format": RecordFormat.RAW.value},
     helps={**_CLIENTS, "stale_rows": _STALE_ROWS},
     named=_NAMED,

@@ -65,7 +65,7 @@ class FirstSink:
             StorageError: The checkpoint cannot be written.
         """
         files = self._record_location.open(CHECKPOINT_STORAGE)
-        # Never overwrite the name: the existing one was in use for the decisions.
+        # An existing name stays: earlier decisions were stored under it.
         if files.read(_FILE) is None:
             files.make_directory("")
             files.write(_FILE, [self.name.encode()])

@@ -200,7 +200,7 @@ class JobTraces:
     ) -> tuple[Any, Any]:
         from opentelemetry import context, trace
 
-        # Never use the current context of this thread, which a program may have set.
+        # A program may have set the context of this thread, so it is not used.
         around = context.Context() if parent is None else parent
         span: Any = self._tracer.start_span(
             name, around, attributes=attributes, start_time=_to_ns(begin_s)

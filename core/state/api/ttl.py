@@ -104,8 +104,8 @@ class TimedSerializer(ExpiringSerializer):
         if not self.ttl.updates_on_read or self.is_expired(stored):
             return None
         now_ms = self.clock.now_ms()
-        # Never go back: by another machine's clock, the last use may be in the future. An earlier
-        # time would shorten the promised life.
+        # The last use may be in the future, by the clock of another machine. Replacing it by an
+        # earlier time would shorten the life of the value.
         return Timed(now_ms, stored.stored) if now_ms > stored.used_ms else None
 
     def thaw(self, stored: Timed) -> Any:

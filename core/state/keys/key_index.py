@@ -116,7 +116,7 @@ class BytesArena:
         self._data[self._used : used] = keys.data[sources]
         self._starts[self.count : end] = starts
         self._lengths[self.count : end] = lengths
-        # As in Arrow, the end of the last key follows the starts.
+        # The end of the last key follows the starts, like in Arrow.
         self._starts[end] = used
         self._used, self.count = used, end
 
@@ -364,8 +364,8 @@ class KeyIndex:
 
     def copy_some(self, entries: Ints) -> KeyIndex:
         """Return a new index with only these entries' keys, numbered from 1 in the given order."""
-        # As large as this table: as many keys may be inserted again, and growing inserts all keys
-        # anew.
+        # The new table has the size of this one, because as many keys may be inserted again.
+        # A table that grows inserts all keys anew.
         index = KeyIndex(self._shape, max(12, int(2 * self.end).bit_length()))
         if len(entries):
             index._insert(

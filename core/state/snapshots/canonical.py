@@ -331,8 +331,7 @@ class _Layers:
         changed = self._changed.get(meta.name, frozenset[bytes]())
         if self._is_base and not changed:
             return rows
-        # By entry and not by row: a layer holds a map's entry as a whole, so older items of it are
-        # deleted.
+        # A layer holds the whole entry of a map, so older items of the entry are deleted.
         owners = _owners(rows.keys.to_pylist(), meta.kind)
         if not self._is_base:
             self._changed_here.setdefault(meta.name, set()).update(owners)

@@ -54,7 +54,7 @@ class FileLocation:
             raise ConfigError(f"publish={publish!r}: choose one of auto, rename, copy")
         one_slash = _ONE_SLASH.match(url)
         if one_slash is not None and one_slash[1] not in ("file", "local"):
-            # As a path, it would name a directory below the working directory of the process.
+            # A path of this form would name a directory below the working directory of the process.
             raise ConfigError(f"url {url!r}: a url has two slashes, as in {one_slash[1]}://…")
         url = url if one_slash is None else f"file:///{url[one_slash.end() :]}"
         match = _URL.fullmatch(url)

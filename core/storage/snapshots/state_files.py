@@ -449,7 +449,7 @@ def _dead_directories(
         directory = paths.checkpoint(checkpoint)
         for inner in fs.list(directory):
             writer = paths.attempt_of(inner)
-            # Never touch a newer attempt's files: this driver may be fenced without knowing it.
+            # This driver may be fenced without knowing it, so it leaves files of newer attempts.
             if writer is None or writer > attempt:
                 continue
             if writer < attempt or checkpoint < over_before:

@@ -92,7 +92,7 @@ def withdrawn_is_in_doubt(harness: Harness) -> None:
     seen = [begun.first.ids for begun in all_begun]
     harness.expect_seen(*seen, when="after withdraw_commit")
     harness.expect_in_doubt(*(begun.prepared for begun in all_begun), when="after withdraw_commit")
-    # As after an aborted checkpoint: the next checkpoint commits its transaction, too.
+    # After an aborted checkpoint, the next checkpoint commits its transaction, too.
     later = harness.prepare(3)
     outcomes = [
         *(harness.commit(transaction, own.committer) for transaction in (own.prepared, later)),

@@ -305,7 +305,7 @@ class Attempt:
         self._settle_mail()
 
     def _abandon(self, report: SnapshotTaken) -> None:
-        """Give up what a subtask has taken, uploaded already or not."""
+        """Abandon what a subtask has taken, uploaded already or not."""
         for pending in report.pending:
             if self._rng.random() < 0.5:
                 pending.upload(self._files)
