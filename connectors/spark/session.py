@@ -1,4 +1,4 @@
-"""A Spark session for jobs, which starts in less than half of the time.
+"""A Spark session for jobs, with which the first row comes in about half of the time.
 
     spark = onceflow.session("local[2]")
     pipeline = Pipeline(spark, name="ledger", …)
