@@ -16,13 +16,15 @@ from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
-from onceflow.sources.kafka.position import PartitionPosition, gap_error
+from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.ranges import OffsetRange
 
 Document: TypeAlias = "dict[str, Any]"
 """A value that Spark stores as JSON: a dictionary of texts, numbers, lists and dictionaries."""
 
 _Place = tuple[str, int]
+
+_REMEDY = "Restore it, or start the query with another checkpointLocation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,16 @@ def ranges_between(
                     f"{position}: offset {first} was to be read next in topic {before.topic_id} of"
                     f" cluster {before.cluster_id}, and what is there now under that name is topic"
                     f" {position.topic_id} of cluster {position.cluster_id}: it was deleted and"
-                    " created again. Restore it, or start the query with another"
-                    " checkpointLocation"
+                    f" created again. {_REMEDY}"
                 )
         if position.next < first:
-            last = position.next
-            raise gap_error(*partition, offset_next=first, low=last, high=last)
+            # Spark has stored the batch and asks for it again in each run: `fail_on_data_loss`
+            # does not help.
+            raise OffsetOutOfRange(
+                f"{position}: offset {first} was to be read next, but the topic ends at"
+                f" {position.next}: it was deleted and created again, or an unclean leader election"
+                f" cut off its end. {_REMEDY}"
+            )
         ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
     return [offset_range for offset_range in ranges if len(offset_range)]
 
