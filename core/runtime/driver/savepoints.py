@@ -187,12 +187,16 @@ class Savepoints:
     @property
     def last_written(self) -> CompletedCheckpoint | None:
         """The checkpoint in the last durable savepoint of this process; None if there is none."""
-        with self._lock:
-            asked = list(self._asked.values())
-        written = [
-            savepoint.written.completed for savepoint in asked if savepoint.written is not None
-        ]
+        written = (savepoint.completed for _, savepoint in self._list_written())
         return max(written, key=lambda completed: completed.checkpoint, default=None)
+
+    def _list_written(self) -> Sequence[tuple[AskedSavepoint, Savepoint]]:
+        with self._lock:
+            return [
+                (asked, asked.written)
+                for asked in self._asked.values()
+                if asked.written is not None
+            ]
 
     def add_proofs(self) -> None:
         """Add the proofs of the last commits to the savepoint with which the job has stopped.
@@ -201,14 +205,11 @@ class Savepoints:
         on the proofs of the target, which a target may forget: Kafka does after a week without
         commits.
         """
-        with self._lock:
-            # A copy: a user may ask for another one meanwhile.
-            every_asked = list(self._asked.values())
-        for asked in every_asked:
-            if asked.written is None or not asked.request.kind.stops_sources:
+        for asked, written in self._list_written():
+            if not asked.request.kind.stops_sources:
                 continue
             try:
-                self._copy_staged(asked, asked.written.completed, asked.written.memory)
+                self._copy_staged(asked, written.completed, written.memory)
             except OnceflowError as error:
                 location = asked.directory
                 _log.warning("savepoint %s lacks proofs of its last commits: %s", location, error)
