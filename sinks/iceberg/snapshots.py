@@ -4,15 +4,18 @@ A table may get another partition spec and then lose the column that the former 
 The type of a partition value follows from its column, so pyiceberg can no longer write a manifest
 of the former spec. Manifests that were written before the drop have the values in the type of the
 dropped column, and every reader accepts them. So the producers write further manifests of that spec
-with a schema that still has the column.
+with a schema that still has the column. If no schema of the table has it any more, they take the
+schema from a manifest of that spec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 from uuid import UUID
 
+from pyiceberg.avro.file import AvroFile
 from pyiceberg.expressions.visitors import manifest_evaluator
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestFile, ManifestWriter, write_manifest
@@ -91,43 +94,54 @@ def assign_spec(metadata: TableMetadata, staged: StagedFiles) -> Iterator[tuple[
         yield spec.spec_id, _remove_partition(file) if spec.is_unpartitioned() else file
 
 
-def _choose_schema(
-    spec: PartitionSpec, metadata: TableMetadata, written: Sequence[Schema]
-) -> Schema:
-    """Return the current schema, or the newest one that has all source columns of `spec`."""
-    sources = {field.source_id for field in spec.fields}
-    former = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
-    schemas = (metadata.schema(), *former, *written)
-    return next(
-        (schema for schema in schemas if sources <= schema.field_ids),
-        metadata.schema(),
-    )
-
-
 class _Append(_MergeAppendFiles):
     written_schemas: Sequence[Schema] = ()
     """The schemas of the added files, for a table whose former schemas were removed."""
 
     @override
     def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
-        metadata = self._transaction.table_metadata
-        schema = _choose_schema(spec, metadata, self.written_schemas)
-        return _open_manifest(self, spec, schema)
+        return _open_manifest(self, spec, _choose_schema(self, spec, self.written_schemas))
 
 
 class _Overwrite(_OverwriteFiles):
     @override
     def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
-        return _open_manifest(self, spec, self._choose_schema(spec))
+        return _open_manifest(self, spec, _choose_schema(self, spec))
 
     @override
     def _build_manifest_evaluator(self, spec_id: int) -> Callable[[ManifestFile], bool]:
         spec = self.spec(spec_id)
-        schema, rows = self._choose_schema(spec), self.partition_filters[spec_id]
+        schema, rows = _choose_schema(self, spec), self.partition_filters[spec_id]
         return manifest_evaluator(spec, schema, rows, self._case_sensitive)
 
-    def _choose_schema(self, spec: PartitionSpec) -> Schema:
-        return _choose_schema(spec, self._transaction.table_metadata, ())
+
+def _choose_schema(
+    producer: _SnapshotProducer[Any], spec: PartitionSpec, written: Sequence[Schema] = ()
+) -> Schema:
+    """Return the current schema, or another one that has all source columns of `spec`.
+
+    The table's newest former schema comes first. If an engine has removed the former schemas, a
+    schema of `written` follows, and then one of the manifests of `spec`.
+    """
+    metadata = producer._transaction.table_metadata  # pyright: ignore[reportPrivateUsage]
+    sources = {field.source_id for field in spec.fields}
+    former = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
+    known = (metadata.schema(), *former, *written)
+    schemas = chain(known, _read_manifest_schemas(producer, spec))
+    return next((schema for schema in schemas if sources <= schema.field_ids), metadata.schema())
+
+
+def _read_manifest_schemas(
+    producer: _SnapshotProducer[Any], spec: PartitionSpec
+) -> Iterator[Schema]:
+    """Yield the schema of each manifest of `spec` in the parent snapshot."""
+    metadata, io = producer._transaction.table_metadata, producer._io  # pyright: ignore[reportPrivateUsage]
+    parent_id = producer._parent_snapshot_id  # pyright: ignore[reportPrivateUsage]
+    parent = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+    for manifest in parent.manifests(io) if parent else ():
+        if manifest.partition_spec_id == spec.spec_id:
+            with AvroFile[Any](io.new_input(manifest.manifest_path)) as file:
+                yield Schema.model_validate_json(file.header.meta["schema"])
 
 
 def _open_manifest(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.table.update import RemovePartitionSpecsUpdate
+from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemoveSchemasUpdate
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import StringType
 from tests.integration.lake_sink_kit import IcebergJob, one
@@ -78,28 +78,42 @@ def test_changes_that_wait_when_a_column_is_renamed_keep_its_values(tmp_path: Pa
     assert job.rows() == one(1)
 
 
-def test_commits_go_on_over_manifests_whose_partition_column_is_dropped(tmp_path: Path) -> None:
-    merging = {"commit.manifest.min-count-to-merge": "2"}
-    job = IcebergJob(tmp_path, partition_by=("v",), properties=merging).open()
+@pytest.mark.parametrize("removes_schemas", [False, True])
+def test_commits_go_on_over_manifests_whose_partition_column_is_dropped(
+    removes_schemas: bool, tmp_path: Path
+) -> None:
+    job = IcebergJob(tmp_path, partition_by=("v",)).open()
     first = job.prepare(1, one(1))
     assert job.commit(1, first) == Committed(files=1)
     waiting = job.prepare(2, one(2), first_checkpoint=2)
     _drop_partition_column(job)
+    if removes_schemas:
+        _remove_former_schemas(job)
     job.schema = _WITHOUT_COLUMN
     job.open(attempt=2)
     assert job.commit(2, waiting, attempt=2) == Committed(files=1)
+    with job.table() as table, table.transaction() as transaction:
+        transaction.set_properties({"commit.manifest.min-count-to-merge": "2"})
     later = job.prepare(3, [{"id": 3}], attempt=2, first_checkpoint=3)
     assert job.commit(3, later, attempt=2) == Committed(files=1)
     assert job.ids() == [1, 2, 3]
+    with job.table() as table:
+        (merged,) = [m for m in table.inspect.manifests().to_pylist() if not m["partition_spec_id"]]
+    assert merged["existing_data_files_count"] == 2
 
 
-def test_files_whose_partition_column_is_dropped_take_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("removes_schemas", [False, True])
+def test_files_whose_partition_column_is_dropped_take_changes(
+    removes_schemas: bool, tmp_path: Path
+) -> None:
     job = IcebergJob(tmp_path, partition_by=("v",), **_UPSERT).open()
     rows = [{"id": number, "v": f"v{number % 2}"} for number in range(4)]
     assert job.commit(1, job.prepare(1, rows)) == Committed(files=2)
     _drop_partition_column(job)
     with job.table() as table, table.update_schema() as update:
         update.add_column("w", StringType())
+    if removes_schemas:
+        _remove_former_schemas(job)
     job.schema = pa.schema([_ID, pa.field("w", pa.string())])
     job.open(attempt=2)
     changed = job.prepare(2, [{"id": 2, "w": "new"}], attempt=2, first_checkpoint=2)
@@ -142,6 +156,15 @@ def _drop_partition_column(job: IcebergJob) -> None:
                 update.remove_field(field.name)
     with job.table() as table, table.update_schema(allow_incompatible_changes=True) as columns:
         columns.delete_column("v")
+
+
+def _remove_former_schemas(job: IcebergJob) -> None:
+    """Remove all schemas but the current one, as an engine that expires snapshots may do."""
+    with job.table() as table, table.transaction() as transaction:
+        current = table.metadata.current_schema_id
+        former = [schema for schema in table.schemas() if schema != current]
+        removal = RemoveSchemasUpdate.model_validate({"schema-ids": former})
+        transaction._apply((removal,), ())  # pyright: ignore[reportPrivateUsage]
 
 
 def _require_stuck(job: IcebergJob, prepared: Committable, reason: str, attempt: int = 1) -> None:
