@@ -1,11 +1,11 @@
 """The decision log's verdict on a transaction in doubt, and who may settle it by hand.
 
-decided     the last checkpoint lists it                     the next start commits it undecided
-its attempt is over and did not decide it        the next start rolls it back pending     its
-attempt may be alive and may still decide    only that attempt may settle it settled     the log
-knows its commit, the target does not    the next start commits it again foreign     the log is
-another job's, or an older copy       nothing is known unknown     there is no log, or the log has
-forgotten it     nothing is known
+decided     the last checkpoint lists it                       the next start commits it
+undecided   its attempt is over and did not decide it          the next start rolls it back
+pending     its attempt may be alive and may still decide      only that attempt may settle it
+settled     the log knows its commit, the target does not      the next start commits it again
+foreign     the log is another job's, or an older copy         nothing is known
+unknown     there is no log, or the log has forgotten it       nothing is known
 """
 
 from __future__ import annotations

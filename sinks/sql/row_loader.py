@@ -1,8 +1,8 @@
 """The loaders that bring valid rows into a transaction or into checkpoint storage.
 
-StreamedInserts    inserts into one table, if the first bad row fails the job BatchedInserts
-inserts into several tables, or with refused rows left out BufferedChanges    changes by key,
-sorted: no row is locked before the barrier
+StreamedInserts    inserts into one table, if the first bad row fails the job
+BatchedInserts     inserts into several tables, or with refused rows left out
+BufferedChanges    changes by key, sorted: no row is locked before the barrier
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The writers of one subtask: they write rows between two barriers and pre-commit at the barrier.
 
-two-phase       begin, rows … | the last rows, ledger row, prepare           at each barrier at
-least once   begin, rows … | the last rows, COMMIT     at each barrier and every so many rows ledger
-rows → checkpoint storage                                    at each barrier
+    two-phase       begin, rows … | the last rows, ledger row, prepare    at each barrier
+    at least once   begin, rows … | the last rows, COMMIT                 at each barrier, and after
+                                                                          `flush_rows` rows
+    ledger          rows → checkpoint storage                             at each barrier
 
 Inserts are sent as they arrive. Changes by key are sent all at once at the barrier.
 """
