@@ -363,18 +363,21 @@ class SqlCommitter(Committer):
 
     def _ask_or_retry_later(self, ask: Callable[[], _T]) -> _T | RetryLater:
         """Return the result of `ask`. It is repeatable: after a lost reply it is asked again."""
+        answer: _T | RetryLater
         try:
-            return ask()
+            answer = ask()
         except ConnectionLost:
             raise
         except SqlError as error:
-            if isinstance(error, (BinaryLogRefuses, ReadOnly)):
+            if isinstance(error, ReadOnly):
                 # The next call opens a new session, which may be able to write.
                 self.close()
-            return RetryLater(
-                f"the server cannot be asked: {error}",
-                until_mended=isinstance(error, BinaryLogRefuses),
-            )
+            waits = isinstance(error, (AccessDenied, BinaryLogRefuses))
+            answer = RetryLater(f"the server cannot be asked: {error}", until_mended=waits)
+        if isinstance(answer, RetryLater) and answer.until_mended:
+            # MySQL applies settings, and privileges on a database, to new sessions alone.
+            self.close()
+        return answer
 
     def _open_session(self) -> Session:
         if self._session is None or not self._session.is_open:
