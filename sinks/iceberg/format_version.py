@@ -29,8 +29,10 @@ def refuse_format_version(address: str, table: Table) -> str:
     if not file:
         return (
             f"{refusal}pyiceberg does not write version {version}, and no metadata file of version"
-            f" {FORMAT_VERSION} is left in the table's log. Create another table of version"
-            f" {FORMAT_VERSION}, and have a new job write to it"
+            f" {FORMAT_VERSION} in the table's log can be read. If storage has one, make it"
+            f" readable, and start the job again. Otherwise create another table of version"
+            f" {FORMAT_VERSION}, and have a new job write to it. If rows of the former job wait for"
+            " their commit, the new job must read them from its sources again"
         )
     return (
         f"{refusal}pyiceberg does not write version {version}. Register the last metadata file of"
@@ -44,7 +46,7 @@ def refuse_format_version(address: str, table: Table) -> str:
 
 
 def _find_last_metadata_file(table: Table) -> str:
-    """Return the newest metadata file in the sink's format version; empty if none is left."""
+    """Return the newest readable metadata file in the sink's format version; empty if none is."""
     for entry in reversed(table.metadata.metadata_log):
         try:
             former = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))

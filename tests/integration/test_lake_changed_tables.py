@@ -303,7 +303,10 @@ def test_iceberg_table_without_a_former_metadata_file_is_refused_with_a_way_on(
     for file in (tmp_path / "warehouse").rglob("*.metadata.json"):
         if not file.name.startswith("upgraded"):
             file.unlink()
-    with pytest.raises(ConfigError, match="Create another table of version 2"):
+    with pytest.raises(
+        ConfigError,
+        match="can be read. If .* Otherwise create another table of version 2, .* sources again",
+    ):
         job.open(attempt=2)
 
 
