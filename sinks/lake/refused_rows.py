@@ -14,6 +14,8 @@ from onceflow.core.spi import RejectedRows
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.lake.columns import TableColumns
 
+_ADVICE = "No row is left out: the next attempt reads the columns again"
+
 
 class RefusedRows:
     """The rows that one writer refuses, with the columns that it refuses them for. One thread."""
@@ -69,9 +71,13 @@ class RefusedRows:
         try:
             change = self.columns.find_change(self._read_columns())
         except ConfigError as error:
-            change = str(error)
+            # A secret's file may be missing while it is replaced.
+            raise SinkError(
+                "rows were refused, and by now the table cannot be read, or does not take the job's"
+                f" rows: {error}. {_ADVICE}"
+            ) from error
         if change:
             raise SinkError(
                 f"the table was changed under the job: {change}. Rows were refused for the former"
-                " columns. No row is left out: the next attempt reads the columns again"
+                f" columns. {_ADVICE}"
             ) from cause
