@@ -9,12 +9,13 @@ kept as the user wrote them; no broker has been asked yet.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 
 import pyarrow as pa
 from typing_extensions import override
@@ -186,7 +187,7 @@ def _parse_offsets(given: object, setting: str) -> dict[str, dict[int, int]]:
         for partition, offset in cast("Mapping[object, object]", partitions).items():
             try:
                 number, at = _parse_number(partition), _parse_number(offset)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise ConfigError(complaint) from error
             if number in offsets:
                 raise ConfigError(
@@ -200,9 +201,12 @@ def _parse_offsets(given: object, setting: str) -> dict[str, dict[int, int]]:
 
 
 def _parse_number(given: object) -> int:
-    if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool)):
+    if isinstance(given, str):
         return int(given)
-    raise ValueError(f"{given!r} is not a whole number")
+    if isinstance(given, bool):
+        raise TypeError(f"{given!r} is not a whole number")
+    # Accepts the integers of numpy, too, and no fractions.
+    return operator.index(cast("SupportsIndex", given))
 
 
 BATCH_ROWS_MAX = 1_000_000

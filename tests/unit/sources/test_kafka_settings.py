@@ -5,6 +5,7 @@ import logging
 import pickle
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
@@ -119,6 +120,7 @@ def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:
         ),
         ({"starting_offsets": '{"t": {"0": 1.5}}'}, "offsets look like"),
         ({"starting_offsets": '{"t": {"0": true}}'}, "offsets look like"),
+        ({"starting_offsets": {"t": {0: None}}}, "offsets look like"),
         ({"starting_offsets": {"t": {0: 23, "0": 42}}}, "names partition 0 of topic 't' twice"),
         ({"starting_offsets": '{"t": {"0": 23, "0": 42}}'}, "names '0' twice"),
         ({"starting_offsets": '{"t": {"0": 23}, "t": {"1": 42}}'}, "names 't' twice"),
@@ -146,6 +148,9 @@ def test_offsets_are_understood_in_every_spelling() -> None:
     explicit = AtOffsets({"t": {0: 23, 1: -2}})
     assert offsets_of('{"t": {"0": 23, "1": -2}}', setting="s") == explicit
     assert offsets_of({"t": {0: 23, 1: -2}}, setting="s") == explicit
+    # As a DataFrame has them.
+    counted: Any = {"t": {np.int64(0): np.int32(23), np.int64(1): np.int64(-2)}}
+    assert offsets_of(counted, setting="s") == explicit
 
 
 def test_bounded_is_what_has_an_end() -> None:
