@@ -13,22 +13,11 @@ import sys
 from typing import TextIO, cast
 
 import typer
-from typing_extensions import Buffer, override
+
+from onceflow.core.unread_output import UnreadOutput
 
 EXIT_CLOSED_PIPE = 141
 """The exit status of commands that print until their reader ends. A shell shows it for SIGPIPE."""
-
-
-class _Pipe(io.FileIO):
-    is_closed = False
-
-    @override
-    def write(self, data: Buffer, /) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            self.is_closed = True
-            return memoryview(data).nbytes
 
 
 def ignore_closed_pipes() -> None:
@@ -45,7 +34,7 @@ def end_if_unread() -> None:
     """
     binary = getattr(sys.stdout, "buffer", None)
     pipe = getattr(binary, "raw", binary)
-    if isinstance(pipe, _Pipe) and pipe.is_closed:
+    if isinstance(pipe, UnreadOutput) and pipe.is_unread:
         raise typer.Exit(EXIT_CLOSED_PIPE)
 
 
@@ -58,7 +47,7 @@ def _open_pipe(output: TextIO) -> TextIO:
     mode = os.fstat(number).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return output
-    pipe = _Pipe(number, "w", closefd=False)
+    pipe = UnreadOutput(number, "w", closefd=False)
     return io.TextIOWrapper(
         pipe if isinstance(binary, io.RawIOBase) else io.BufferedWriter(pipe),
         encoding=output.encoding,

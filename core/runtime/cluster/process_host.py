@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import gc
 import importlib
 import io
@@ -31,7 +30,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeAlias
 
-from typing_extensions import Buffer, override
+from onceflow.core.unread_output import UnreadOutput
 
 Link: TypeAlias = "Connection[Any, Any]"
 """A two-way pipe of pickled values. The other end sees its end when the process is gone."""
@@ -56,8 +55,6 @@ _FORK, _STATUS = 0, 1
 _REQUEST = struct.Struct("!BQ")
 """The header of a request: its kind, and the size of the call or the process id."""
 _ANSWER = struct.Struct("!i")
-_OUTPUT_IS_GONE = frozenset({errno.EPIPE, errno.EIO})
-"""The errors of a pipe without a reader, and of a terminal that was closed."""
 _STATUSES_MAX = 1000
 """The number of remembered exit statuses: some of them may never be asked for."""
 
@@ -318,31 +315,16 @@ def _run(call: _Call, link_descriptor: int, log: int) -> NoReturn:
     os._exit(0)
 
 
-class _Output(io.FileIO):
-    """Standard output or error that drops data once its reader is gone.
+def _open_output(descriptor: int) -> TextIO:
+    """Return a text stream to `descriptor` that flushes each line, and drops unread data.
 
     A service's output ends when the journal is restarted, or with its terminal. An error there
     would fail each function that prints, in every attempt, until another driver with another output
     is started.
     """
-
-    @override
-    def write(self, data: Buffer, /) -> int:
-        """Write `data`, or drop it if the reader is gone."""
-        try:
-            # None is returned only for a non-blocking descriptor.
-            return super().write(data) or 0
-        except OSError as error:
-            if error.errno not in _OUTPUT_IS_GONE:
-                raise
-            return memoryview(data).nbytes
-
-
-def _open_output(descriptor: int) -> TextIO:
-    """Return a text stream to `descriptor` that flushes each line."""
     inherited = sys.__stderr__ if descriptor == 2 else sys.__stdout__  # None if it was closed
     return io.TextIOWrapper(
-        io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
+        io.BufferedWriter(UnreadOutput(descriptor, "wb", closefd=False)),
         encoding=inherited.encoding if inherited is not None else "utf-8",
         errors="backslashreplace",
         line_buffering=True,
