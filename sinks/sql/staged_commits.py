@@ -170,14 +170,14 @@ class StagedCommits:
             session.roll_back()
 
     def _apply(self, session: Session, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
-        written: list[Target] = []
+        written: dict[tuple[StagedOperation, pa.Schema], Target] = {}
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
             # Group only adjacent parts, in the order in which they were staged: deletes must stay
             # before puts.
             for (label, schema), group in groupby(parts, key=_label_and_schema):
                 operation = StagedOperation.from_label(label)
                 target = self._target(session, operation, schema)
-                written.append(target)
+                written[operation, schema] = target
                 executor = self._settings.dialect.executor(session, operation.mode, operation.key)
                 batches = (convert_staged(target.fits, operation, rows) for _, rows in group)
                 if operation.deletes:
@@ -187,7 +187,7 @@ class StagedCommits:
                     executor.put(session, target, batches)
         # Check after the last row: the written rows prevent other sessions from altering the
         # tables.
-        require_unaltered(self._settings, session, written)
+        require_unaltered(self._settings, session, written.values())
 
     def _target(self, session: Session, operation: StagedOperation, schema: pa.Schema) -> Target:
         """Return the table as it is now.

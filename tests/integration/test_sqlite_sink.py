@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -30,6 +30,11 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import SQLiteSink
+from onceflow.sinks.sql import row_loader
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import ColumnFacts, TableName
+from onceflow.sinks.sqlite.dialect import SQLiteDialect
 
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 _BERLIN = timezone(timedelta(hours=1))
@@ -495,3 +500,28 @@ def test_an_instant_that_python_has_no_value_for_is_a_bad_row_and_never_another_
     writer.write(rows)
     (rejected,) = writer.take_rejected()
     assert rejected.rows.column("id").to_pylist() == [1]
+
+
+def test_a_commit_looks_once_at_each_table_whose_rows_were_staged_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def read(
+        dialect: SQLiteDialect, session: Session, name: TableName
+    ) -> Mapping[str, ColumnFacts]:
+        looked.append(name.name)
+        return Dialect.read_column_facts(dialect, session, name)
+
+    monkeypatch.setattr(row_loader, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(SQLiteDialect, "read_column_facts", read)
+    schema = _SCHEMA.append(pa.field("to", pa.string()))
+    job = _Job(tmp_path, schema, table="a", table_column="to").open()
+    writer = job.writer()
+    for number in range(4):
+        rows = [{"id": number, "v": "x", "to": to} for to in ("a", "b")]
+        writer.write(pa.RecordBatch.from_pylist(rows, schema=schema))
+    (committable,) = writer.pre_commit(CheckpointId(1))
+    writer.close()
+    assert job.committer().commit(committable) == Committed()
+    assert sorted(looked) == ["a", "b"]
