@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 
 import typer
 from rich.console import Console
+from typing_extensions import assert_never
 
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.commit.by_hand import (
@@ -135,16 +136,16 @@ def _sort_out(
 def _carry_out(transactions: TransactionSettler, wish: Wish, entry: InDoubtTransaction) -> Result:
     """Commit or abort `entry`. An error becomes its result, so that the others are still tried."""
     try:
-        match wish.resolution, wish.force:
-            # The log may have changed during the confirmation, so it is read once more.
-            case Resolution.COMMIT, False:
-                return result_of(wish.resolution, entry, transactions.commit(entry))
-            case Resolution.COMMIT, True:
-                return result_of(wish.resolution, entry, transactions.force_commit(entry))
-            case Resolution.ABORT, False:
-                return result_of(wish.resolution, entry, transactions.abort(entry))
+        # The log may have changed during the confirmation, so it is read once more.
+        match wish.resolution:
+            case Resolution.COMMIT:
+                commit = transactions.force_commit if wish.force else transactions.commit
+                return result_of(wish.resolution, entry, commit(entry))
+            case Resolution.ABORT:
+                abort = transactions.force_abort if wish.force else transactions.abort
+                return result_of(wish.resolution, entry, abort(entry))
             case _:
-                return result_of(wish.resolution, entry, transactions.force_abort(entry))
+                assert_never(wish.resolution)
     except OnceflowError as error:
         return Result(status_of(error), entry, "failed", f"not done: {error}")
 
