@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
+from typing_extensions import assert_never
 
 from onceflow.core.api.graph import (
     AggregateWindows,
@@ -30,8 +31,11 @@ from onceflow.core.api.graph import (
     ProcessBroadcast,
     ProcessConnected,
     ProcessKeyed,
+    ProcessRecords,
     RunAggregates,
+    StatelessWork,
     Work,
+    WriteTo,
 )
 from onceflow.core.api.join_functions import TimedJoin
 from onceflow.core.api.window_functions import WindowsOfRecords
@@ -80,6 +84,8 @@ def _is_kept(name: str, before: str, now: str) -> bool:
 
 
 def _key_of(work: Work) -> Sequence[str]:
+    if isinstance(work, StatelessWork | ProcessRecords | WriteTo):
+        return ()
     match work:
         case (
             ProcessKeyed() | ProcessBatches() | ProcessBroadcast() | RunAggregates()
@@ -88,7 +94,7 @@ def _key_of(work: Work) -> Sequence[str]:
         case ProcessConnected() | JoinConnected():
             return work.keys[0]
         case _:
-            return ()
+            assert_never(work)
 
 
 def _key_text(types: Sequence[pa.DataType]) -> str:
