@@ -71,9 +71,12 @@ def rewrite_files(
     known = [field.name for field in table.schema().fields]
     missing = [name for name in changes.puts.column_names if name not in known]
     if missing:
+        advice = "give it its name again"
+        if missing[0] not in changes.key:
+            advice += ". If it was dropped, add it, and drop it again after their commit"
         raise TargetRefused(
             f"the table has no column {missing[0]!r} any more, which rows that wait for their"
-            " commit have: give it its name again"
+            f" commit have: {advice}"
         )
     now = to_file_schema(table.schema())
     for name, kind in zip(known, now.types, strict=True):

@@ -64,6 +64,26 @@ def test_changes_that_wait_when_their_partition_column_is_dropped_are_committed_
     assert job.rows() == [{"id": 1}]
 
 
+def test_changes_that_wait_when_nothing_tells_a_dropped_column_from_a_renamed_one_are_refused(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path, **_UPSERT).open()
+    prepared = job.prepare(1, one(1))
+    _drop_partition_column(job)
+    _remove_former_schemas(job)
+    job.schema = _WITHOUT_COLUMN
+    job.open(attempt=2)
+    _require_stuck(job, prepared, "If it was dropped, add it, and drop it again", attempt=2)
+    # The advice.
+    with job.table() as table, table.update_schema() as update:
+        update.add_column("v", StringType())
+    assert job.commit(1, prepared, attempt=2) == Committed(files=1)
+    _drop_partition_column(job)
+    later = job.prepare(2, [{"id": 2}], attempt=2, first_checkpoint=2)
+    assert job.commit(2, later, attempt=2) == Committed(files=1)
+    assert job.rows() == [{"id": 1}, {"id": 2}]
+
+
 def test_changes_that_wait_when_a_column_is_renamed_keep_its_values(tmp_path: Path) -> None:
     job = IcebergJob(tmp_path, **_UPSERT).open()
     prepared = job.prepare(1, one(1))
