@@ -72,7 +72,13 @@ def rewrite_files(
     missing = [name for name in changes.puts.column_names if name not in known]
     if missing:
         advice = "give it its name again"
-        if missing[0] not in changes.key:
+        if missing[0] in changes.key:
+            advice += (
+                ". If it was dropped, do not add a column of this name: it would be null for the"
+                " rows of the table, and their keys would be there twice. A new job has to write"
+                " the input into a new table"
+            )
+        else:
             advice += ". If it was dropped, add it, and drop it again after their commit"
         raise TargetRefused(
             f"the table has no column {missing[0]!r} any more, which rows that wait for their"

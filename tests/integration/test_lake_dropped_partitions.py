@@ -98,6 +98,17 @@ def test_changes_that_wait_when_a_column_is_renamed_keep_its_values(tmp_path: Pa
     assert job.rows() == one(1)
 
 
+def test_changes_whose_key_is_dropped_are_refused_without_advice_that_doubles(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path, **_UPSERT).open()
+    prepared = job.prepare(1, one(1))
+    with job.table() as table, table.update_schema(allow_incompatible_changes=True) as update:
+        update.set_identifier_fields()
+        update.delete_column("id")
+    _require_stuck(job, prepared, "do not add a column of this name", attempt=1)
+
+
 @pytest.mark.parametrize("removes_schemas", [False, True])
 def test_commits_go_on_over_manifests_whose_partition_column_is_dropped(
     removes_schemas: bool, tmp_path: Path
