@@ -40,6 +40,9 @@ from benchmarks.spark_jars import spark_jars
 from benchmarks.spread import Spread
 from benchmarks.stage import ROOT, BenchmarkError, Stage
 from onceflow import Checkpointing, Pipeline
+from onceflow.clients.postgres.connection import endpoint_of
+from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.formats import register
 from onceflow.connectors.spark.readers.kafka_stream import BatchLimits, KafkaStreamReader
@@ -53,9 +56,6 @@ from onceflow.integration.workload import (
     Payments,
 )
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.postgres.connection import endpoint_of
-from onceflow.sinks.sql.access import DatabaseAccess
-from onceflow.sinks.sql.tables import TableName
 from onceflow.sources import KafkaSource
 
 _FIELDS = "id BIGINT, account STRING, amount BIGINT, ts BIGINT"

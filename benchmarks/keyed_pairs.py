@@ -32,8 +32,8 @@ from onceflow import (
     count,
     sum_,
 )
-from onceflow.core.api.functions import running_schema
-from onceflow.core.api.graph import (
+from onceflow.core.plan.functions import running_schema
+from onceflow.core.plan.graph import (
     AggregateWindows,
     JoinConnected,
     ProcessBatches,
@@ -41,22 +41,22 @@ from onceflow.core.api.graph import (
     ProcessKeyed,
     RunAggregates,
 )
-from onceflow.core.api.join_functions import (
+from onceflow.core.plan.join_functions import (
     JoinSide,
     MergedColumns,
     TimedJoin,
     WindowPairs,
 )
-from onceflow.core.api.process_functions import CoProcessFunction
-from onceflow.core.api.window_batches import WindowBatches
-from onceflow.core.api.window_functions import (
+from onceflow.core.plan.process_functions import CoProcessFunction
+from onceflow.core.plan.window_batches import WindowBatches
+from onceflow.core.plan.window_functions import (
     CoGroupFunction,
     CoWindowedFunction,
     KeptRecords,
     TimeWindow,
     WindowInput,
 )
-from onceflow.core.api.windows import window_schema
+from onceflow.core.plan.windows import window_schema
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import (
     KeyedBatchProcessor,
@@ -70,7 +70,7 @@ from onceflow.core.runtime.dataflow.window_joins import WindowJoinOperator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.operator_state import OperatorStateStore
 
 BATCH_ROWS = 10_000
 BATCHES = 40

@@ -19,15 +19,7 @@ if TYPE_CHECKING:
         ContradictsLog,
         InDoubtTransaction,
         InDoubtTransactions,
-        ResourceManager,
         SinkResourceManager,
-    )
-    from onceflow.core.commit.logged_decisions import (
-        InDoubtStatus,
-        LogFacts,
-        LoggedDecision,
-        RecoveryAction,
-        Resolution,
     )
     from onceflow.core.crash_points import reach
     from onceflow.core.errors import (
@@ -57,6 +49,13 @@ if TYPE_CHECKING:
         Unknown,
     )
     from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+    from onceflow.core.protocol.log.in_doubt import (
+        InDoubtStatus,
+        LogFacts,
+        LoggedDecision,
+        RecoveryAction,
+        Resolution,
+    )
     from onceflow.core.protocol.log.target_records import TargetRecord, to_record
     from onceflow.core.secret_references import follow_references
     from onceflow.core.spi import (
@@ -90,13 +89,14 @@ if TYPE_CHECKING:
         SourceConnector,
     )
     from onceflow.core.spi.dead_letters import DeadLetter
+    from onceflow.core.spi.resource_manager import ResourceManager
     from onceflow.core.spi.staging import StagedRows, StagingArea, make_staged_committable
-    from onceflow.sinks.checkpoint_files import (
+    from onceflow.sinks.base.staged import StagedSink
+    from onceflow.sinks.files.checkpoint_files import (
         CheckpointFiles,
         claim_in_files,
         record_in_files,
     )
-    from onceflow.sinks.staged import StagedSink
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -117,17 +117,17 @@ else:
                 " TargetRefused"
             ),
             "onceflow.core.commit.by_hand": (
-                "ContradictsLog InDoubtTransaction InDoubtTransactions ResourceManager"
-                " SinkResourceManager"
+                "ContradictsLog InDoubtTransaction InDoubtTransactions SinkResourceManager"
             ),
             "onceflow.core.protocol.committables": (
                 "Aborted AbortOutcome AlreadyCommitted CommitInterval CommitOutcome Committable"
                 " Committed Lost RetryLater Unknown"
             ),
             "onceflow.core.protocol.ids": "AttemptId CheckpointId TransactionId",
-            "onceflow.core.commit.logged_decisions": (
+            "onceflow.core.protocol.log.in_doubt": (
                 "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
             ),
+            "onceflow.core.spi.resource_manager": "ResourceManager",
             "onceflow.core.protocol.log.target_records": "TargetRecord to_record",
             "onceflow.core.secret_references": "follow_references",
             "onceflow.core.spi": (
@@ -136,8 +136,10 @@ else:
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
             "onceflow.core.spi.staging": "StagedRows StagingArea make_staged_committable",
-            "onceflow.sinks.checkpoint_files": "CheckpointFiles claim_in_files record_in_files",
-            "onceflow.sinks.staged": "StagedSink",
+            "onceflow.sinks.files.checkpoint_files": (
+                "CheckpointFiles claim_in_files record_in_files"
+            ),
+            "onceflow.sinks.base.staged": "StagedSink",
         },
     )
 

@@ -47,8 +47,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.printable import escape_terminal_codes
-from onceflow.core.protocol.invariant import InvariantViolation
 
 Domain = Literal["user", "external", "internal"]
 Retry = Literal["never", "checkpoint", "job"]

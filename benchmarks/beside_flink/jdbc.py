@@ -8,11 +8,11 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from onceflow.clients.sql.tables import TableName
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.sinks.mysql.dialect import MYSQL
 from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.sql.ddl import creation
-from onceflow.sinks.sql.tables import TableName
 
 
 def to_jdbc_url(url: str, driver: str) -> str:

@@ -21,7 +21,7 @@ from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, S
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.storage.snapshots.savepoints import damages
-from onceflow.core.storage.snapshots.stored_checkpoints import (
+from onceflow.core.storage.stored_checkpoints import (
     StoredCheckpoint,
     checkpoint_at,
     checkpoints_of,

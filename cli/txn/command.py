@@ -29,8 +29,8 @@ from onceflow.cli.txn.settling import (
 )
 from onceflow.cli.txn.where import Where, add_where_options
 from onceflow.core.commit.by_hand import TransactionSettler
-from onceflow.core.commit.logged_decisions import Resolution
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.protocol.log.in_doubt import Resolution
 
 txn = typer.Typer(
     no_args_is_help=True,

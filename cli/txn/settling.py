@@ -19,7 +19,6 @@ from onceflow.core.commit.by_hand import (
     SinkNeeded,
     TransactionSettler,
 )
-from onceflow.core.commit.logged_decisions import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -32,6 +31,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction, Resolution
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1

@@ -15,7 +15,6 @@ from onceflow.cli.terminal import load_sink, read_options, read_password
 from onceflow.connectors.catalog import SINKS
 from onceflow.core.commit.by_hand import (
     InDoubtTransactions,
-    ResourceManager,
     SinkResourceManager,
     StagedResourceManager,
     TransactionSettler,
@@ -23,6 +22,7 @@ from onceflow.core.commit.by_hand import (
 from onceflow.core.errors import ConfigError
 from onceflow.core.secret_references import follow_references
 from onceflow.core.spi.connector import ServerAccess
+from onceflow.core.spi.resource_manager import ResourceManager
 from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage
 
 

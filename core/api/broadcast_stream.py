@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from onceflow.core.api.graph import Feed, GraphBuilder
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.state import MapStateDescriptor
 
 

@@ -6,27 +6,27 @@ from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
 from onceflow.core.api.function_checks import require_function_object
-from onceflow.core.api.functions import OutputTag
-from onceflow.core.api.graph import Feed, GraphBuilder, JoinConnected, ProcessConnected, Work
-from onceflow.core.api.join_functions import (
+from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, mark_outer_sides
+from onceflow.core.api.windowed_stream import lateness_ms_of, window_input
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.functions import OutputTag
+from onceflow.core.plan.graph import Feed, GraphBuilder, JoinConnected, ProcessConnected, Work
+from onceflow.core.plan.join_functions import (
     JoinKind,
     JoinSide,
     ProcessJoinFunction,
     TimedJoin,
     WindowPairs,
 )
-from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, mark_outer_sides
-from onceflow.core.api.process_functions import CoProcessFunction
-from onceflow.core.api.window_batches import CoGroupBatchFunction, WindowBatches
-from onceflow.core.api.window_functions import (
+from onceflow.core.plan.process_functions import CoProcessFunction
+from onceflow.core.plan.window_batches import CoGroupBatchFunction, WindowBatches
+from onceflow.core.plan.window_functions import (
     CoGroupFunction,
     CoWindowedFunction,
     KeptRecords,
     WindowInput,
 )
-from onceflow.core.api.windowed_stream import lateness_ms_of, window_input
-from onceflow.core.api.windows import WindowAssigner
-from onceflow.core.errors import ConfigError
+from onceflow.core.plan.windows import WindowAssigner
 
 StreamT = TypeVar("StreamT")
 KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onceflow.core.api.functions import Aggregate, KeyedBatchFunction, KeyedFunction
-from onceflow.core.api.join_functions import ProcessJoinFunction
-from onceflow.core.api.process_functions import (
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.functions import Aggregate, KeyedBatchFunction, KeyedFunction
+from onceflow.core.plan.join_functions import ProcessJoinFunction
+from onceflow.core.plan.process_functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
     ProcessFunction,
 )
-from onceflow.core.api.window_batches import CoGroupBatchFunction
-from onceflow.core.api.window_functions import CoGroupFunction, ProcessWindowFunction
-from onceflow.core.errors import ConfigError
+from onceflow.core.plan.window_batches import CoGroupBatchFunction
+from onceflow.core.plan.window_functions import CoGroupFunction, ProcessWindowFunction
 
 _METHODS: dict[type[object], str] = {
     ProcessFunction: "process() of a stream without a key",

@@ -9,10 +9,11 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 
-from onceflow.core.api.event_time import event_time_column
 from onceflow.core.api.function_checks import require_function_object
-from onceflow.core.api.functions import OutputTag
-from onceflow.core.api.join_functions import (
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.event_time import event_time_column
+from onceflow.core.plan.functions import OutputTag
+from onceflow.core.plan.join_functions import (
     FOREVER_MS,
     JoinKind,
     JoinSide,
@@ -20,8 +21,7 @@ from onceflow.core.api.join_functions import (
     ProcessJoinFunction,
     TimedJoin,
 )
-from onceflow.core.api.process_functions import CoProcessFunction
-from onceflow.core.errors import ConfigError
+from onceflow.core.plan.process_functions import CoProcessFunction
 from onceflow.core.setting_values import seconds_of
 
 StreamT = TypeVar("StreamT")

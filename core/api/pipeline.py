@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, cast
 
-from onceflow.core.api.dataframe_source import DataFrameSource, is_dataframe
-from onceflow.core.api.event_time import WatermarkStrategy
-from onceflow.core.api.graph import NAME, Feed, Graph, GraphBuilder, ReadFrom
 from onceflow.core.api.stream import Stream
 from onceflow.core.api.users_mistakes import without_internal_frames
 from onceflow.core.argument_types import check_arguments, check_fields
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.plan.dataframe_source import DataFrameSource, is_dataframe
+from onceflow.core.plan.event_time import WatermarkStrategy
+from onceflow.core.plan.graph import NAME, Feed, Graph, GraphBuilder, ReadFrom
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import RestartStrategy

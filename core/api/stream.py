@@ -14,7 +14,20 @@ from onceflow.core.api.function_checks import (
     require_function,
     require_function_object,
 )
-from onceflow.core.api.functions import (
+from onceflow.core.api.joined_streams import (
+    IntervalJoin,
+    JoinedStreams,
+    JoinTtl,
+    join_side,
+    mark_outer_sides,
+    regular_join,
+)
+from onceflow.core.api.windowed_stream import WindowedStream, lateness_ms_of, window_input
+from onceflow.core.argument_types import check_arguments
+from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, schema_of
+from onceflow.core.compiled import load_kernel, translate_function
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.functions import (
     Aggregate,
     ArrowIteratorFunction,
     BatchFunction,
@@ -27,7 +40,7 @@ from onceflow.core.api.functions import (
     running_schema,
     takes_iterator,
 )
-from onceflow.core.api.graph import (
+from onceflow.core.plan.graph import (
     AggregateWindows,
     Feed,
     FilterRecords,
@@ -49,27 +62,14 @@ from onceflow.core.api.graph import (
     Work,
     WriteTo,
 )
-from onceflow.core.api.join_functions import JoinKind, JoinSide
-from onceflow.core.api.joined_streams import (
-    IntervalJoin,
-    JoinedStreams,
-    JoinTtl,
-    join_side,
-    mark_outer_sides,
-    regular_join,
-)
-from onceflow.core.api.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
-from onceflow.core.api.process_functions import (
+from onceflow.core.plan.join_functions import JoinKind, JoinSide
+from onceflow.core.plan.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
+from onceflow.core.plan.process_functions import (
     BroadcastProcessFunction,
     ProcessFunction,
 )
-from onceflow.core.api.stream_sql import StreamSql
-from onceflow.core.api.windowed_stream import WindowedStream, lateness_ms_of, window_input
-from onceflow.core.api.windows import WindowAssigner
-from onceflow.core.argument_types import check_arguments
-from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, schema_of
-from onceflow.core.compiled import load_kernel, translate_function
-from onceflow.core.errors import ConfigError
+from onceflow.core.plan.stream_sql import StreamSql
+from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig

@@ -7,12 +7,14 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from onceflow.core.api.event_time import event_time_column
 from onceflow.core.api.function_checks import require_aggregates, require_function_object
-from onceflow.core.api.functions import Aggregate, OutputTag, Record
-from onceflow.core.api.graph import AggregateWindows, Feed, GraphBuilder, ProcessKeyed, Work
-from onceflow.core.api.late_records import check_late
-from onceflow.core.api.window_functions import (
+from onceflow.core.arrow.schema_text import SchemaLike, schema_of
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.event_time import event_time_column
+from onceflow.core.plan.functions import Aggregate, OutputTag, Record
+from onceflow.core.plan.graph import AggregateWindows, Feed, GraphBuilder, ProcessKeyed, Work
+from onceflow.core.plan.late_records import check_late
+from onceflow.core.plan.window_functions import (
     KeptAccumulators,
     KeptRecords,
     ProcessWindowFunction,
@@ -20,13 +22,11 @@ from onceflow.core.api.window_functions import (
     WindowedFunction,
     WindowInput,
 )
-from onceflow.core.api.windows import (
+from onceflow.core.plan.windows import (
     TumblingProcessingTimeWindows,
     WindowAssigner,
     window_schema,
 )
-from onceflow.core.arrow.schema_text import SchemaLike, schema_of
-from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state import AggregateFunction
 from onceflow.core.state.api.descriptors import TypeSpec

@@ -26,9 +26,9 @@ from onceflow.core.errors import (
     SinkError,
     TargetRefused,
 )
+from onceflow.core.invariant import InvariantViolation, require
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Unknown
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import Committer, GlobalCommitter
 from onceflow.core.spi.refusals import may_pass
 

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.invariant import require, unreachable
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,
@@ -31,7 +32,6 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
-from onceflow.core.protocol.invariant import require, unreachable
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.protocol.refusals import RefusalCount
 

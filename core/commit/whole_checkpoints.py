@@ -33,10 +33,10 @@ from math import inf, isfinite
 from onceflow.core.commit.planner import plan_commits
 from onceflow.core.commit.queue import Done, OrderedCommits, WaitUntil, require_named
 from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.invariant import require
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import CommitInterval, Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, LogMemory
 from onceflow.core.protocol.recovery import committables_of
 

@@ -7,7 +7,8 @@ from typing import Any, NoReturn, cast
 
 import pyarrow as pa
 
-from onceflow.core.compiled.program import (
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.compiled_function import (
     BOOLEAN,
     FLOAT,
     INTEGER,
@@ -15,7 +16,6 @@ from onceflow.core.compiled.program import (
     kind_of_type,
     kind_of_value,
 )
-from onceflow.core.errors import ConfigError
 from onceflow.core.state import ValueStateDescriptor
 
 

@@ -27,10 +27,10 @@ from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from onceflow.core.api.functions import KeyedFunction
 from onceflow.core.compiled.definitions import read_definition
 from onceflow.core.compiled.opening import OpeningStates, RecordedState
-from onceflow.core.compiled.program import (
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.compiled_function import (
     BOOLEAN,
     FLOAT,
     INTEGER,
@@ -41,7 +41,7 @@ from onceflow.core.compiled.program import (
     kind_of_type,
     kind_of_value,
 )
-from onceflow.core.errors import ConfigError
+from onceflow.core.plan.functions import KeyedFunction
 
 Code: TypeAlias = tuple[str, Kind]
 """An expression of the kernel, and the kind of its values."""

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from onceflow.core.invariant import require
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.recovery import commit_order
 
 TRIES = 100

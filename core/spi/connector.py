@@ -13,13 +13,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink, Source
-
-if TYPE_CHECKING:
-    from onceflow.core.commit.by_hand import ResourceManager
+from onceflow.core.spi.resource_manager import ResourceManager
 
 
 class Level(Enum):

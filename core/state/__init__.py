@@ -1,8 +1,6 @@
 """Keyed and operator state: the objects that functions read and write, and the state backends."""
 
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
-from onceflow.core.state.api.batch_states import BatchValueState, KeyedBatch, KeyedBatchStates
-from onceflow.core.state.api.batch_timers import BatchTimers
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import (
     AccumulatorColumn,
@@ -14,8 +12,14 @@ from onceflow.core.state.api.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from onceflow.core.state.api.keyed_states import KeyedStates, Namespace
-from onceflow.core.state.api.stores import (
+from onceflow.core.state.backends import HeapBackend, RocksDBBackend
+from onceflow.core.state.keys.key_groups import hash_key, hash_keys, key_group_of, key_groups
+from onceflow.core.state.states.batch_states import BatchValueState, KeyedBatch, KeyedBatchStates
+from onceflow.core.state.states.batch_timers import BatchTimers
+from onceflow.core.state.states.keyed_states import KeyedStates, Namespace
+from onceflow.core.state.states.operator_state import RawKeyedState
+from onceflow.core.state.states.timers import TimeDomain, Timer, Timers
+from onceflow.core.state.stores.keyed_store import (
     AggregatingState,
     KeyedStateStore,
     ListState,
@@ -25,10 +29,6 @@ from onceflow.core.state.api.stores import (
     StateBackend,
     ValueState,
 )
-from onceflow.core.state.api.timers import TimeDomain, Timer, Timers
-from onceflow.core.state.backends import HeapBackend, RocksDBBackend
-from onceflow.core.state.keys.key_groups import hash_key, hash_keys, key_group_of, key_groups
-from onceflow.core.state.operator_state import RawKeyedState
 from onceflow.core.state.types.serializers import Serializer
 
 __all__ = [

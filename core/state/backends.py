@@ -12,7 +12,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import naming_extras, require_package
 from onceflow.core.local_files.scratch import directory_of_process
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
-from onceflow.core.state.api.stores import KeyedStateStore, StateBackend
+from onceflow.core.state.stores.keyed_store import KeyedStateStore, StateBackend
 
 
 @check_fields

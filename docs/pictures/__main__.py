@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.pictures import charts, checkpoints, dataflow, results
+from docs.pictures import charts, checkpoints, dataflow, floors, results
 from docs.pictures.drawing import Picture
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 PICTURES: Mapping[str, Callable[[], Picture]] = {
     "overview": dataflow.draw_overview,
+    "floors": floors.draw_floors,
     "barriers": dataflow.draw_barriers,
     "key-groups": dataflow.draw_key_groups,
     "checkpoint": checkpoints.draw_checkpoint,

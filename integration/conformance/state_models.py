@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from onceflow.core.state import AggregateFunction
-from onceflow.core.state.api.timers import TimeDomain
+from onceflow.core.state.states.timers import TimeDomain
 
 TTL_MS = 1000
 

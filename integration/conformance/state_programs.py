@@ -41,7 +41,7 @@ from onceflow.core.state import (
     key_group_of,
 )
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.api.timers import TIME_DOMAINS, TimeDomain
+from onceflow.core.state.states.timers import TIME_DOMAINS, TimeDomain
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.state_models import TTL_MS, KeyModel, Mean, Reading
 

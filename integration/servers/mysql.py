@@ -140,7 +140,7 @@ class MySQLAdmin:
 
 def connect(url: str, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> Connection[Cursor]:
     """Return an autocommit connection with timeouts for connecting, reading and writing."""
-    from onceflow.sinks.mysql.connection import PyMySQLConnection
+    from onceflow.clients.mysql.connection import PyMySQLConnection
 
     parts = urlsplit(url)
     whole_s = max(1, round(timeout_s))

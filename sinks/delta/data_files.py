@@ -31,11 +31,11 @@ from typing_extensions import override
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
-from onceflow.sinks.checkpoint_files import make_durable
 from onceflow.sinks.delta.layout import to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.delta.statistics import FileStatistics
 from onceflow.sinks.delta.written_layout import TableLayout, read_layout
+from onceflow.sinks.files.checkpoint_files import make_durable
 from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors

@@ -20,17 +20,16 @@ from onceflow.core.spi import (
     WriterContext,
 )
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.connector import SinkConnector
 from onceflow.core.spi.options import document_options, option
+from onceflow.sinks.base.fence import check_sink_id
+from onceflow.sinks.base.row_columns import require_any_column
 from onceflow.sinks.delta.location import TableLocation
-from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.lake.change_writer import LakeChangeWriter
 from onceflow.sinks.lake.claim import read_target_record
 from onceflow.sinks.lake.columns import TableColumns
 from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
-from onceflow.sinks.row_columns import require_any_column
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from deltalake import DeltaTable
@@ -193,7 +192,3 @@ class DeltaSink(LakeSink):
     @property
     def _location(self) -> TableLocation:
         return TableLocation(self.url, self.storage_options)
-
-
-CONNECTOR = SinkConnector(sink=DeltaSink)
-"""The connector that the catalog of connectors loads."""

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 from typing_extensions import override
@@ -28,7 +28,6 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.core.spi.options import (
     COUNT,
     JSON_VALUE,
@@ -40,7 +39,8 @@ from onceflow.core.spi.options import (
 from onceflow.core.spi.refusals import waits_for_person
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles
-from onceflow.sinks.fence import check_sink_id
+from onceflow.sinks.base.fence import check_sink_id
+from onceflow.sinks.base.row_columns import require_any_column
 from onceflow.sinks.files.formats import Compression, file_format
 from onceflow.sinks.files.layout import SinkPaths, claim, read_claim
 from onceflow.sinks.files.partitions import Partitions
@@ -52,12 +52,8 @@ from onceflow.sinks.files.publication import (
     sink_errors,
 )
 from onceflow.sinks.files.writer import FileSettings, FileWriter
-from onceflow.sinks.row_columns import require_any_column
 
 _logger = logging.getLogger("onceflow.sinks.files")
-
-if TYPE_CHECKING:  # a slot does not pay for it
-    from onceflow.core.commit.by_hand import ResourceManager
 
 
 class FileCommitter(Committer):
@@ -377,16 +373,3 @@ def _sweep(fs: StreamedFiles, paths: SinkPaths, context: CommitterContext) -> No
     if litter:
         _logger.info("sink %s: deleting %d files of killed writers", context.sink_id, len(litter))
         fs.for_each(fs.delete, litter)
-
-
-def _resource_manager(access: ServerAccess) -> ResourceManager:
-    from onceflow.sinks.files.resource_manager import FilesResourceManager
-
-    if access.password is not None:
-        raise ConfigError("files have no password; give their client's options")
-    sink = FileSink(access.url, storage_options=dict(access.options))
-    return FilesResourceManager(sink.settings.location, sink.committer, sink.target_record)
-
-
-CONNECTOR = SinkConnector(sink=FileSink, resource_manager=_resource_manager)
-"""The connector that the catalog of connectors loads."""

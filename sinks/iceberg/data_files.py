@@ -32,7 +32,7 @@ from typing_extensions import override
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
-from onceflow.sinks.checkpoint_files import make_durable
+from onceflow.sinks.files.checkpoint_files import make_durable
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.partitions import split_rows
 from onceflow.sinks.iceberg.staged_files import encode_files

@@ -20,9 +20,9 @@ from onceflow.core.spi import (
     WriterContext,
 )
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.connector import SinkConnector
 from onceflow.core.spi.options import document_options, option
-from onceflow.sinks.fence import check_sink_id
+from onceflow.sinks.base.fence import check_sink_id
+from onceflow.sinks.base.row_columns import require_any_column
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.lake.change_writer import LakeChangeWriter
 from onceflow.sinks.lake.claim import read_target_record
@@ -30,7 +30,6 @@ from onceflow.sinks.lake.columns import TableColumns
 from onceflow.sinks.lake.refused_rows import RefusedRows
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
-from onceflow.sinks.row_columns import require_any_column
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from onceflow.sinks.iceberg.table import IcebergTable, IcebergVersion
@@ -203,7 +202,3 @@ class IcebergSink(LakeSink):
             yield table
         finally:
             table.close()
-
-
-CONNECTOR = SinkConnector(sink=IcebergSink)
-"""The connector that the catalog of connectors loads."""

@@ -18,8 +18,8 @@ from confluent_kafka import (
     libversion,
 )
 
-from onceflow.connectors.kafka.brokers import ASK_S, Brokers
-from onceflow.connectors.kafka.client import (
+from onceflow.clients.kafka.brokers import ASK_S, Brokers
+from onceflow.clients.kafka.client import (
     ClientTroubles,
     client_config,
     error_of,

@@ -13,7 +13,7 @@ from itertools import chain
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
-from onceflow.connectors.kafka.brokers import Admin, await_result
+from onceflow.clients.kafka.brokers import Admin, await_result
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.kafka.clients import open_brokers
 from onceflow.sinks.kafka.settings import KafkaSinkSettings

@@ -10,15 +10,15 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import assert_never
 
-from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
-from onceflow.connectors.kafka.faulty_parts import ENCODING_ERRORS
-from onceflow.connectors.kafka.json.encoder import JsonObjects
-from onceflow.connectors.kafka.keys import KEY_COLUMN
+from onceflow.clients.kafka.keys import KEY_COLUMN
 from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_rows, to_plain_type
 from onceflow.core.arrow.nested_rows import filter_batch
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.spi.bad_rows import BadRows
+from onceflow.formats.encoding import WrittenSchema, value_encoder
+from onceflow.formats.faulty_parts import ENCODING_ERRORS
+from onceflow.formats.json.encoder import JsonObjects
 from onceflow.sinks.kafka.record_keys import (
     EncodeRows,
     RegisteredKeys,

@@ -17,13 +17,13 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
-from onceflow.connectors.kafka.client import describe_error, error_of
+from onceflow.clients.kafka.client import describe_error, error_of
 from onceflow.core.errors import Fenced, SettingsRefused, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
+from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner
 from onceflow.sinks.kafka.clients import (
     Isolation,
     call_repeatedly,

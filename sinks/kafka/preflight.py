@@ -15,9 +15,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
-from onceflow.connectors.kafka.brokers import Brokers, await_result
-from onceflow.connectors.kafka.client import describe_error, error_of
-from onceflow.connectors.kafka.fitness import (
+from onceflow.clients.kafka.brokers import Brokers, await_result
+from onceflow.clients.kafka.client import describe_error, error_of
+from onceflow.clients.kafka.fitness import (
     RETENTION,
     RETENTION_MINUTES_MIN,
     broker_findings,
@@ -25,7 +25,7 @@ from onceflow.connectors.kafka.fitness import (
     record_size_finding,
     topic_findings,
 )
-from onceflow.connectors.kafka.topics import Topics
+from onceflow.clients.kafka.topics import Topics
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.connector import Area, require
 from onceflow.sinks.kafka.clients import open_brokers

@@ -8,10 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
-from onceflow.connectors.kafka.faulty_parts import FaultyPart, prefix_path
-from onceflow.connectors.kafka.json.encoder import JsonObjects, JsonValues
-from onceflow.connectors.kafka.keys import KeyFormat
+from onceflow.clients.kafka.keys import KeyFormat
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.core.arrow.kinds import (
     cast_rows,
@@ -21,7 +18,10 @@ from onceflow.core.arrow.kinds import (
     to_plain_type,
 )
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.invariant import InvariantViolation
+from onceflow.formats.encoding import WrittenSchema, value_encoder
+from onceflow.formats.faulty_parts import FaultyPart, prefix_path
+from onceflow.formats.json.encoder import JsonObjects, JsonValues
 from onceflow.sinks.kafka.records import KEY
 from onceflow.sinks.kafka.registered import build_schema_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat

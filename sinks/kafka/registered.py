@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from onceflow.connectors.kafka.encoding import WrittenSchema, schema_text
-from onceflow.connectors.kafka.registry import KeptSchema, SchemaKind
-from onceflow.connectors.kafka.subjects import Subject, SubjectAdvice, open_subject
-from onceflow.connectors.kafka.wire import header_of, indexes_of
+from onceflow.clients.kafka.registry import KeptSchema, SchemaKind
+from onceflow.clients.kafka.subjects import Subject, SubjectAdvice, open_subject
 from onceflow.core.errors import SinkError
+from onceflow.formats.encoding import WrittenSchema, schema_text
+from onceflow.formats.wire import header_of, indexes_of
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
@@ -66,7 +66,7 @@ def _resolve_message(
     settings: KafkaSinkSettings, columns: pa.Schema, subject: Subject
 ) -> WrittenSchema:
     """Return the latest version's message, or that of `columns`, which keeps its field numbers."""
-    from onceflow.connectors.kafka.protobuf.schema import (
+    from onceflow.formats.protobuf.schema import (
         compile_schema,
         message_of,
         path_of,

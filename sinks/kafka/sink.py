@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from onceflow.connectors.kafka.keys import KeyFormat
-from onceflow.connectors.kafka.settings import TopicDescription, list_names, read_kafka_url
-from onceflow.connectors.kafka.topics import Topics
+from onceflow.clients.kafka.keys import KeyFormat
+from onceflow.clients.kafka.settings import TopicDescription, list_names
+from onceflow.clients.kafka.topics import Topics
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
@@ -25,7 +25,6 @@ from onceflow.core.spi import (
     WriterContext,
 )
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.core.spi.options import (
     BOOLEAN,
     COUNT,
@@ -50,9 +49,6 @@ from onceflow.sinks.kafka.settings import (
     WriteOptions,
 )
 from onceflow.sinks.kafka.writer import KafkaAtLeastOnceWriter, StagingWriter
-
-if TYPE_CHECKING:  # a slot does not pay for it
-    from onceflow.core.commit.by_hand import ResourceManager
 
 
 @document_options
@@ -268,18 +264,3 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
             delivery=choice_of(Delivery, self.delivery, setting="delivery"),
             stale_rows=StaleRowsRules.parse(self.stale_rows),
         )
-
-
-def _resource_manager(access: ServerAccess) -> ResourceManager:
-    from onceflow.sinks.kafka.resource_manager import KafkaResourceManager
-
-    servers, options = access.url.removeprefix("kafka://"), dict(access.options)
-    any_topic = "onceflow"
-    sink = KafkaSink(servers, topic=any_topic, deadline_s=access.timeout_s, options=options)
-    return KafkaResourceManager(sink.settings)
-
-
-CONNECTOR = SinkConnector(
-    sink=KafkaSink, resource_manager=_resource_manager, read_url=read_kafka_url
-)
-"""The connector that the catalog of connectors loads."""

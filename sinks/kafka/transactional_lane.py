@@ -45,7 +45,7 @@ from typing import Any, cast
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
-from onceflow.connectors.kafka.client import (
+from onceflow.clients.kafka.client import (
     ClientTroubles,
     describe_error,
     error_of,

@@ -15,8 +15,8 @@ from typing import cast
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from onceflow.connectors.kafka.client import ClientTroubles, describe_error, hide_secrets
-from onceflow.connectors.kafka.topics import Topics
+from onceflow.clients.kafka.client import ClientTroubles, describe_error, hide_secrets
+from onceflow.clients.kafka.topics import Topics
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId

@@ -16,7 +16,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
+from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner
 
 PREFIX = "onceflow."
 """The prefix of the names under which a table, or a version of it, stores facts about a sink id."""

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from onceflow.core.commit.logged_decisions import LogFacts
+from onceflow.clients.mysql.catalog import XaNames, literal, quote
+from onceflow.clients.sql.session import Session
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log.in_doubt import LogFacts
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
-from onceflow.sinks.mysql.catalog import XaNames, literal, quote
 from onceflow.sinks.mysql.sink import MySQLSink
 from onceflow.sinks.mysql.two_phase import xa_recover
 from onceflow.sinks.sql.connector import NO_TABLE, SqlResourceManager
 from onceflow.sinks.sql.diagnosis import Remedies, SqlDiagnosis
-from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.sink import SqlSink
 
 # By default a recursion ends at 1000 rows, so at most 999 subtasks are looked at.

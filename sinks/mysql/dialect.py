@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.mysql import catalog
+from onceflow.clients.mysql.connection import own
+from onceflow.clients.mysql.types import MySQLFit, wire_of
+from onceflow.clients.sql.session import AccessDenied, NameUnknown, Session, SqlEndpoint
+from onceflow.clients.sql.tables import ColumnFacts, Table, TableColumn, TableName
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.spi import CommitterContext, WriterContext
-from onceflow.sinks.mysql import catalog
-from onceflow.sinks.mysql.connection import own
 from onceflow.sinks.mysql.dml import MySQLDmlExecutor
 from onceflow.sinks.mysql.server import MySQLDiagnosis
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
-from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import AccessDenied, NameUnknown, Session, SqlEndpoint
-from onceflow.sinks.sql.tables import ColumnFacts, Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ class MySQLDialect(Dialect):
 
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
-        from onceflow.sinks.mysql.column_types import column_type
+        from onceflow.clients.mysql.column_types import column_type
 
         return column_type(field, is_key=is_key)
 
     @override
     def compiler(self) -> Compiler:
-        from onceflow.sinks.mysql.column_types import compiler
+        from onceflow.clients.mysql.column_types import compiler
 
         return compiler()
 

@@ -37,12 +37,12 @@ from numpy.typing import NDArray
 from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.sinks.mysql.catalog import TEXTS, identifier, quote
-from onceflow.sinks.mysql.connection import MySQLSession, Reply, own, to_sql_error
-from onceflow.sinks.mysql.types import MySQLFit, Spelling, fits_of
+from onceflow.clients.mysql.catalog import TEXTS, identifier, quote
+from onceflow.clients.mysql.connection import MySQLSession, Reply, own, to_sql_error
+from onceflow.clients.mysql.types import MySQLFit, Spelling, fits_of
+from onceflow.clients.sql.session import Session
+from onceflow.clients.sql.tables import Target
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
-from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode
 
 

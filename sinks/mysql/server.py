@@ -9,14 +9,14 @@ from enum import Enum
 
 from typing_extensions import override
 
+from onceflow.clients.mysql.catalog import XaNames, find_table, grantee, identifier, literal, quote
+from onceflow.clients.mysql.connection import own
+from onceflow.clients.sql.session import Session, SqlEndpoint
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.spi.connector import Area, Finding
-from onceflow.sinks.mysql.catalog import XaNames, find_table, grantee, identifier, literal, quote
-from onceflow.sinks.mysql.connection import own
 from onceflow.sinks.mysql.two_phase import may_recover, xa_recover
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport, connections
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
-from onceflow.sinks.sql.session import Session, SqlEndpoint
-from onceflow.sinks.sql.tables import TableName
 
 _DURABLE = "what is committed outlives the server's process and its machine"
 _VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")

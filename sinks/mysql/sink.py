@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from onceflow.clients.mysql.endpoint import MySQLEndpoint, endpoint_of
 from onceflow.core.argument_types import check_fields
 from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.mysql.dialect import MYSQL
-from onceflow.sinks.mysql.endpoint import MySQLEndpoint, endpoint_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
 

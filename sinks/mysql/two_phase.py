@@ -20,14 +20,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from onceflow.core.errors import SinkError
-from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.spi import WriterContext
-from onceflow.sinks.mysql.catalog import XaNames, grantee, identifier, literal
-from onceflow.sinks.mysql.connection import XA_FATAL, own
-from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.ledger import LEDGER
-from onceflow.sinks.sql.session import (
+from onceflow.clients.mysql.catalog import XaNames, grantee, identifier, literal
+from onceflow.clients.mysql.connection import XA_FATAL, own
+from onceflow.clients.sql.session import (
     AccessDenied,
     NameTaken,
     NameUnknown,
@@ -36,7 +31,12 @@ from onceflow.sinks.sql.session import (
     SqlError,
     session_name,
 )
-from onceflow.sinks.sql.tables import TableName
+from onceflow.clients.sql.tables import TableName
+from onceflow.core.errors import SinkError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import WriterContext
+from onceflow.sinks.sql.dialect import TwoPhase
+from onceflow.sinks.sql.ledger import LEDGER
 from onceflow.sinks.sql.transactions import PreparedTransactions
 
 _logger = logging.getLogger("onceflow.sinks.mysql")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from onceflow.core.commit.logged_decisions import LogFacts
+from onceflow.clients.postgres.catalog import quote
+from onceflow.clients.postgres.connection import attempt_of_writer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log.in_doubt import LogFacts
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
-from onceflow.sinks.postgres.catalog import quote
-from onceflow.sinks.postgres.connection import attempt_of_writer
 from onceflow.sinks.postgres.sink import PostgresSink
 from onceflow.sinks.sql.connector import NO_TABLE, SqlResourceManager
 from onceflow.sinks.sql.diagnosis import Remedies, SqlDiagnosis

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.postgres import catalog
+from onceflow.clients.postgres.connection import attempt_of_writer, writer_name
+from onceflow.clients.postgres.types import PostgresFit, wire_of
+from onceflow.clients.sql.session import Session, SqlEndpoint
+from onceflow.clients.sql.tables import ColumnFacts, Table, TableColumn, TableName
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
-from onceflow.sinks.postgres import catalog
-from onceflow.sinks.postgres.connection import attempt_of_writer, writer_name
 from onceflow.sinks.postgres.dml import PostgresDmlExecutor
 from onceflow.sinks.postgres.locks import list_blockers, lock_holders
 from onceflow.sinks.postgres.server import PostgresDiagnosis, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
-from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import Session, SqlEndpoint
-from onceflow.sinks.sql.tables import ColumnFacts, Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
 
 if TYPE_CHECKING:
@@ -98,13 +98,13 @@ class PostgresDialect(Dialect):
 
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
-        from onceflow.sinks.postgres.column_types import column_type
+        from onceflow.clients.postgres.column_types import column_type
 
         return column_type(field)
 
     @override
     def compiler(self) -> Compiler:
-        from onceflow.sinks.postgres.column_types import compiler
+        from onceflow.clients.postgres.column_types import compiler
 
         return compiler()
 

@@ -31,13 +31,13 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.clients.postgres.catalog import PostgresType, identifier, quote
+from onceflow.clients.postgres.connection import BinaryArray, CopyIn, own, type_number
+from onceflow.clients.postgres.types import PostgresFit, fits_of
+from onceflow.clients.sql.session import Session
+from onceflow.clients.sql.tables import Target
 from onceflow.core.errors import SinkError
-from onceflow.sinks.postgres.catalog import PostgresType, identifier, quote
-from onceflow.sinks.postgres.connection import BinaryArray, CopyIn, own, type_number
-from onceflow.sinks.postgres.types import PostgresFit, fits_of
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
-from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode
 
 _COPY_S_MAX = 1.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onceflow.sinks.postgres import catalog
-from onceflow.sinks.postgres.connection import attempt_of_writer
-from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import TableName
+from onceflow.clients.postgres import catalog
+from onceflow.clients.postgres.connection import attempt_of_writer
+from onceflow.clients.sql.session import Session
+from onceflow.clients.sql.tables import TableName
 
 # Readers hold no lock that blocks a writer. Of a statement only its command is shown, because the
 # rest may contain values. Without pg_read_all_stats a user sees no state and no command of others.

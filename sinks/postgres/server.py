@@ -7,14 +7,14 @@ from typing import Any
 
 from typing_extensions import override
 
+from onceflow.clients.postgres.catalog import identifier, literal, quote
+from onceflow.clients.postgres.connection import own
+from onceflow.clients.sql.session import Session, SqlEndpoint, StatementRefused
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import Area, Finding
-from onceflow.sinks.postgres.catalog import identifier, literal, quote
-from onceflow.sinks.postgres.connection import own
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport, connections
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
-from onceflow.sinks.sql.session import Session, SqlEndpoint, StatementRefused
-from onceflow.sinks.sql.tables import TableName
 
 SERVER_VERSION_MIN = 120000
 """PostgreSQL 12, the oldest version whose catalogs have generated columns."""

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from onceflow.clients.postgres.connection import PostgresEndpoint, endpoint_of
 from onceflow.core.argument_types import check_fields
 from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.options import document_options, option, option_of
-from onceflow.sinks.postgres.connection import PostgresEndpoint, endpoint_of
 from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink

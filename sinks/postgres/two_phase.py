@@ -8,15 +8,15 @@ from typing import ClassVar, cast
 
 from typing_extensions import override
 
+from onceflow.clients.postgres.catalog import literal
+from onceflow.clients.postgres.connection import own, writer_name
+from onceflow.clients.sql.session import NameTaken, Session, SqlEndpoint, SqlError, refusal
 from onceflow.core.errors import PreparedLimitReached, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import WriterContext
 from onceflow.core.spi.connector import Level
-from onceflow.sinks.postgres.catalog import literal
-from onceflow.sinks.postgres.connection import own, writer_name
 from onceflow.sinks.postgres.server import check_prepared_room
 from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.session import NameTaken, Session, SqlEndpoint, SqlError, refusal
 from onceflow.sinks.sql.transactions import PreparedTransactions
 
 

@@ -21,6 +21,18 @@ from typing import Any, TypeVar
 import msgspec
 from typing_extensions import override
 
+from onceflow.clients.sql.session import (
+    AccessDenied,
+    ConnectionLost,
+    DuplicateKey,
+    LockTimeout,
+    RowRefused,
+    Session,
+    SqlError,
+    TableMissing,
+    refusal,
+)
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import (
     BadRow,
@@ -45,23 +57,11 @@ from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.spi import CommitterContext, Sink
 from onceflow.core.spi.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.spi.staging import StagingArea, is_staged
-from onceflow.sinks.fence import FenceOwner
+from onceflow.sinks.base.fence import FenceOwner
 from onceflow.sinks.sql.ledger import BATCHES, LEDGER, SINKS
-from onceflow.sinks.sql.session import (
-    AccessDenied,
-    ConnectionLost,
-    DuplicateKey,
-    LockTimeout,
-    RowRefused,
-    Session,
-    SqlError,
-    TableMissing,
-    refusal,
-)
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sql.staged_commits import StagedCommits
-from onceflow.sinks.sql.tables import TableName
 
 _T = TypeVar("_T")
 CLAIM_TRIES_MAX = 16

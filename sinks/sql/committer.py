@@ -21,6 +21,16 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from onceflow.clients.sql.session import (
+    AccessDenied,
+    BinaryLogRefuses,
+    ConnectionLost,
+    NameUnknown,
+    ReadOnly,
+    Session,
+    SqlError,
+    session_name,
+)
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import CommitOutcomeUnknown, ConfigError, SinkError
 from onceflow.core.protocol.committables import (
@@ -38,16 +48,6 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.staging import is_staged, make_staged_committable
 from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.session import (
-    AccessDenied,
-    BinaryLogRefuses,
-    ConnectionLost,
-    NameUnknown,
-    ReadOnly,
-    Session,
-    SqlError,
-    session_name,
-)
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.staged_commits import StagedCommits
 

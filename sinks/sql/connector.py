@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from onceflow.core.commit.by_hand import ResourceManager
+from onceflow.clients.sql.session import Session, SqlError, TableMissing
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.sinks.sql.session import Session, SqlError, TableMissing
+from onceflow.core.spi.resource_manager import ResourceManager
 from onceflow.sinks.sql.sink import SqlSink
 
 _T = TypeVar("_T")

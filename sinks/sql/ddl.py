@@ -15,11 +15,11 @@ from sqlalchemy.dialects.mysql import MEDIUMTEXT
 from sqlalchemy.engine import Dialect as Compiler
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, DDLElement
 
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, TRANSACTION_ID_LENGTH_MAX
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.ledger import BATCHES, COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
-from onceflow.sinks.sql.tables import TableName
 
 SOURCE_LENGTH_MAX = 128
 

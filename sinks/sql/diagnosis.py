@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+from onceflow.clients.sql.session import AccessDenied, Session, SqlError
+from onceflow.clients.sql.tables import Table, TableName
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.spi.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
-from onceflow.sinks.sql.session import AccessDenied, Session, SqlError
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.sink import SqlSink
-from onceflow.sinks.sql.tables import Table, TableName
 
 CLOCK_SKEW_MAX_S = 5.0
 Remedies: TypeAlias = Sequence[tuple[str, str]]

@@ -61,11 +61,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.spi import CommitterContext, WriterContext
-from onceflow.core.spi.connector import Area, Finding
-from onceflow.sinks.sql.session import Session, SqlEndpoint, session_name
-from onceflow.sinks.sql.tables import (
+from onceflow.clients.sql.session import Session, SqlEndpoint, session_name
+from onceflow.clients.sql.tables import (
     ColumnFacts,
     ColumnFit,
     Table,
@@ -73,6 +70,9 @@ from onceflow.sinks.sql.tables import (
     TableName,
     Target,
 )
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import CommitterContext, WriterContext
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.transactions import PreparedTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
 
+from onceflow.clients.sql.session import DuplicateKey, Session
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
-from onceflow.sinks.fence import FenceOwner
+from onceflow.sinks.base.fence import FenceOwner
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import DuplicateKey, Session
-from onceflow.sinks.sql.tables import TableName
 
 LEDGER = "onceflow_ledger"
 SINKS = "onceflow_sinks"

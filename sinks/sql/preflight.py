@@ -8,16 +8,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, SettingsRefused
-from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.spi import CommitterContext
-from onceflow.core.spi.connector import require
-from onceflow.sinks.fence import FenceOwner, check_fence, check_owner, check_sink_id
-from onceflow.sinks.row_columns import require_any_column
-from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
-from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
-from onceflow.sinks.sql.session import (
+from onceflow.clients.sql.session import (
     AccessDenied,
     BinaryLogRefuses,
     LockTimeout,
@@ -27,6 +18,16 @@ from onceflow.sinks.sql.session import (
     refusal,
     session_name,
 )
+from onceflow.clients.sql.tables import Table, TableName
+from onceflow.core.errors import ConfigError, SettingsRefused
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.spi import CommitterContext
+from onceflow.core.spi.connector import require
+from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner, check_sink_id
+from onceflow.sinks.base.row_columns import require_any_column
+from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
+from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, chosen_mode
 from onceflow.sinks.sql.table_resolver import (
     add_columns,
@@ -36,7 +37,6 @@ from onceflow.sinks.sql.table_resolver import (
     missing,
     require_writable,
 )
-from onceflow.sinks.sql.tables import Table, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _NO_TWO_PHASE = TwoPhaseSupport(

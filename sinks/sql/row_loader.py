@@ -14,13 +14,13 @@ from functools import partial
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.sql.session import RowRefused, Session
+from onceflow.clients.sql.tables import ColumnFit, TableName, Target
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import RowStager
 from onceflow.sinks.sql.changes import ChangeBuffer
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.row_validator import ValidRows, as_given
-from onceflow.sinks.sql.session import RowRefused, Session
-from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
 from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, StagedOperation
 

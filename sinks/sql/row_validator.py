@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from onceflow.clients.sql.tables import ColumnFit, TableName, Target
 from onceflow.core.arrow.kinds import to_plain_column, to_plain_rows
 from onceflow.core.arrow.nested_rows import filter_batch, filter_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.settings import SqlSettings
-from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
 from onceflow.sinks.sql.write_mode import Classified, StagedOperation
 
 _ALONE = " (row 0 of its batch)"

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from onceflow.clients.sql.session import SqlEndpoint, SqlError, TableMissing, refusal, session_name
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError, StagingMissing
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.spi.staging import require_staging
 from onceflow.sinks.sql.dialect import Dialect, TwoPhase, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import Ledger
-from onceflow.sinks.sql.session import SqlEndpoint, SqlError, TableMissing, refusal, session_name
-from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 

@@ -12,19 +12,19 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.session import SqlEndpoint, SqlError, refusal, session_name
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
-from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.preflight import read_record, run_preflight, validate_rows
-from onceflow.sinks.sql.session import SqlEndpoint, SqlError, refusal, session_name
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, mode_of_writer
-from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PlainTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 from onceflow.sinks.sql.writer import AtLeastOnceWriter, SqlStagedWriter, TwoPhaseWriter

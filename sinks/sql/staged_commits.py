@@ -21,6 +21,16 @@ from typing import TypeVar, cast
 
 import pyarrow as pa
 
+from onceflow.clients.sql.session import (
+    AccessDenied,
+    ConnectionLost,
+    RowRefused,
+    Session,
+    SqlError,
+    StatementInvalid,
+    TableMissing,
+)
+from onceflow.clients.sql.tables import Target
 from onceflow.core.errors import BadRow, ConfigError, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -36,18 +46,8 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.sql.row_validator import convert_staged
-from onceflow.sinks.sql.session import (
-    AccessDenied,
-    ConnectionLost,
-    RowRefused,
-    Session,
-    SqlError,
-    StatementInvalid,
-    TableMissing,
-)
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver, require_unaltered
-from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import StagedOperation, StagedRules
 
 _Outcome = TypeVar("_Outcome")

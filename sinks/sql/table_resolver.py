@@ -10,18 +10,14 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from onceflow.core.arrow.kinds import to_plain_type
-from onceflow.core.errors import ConfigError, SettingsRefused
-from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import (
+from onceflow.clients.sql.session import (
     AccessDenied,
     RowRefused,
     Session,
     StatementInvalid,
     TableAltered,
 )
-from onceflow.sinks.sql.settings import SqlSettings
-from onceflow.sinks.sql.tables import (
+from onceflow.clients.sql.tables import (
     ColumnFacts,
     ColumnFit,
     Table,
@@ -29,6 +25,10 @@ from onceflow.sinks.sql.tables import (
     TableName,
     Target,
 )
+from onceflow.core.arrow.kinds import to_plain_type
+from onceflow.core.errors import ConfigError, SettingsRefused
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 

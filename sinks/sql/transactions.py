@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
+from onceflow.clients.sql.session import ConnectionLost, Session
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.sinks.sql.session import ConnectionLost, Session
 
 
 class Transactions:

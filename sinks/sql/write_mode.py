@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.arrow.kinds import is_text, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError, StateCorrupt
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.sinks.sql.tables import TableName
 
 
 class WriteMode(Enum):

@@ -18,6 +18,17 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.sql.session import (
+    DuplicateKey,
+    LockTimeout,
+    RowRefused,
+    Session,
+    SqlError,
+    StatementInvalid,
+    TableMissing,
+    refusal,
+)
+from onceflow.clients.sql.tables import TableName, Target
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
     BadRow,
@@ -41,23 +52,12 @@ from onceflow.sinks.sql.row_loader import (
     StreamedInserts,
 )
 from onceflow.sinks.sql.row_validator import RowValidator
-from onceflow.sinks.sql.session import (
-    DuplicateKey,
-    LockTimeout,
-    RowRefused,
-    Session,
-    SqlError,
-    StatementInvalid,
-    TableMissing,
-    refusal,
-)
 from onceflow.sinks.sql.settings import STAGED, SqlSettings
 from onceflow.sinks.sql.table_resolver import (
     TableResolver,
     require_same_columns,
     require_unaltered,
 )
-from onceflow.sinks.sql.tables import TableName, Target
 from onceflow.sinks.sql.transactions import (
     PlainTransactions,
     PreparedTransactions,

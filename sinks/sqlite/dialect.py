@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.sql.session import Session, SqlEndpoint
+from onceflow.clients.sql.tables import Table, TableColumn, TableName
+from onceflow.clients.sqlite import catalog
+from onceflow.clients.sqlite.connection import LIBRARY_VERSION
+from onceflow.clients.sqlite.types import SQLiteFit, wire_of
 from onceflow.core.spi.connector import Finding
 from onceflow.sinks.sql.dialect import DATABASE, Dialect, ServerDiagnosis, TwoPhaseSupport
-from onceflow.sinks.sql.session import Session, SqlEndpoint
-from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
-from onceflow.sinks.sqlite import catalog
-from onceflow.sinks.sqlite.connection import LIBRARY_VERSION
 from onceflow.sinks.sqlite.dml import SQLiteDmlExecutor
-from onceflow.sinks.sqlite.types import SQLiteFit, wire_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect as Compiler
@@ -71,13 +71,13 @@ class SQLiteDialect(Dialect):
 
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
-        from onceflow.sinks.sqlite.column_types import column_type
+        from onceflow.clients.sqlite.column_types import column_type
 
         return column_type(field)
 
     @override
     def compiler(self) -> Compiler:
-        from onceflow.sinks.sqlite.column_types import compiler
+        from onceflow.clients.sqlite.column_types import compiler
 
         return compiler()
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.sql.session import Session
+from onceflow.clients.sql.tables import Target
+from onceflow.clients.sqlite.catalog import quote
+from onceflow.clients.sqlite.connection import own
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
-from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode
-from onceflow.sinks.sqlite.catalog import quote
-from onceflow.sinks.sqlite.connection import own
 
 
 class SQLiteDmlExecutor(DmlExecutor):

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.clients.sqlite.connection import SQLiteEndpoint, endpoint_of
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi import CommitterContext
-from onceflow.core.spi.connector import Questions, ServerAccess, SinkConnector
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
-from onceflow.sinks.sqlite.connection import SQLiteEndpoint, endpoint_of
 from onceflow.sinks.sqlite.dialect import SQLITE
-
-if TYPE_CHECKING:  # a slot does not pay for it
-    from onceflow.core.commit.by_hand import ResourceManager
-
 
 NO_TABLE = "onceflow"
 """The table name of a sink that only describes how its file is reached."""
@@ -101,38 +95,3 @@ class SQLiteSink(SqlSink):
     @override
     def endpoint(self) -> SQLiteEndpoint:
         return endpoint_of(self, lock_timeout_s=self.lock_timeout_s)
-
-
-def _sink_of_tools(access: ServerAccess, timeout_s: float) -> SQLiteSink:
-    """Return a sink that describes how a tool reaches the file; it must exist.
-
-    Raises:
-        ConfigError: The URL is not valid, or there is no such file.
-    """
-    sink = SQLiteSink(
-        access.url,
-        table=NO_TABLE,
-        password=access.password,
-        connect_timeout_s=timeout_s,
-        lock_timeout_s=timeout_s,
-    )
-    if not Path(sink.endpoint.path).exists():
-        raise ConfigError(f"{sink.endpoint} does not exist; a job creates it at its first start")
-    return sink
-
-
-def _resource_manager(access: ServerAccess) -> ResourceManager:
-    from onceflow.sinks.sqlite.resource_manager import SQLiteResourceManager
-
-    return SQLiteResourceManager(_sink_of_tools(access, access.timeout_s))
-
-
-def _diagnosis(access: ServerAccess, names: Sequence[str], parallelism: int, /) -> Questions:
-    from onceflow.sinks.sql.diagnosis import SqlDiagnosis
-
-    ask = SqlDiagnosis(_sink_of_tools, lambda sink, error: (("", "its path"),), "its path")
-    return ask(access, names, parallelism)
-
-
-CONNECTOR = SinkConnector(sink=SQLiteSink, resource_manager=_resource_manager, diagnosis=_diagnosis)
-"""The connector that the catalog of connectors loads."""

@@ -27,7 +27,6 @@ import pyarrow as pa
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split, SplitOffsets
-from onceflow.core.spi.connector import SourceConnector
 
 PAYMENTS_SCHEMA = pa.schema(
     [
@@ -241,7 +240,3 @@ class DatagenReader(SourceReader):
         if wait_s > 0:
             self._closed.wait(wait_s)
         return int((time.monotonic() - self._started_at) * share) - self._returned
-
-
-CONNECTOR = SourceConnector(source=DatagenSource)
-"""The connector that the catalog finds."""

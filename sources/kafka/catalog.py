@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from onceflow.connectors.kafka.brokers import ASK_S
-from onceflow.connectors.kafka.topics import TopicFacts, Topics
+from onceflow.clients.kafka.brokers import ASK_S
+from onceflow.clients.kafka.topics import TopicFacts, Topics
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable, StateIncompatible
 from onceflow.sources.kafka.client import open_brokers, open_consumer
 from onceflow.sources.kafka.position import PartitionPosition, gap_error

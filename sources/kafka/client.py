@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from typing_extensions import override
 
-from onceflow.connectors.kafka.brokers import Brokers
-from onceflow.connectors.kafka.client import (
+from onceflow.clients.kafka.brokers import Brokers
+from onceflow.clients.kafka.client import (
     ClientTroubles,
     client_config,
     error_of,

@@ -8,8 +8,8 @@ from typing import Protocol
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
+from onceflow.formats.decoding import BatchDecoder, Decoded
 from onceflow.sources.kafka.messages import (
     VALUE,
     Records,

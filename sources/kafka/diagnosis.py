@@ -20,23 +20,22 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from onceflow.connectors.kafka.client import (
+from onceflow.clients.kafka.client import (
     ClientTroubles,
     client_config,
     hide_secrets,
     open_client,
 )
-from onceflow.connectors.kafka.fitness import (
+from onceflow.clients.kafka.fitness import (
     KafkaConfig,
     as_far_as_known,
     broker_findings,
     replication_findings,
     topic_findings,
 )
-from onceflow.connectors.kafka.settings import KafkaCluster, read_kafka_url
-from onceflow.core.spi.connector import Area, Finding, Questions, ServerAccess, SourceConnector
+from onceflow.clients.kafka.settings import KafkaCluster
+from onceflow.core.spi.connector import Area, Finding, Questions, ServerAccess
 from onceflow.sources.kafka.settings import RULES
-from onceflow.sources.kafka.source import KafkaSource
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -289,23 +288,3 @@ def _refusal(server: str) -> str:
     except OSError as error:
         return f"no connection to {server}: {error.strerror or error}"
     return ""
-
-
-def _examine_source(source: KafkaSource, parallelism: int) -> Questions:
-    """Return the questions about the brokers of `source` and the topics that it names."""
-    settings = source.settings
-    access = ServerAccess(
-        f"kafka://{settings.bootstrap_servers}",
-        options=settings.options,
-        timeout_s=settings.deadline_s,
-    )
-    return questions_of_kafka(access, settings.topics, parallelism)
-
-
-CONNECTOR = SourceConnector(
-    source=KafkaSource,
-    diagnosis=questions_of_kafka,
-    examine=_examine_source,
-    read_url=read_kafka_url,
-)
-"""The connector that the catalog finds."""

@@ -7,7 +7,7 @@ from enum import Enum
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from onceflow.connectors.kafka.client import (
+from onceflow.clients.kafka.client import (
     ClientTroubles,
     error_of,
     is_denied,

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.connectors.kafka.decoding import describe_position
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.core.errors import BadRecord
 from onceflow.core.printable import escape_controls
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.dead_letters import DeadLetter
+from onceflow.formats.decoding import describe_position
 from onceflow.sources.kafka.fetched import NO_TIME, FetchedRecords
 
 logger = logging.getLogger("onceflow.sources.kafka")

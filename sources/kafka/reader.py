@@ -17,9 +17,9 @@ from dataclasses import replace
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from onceflow.connectors.kafka.client import ClientTroubles, error_of
+from onceflow.clients.kafka.client import ClientTroubles, error_of
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.protocol.invariant import InvariantViolation, require
+from onceflow.core.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, Outage, ReaderContext, SourceReader, Split
 from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.sources.kafka.catalog import Catalog, check_not_replaced, with_ids

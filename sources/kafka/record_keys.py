@@ -15,20 +15,20 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded, PlainDecoder
-from onceflow.connectors.kafka.fitting import Faults
-from onceflow.connectors.kafka.json.columns import CONVERSION_ERRORS, converter_of, record_type
-from onceflow.connectors.kafka.json.instants import FINER, holds_instants, make_exact
-from onceflow.connectors.kafka.json.records import (
+from onceflow.clients.kafka.keys import KEY_COLUMN, KeyFormat
+from onceflow.core.invariant import InvariantViolation
+from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.formats.decoding import BatchDecoder, Decoded, PlainDecoder
+from onceflow.formats.fitting import Faults
+from onceflow.formats.json.columns import CONVERSION_ERRORS, converter_of, record_type
+from onceflow.formats.json.instants import FINER, holds_instants, make_exact
+from onceflow.formats.json.records import (
     DECODE_ERRORS,
     column_reader,
     fault_of,
     late_fault_of,
 )
-from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.connectors.kafka.wire import HEADER_BYTES, UNFRAMED, schema_id_of
-from onceflow.core.msgspec_decoders import json_decoder
-from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.formats.wire import HEADER_BYTES, UNFRAMED, schema_id_of
 from onceflow.sources.kafka.decoded_rows import Rows, drop_beyond_python
 from onceflow.sources.kafka.messages import KEY, Records, SplitRuns, messages_of, split_runs_of
 from onceflow.sources.kafka.settings import KafkaSettings
@@ -139,14 +139,14 @@ def key_decoder(settings: KafkaSettings) -> BatchDecoder:
         case KeyFormat.JSON_SCHEMA if field is not None:
             return _Documents(field)
         case KeyFormat.AVRO if field is not None:
-            from onceflow.connectors.kafka.avro.decoder import AvroDecoder, as_member
+            from onceflow.formats.avro.decoder import AvroDecoder, as_member
 
             columns = pa.schema([field])
             read = partial(as_member, name=KEY_COLUMN)
             reader = None if schema is None else read(schema.kept)
             return AvroDecoder(columns, reader, settings.open_key_schemas(), read)
         case KeyFormat.PROTOBUF if schema is not None:
-            from onceflow.connectors.kafka.protobuf.decoder import MessageDecoder
+            from onceflow.formats.protobuf.decoder import MessageDecoder
 
             return MessageDecoder(schema, settings.open_key_schemas())
         case _:

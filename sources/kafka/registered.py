@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.connectors.kafka.keys import KEY_COLUMN
-from onceflow.connectors.kafka.registry import CompiledSchema, KeptSchema, SchemaKind, schema_kind
-from onceflow.connectors.kafka.subjects import Subject, SubjectAdvice, open_subject
+from onceflow.clients.kafka.keys import KEY_COLUMN
+from onceflow.clients.kafka.registry import CompiledSchema, KeptSchema, SchemaKind, schema_kind
+from onceflow.clients.kafka.subjects import Subject, SubjectAdvice, open_subject
 from onceflow.core.errors import SourceUnavailable
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 from onceflow.sources.kafka.value_formats import require_columns
@@ -51,8 +51,8 @@ def _with_value(settings: KafkaSettings) -> KafkaSettings:
 
 
 def _with_message(settings: KafkaSettings, kept: KeptSchema) -> KafkaSettings:
-    from onceflow.connectors.kafka.protobuf.decoder import fitting_of
-    from onceflow.connectors.kafka.protobuf.schema import (
+    from onceflow.formats.protobuf.decoder import fitting_of
+    from onceflow.formats.protobuf.schema import (
         columns_of_message,
         compile_schema,
         message_of,
@@ -74,7 +74,7 @@ def _with_key(settings: KafkaSettings) -> KafkaSettings:
         kept = subject.read_latest()
         match subject.kind:
             case SchemaKind.PROTOBUF:
-                from onceflow.connectors.kafka.protobuf.schema import (
+                from onceflow.formats.protobuf.schema import (
                     columns_of_message,
                     compile_schema,
                     message_of,
@@ -83,13 +83,13 @@ def _with_key(settings: KafkaSettings) -> KafkaSettings:
                 descriptors = compile_schema(kept)
                 kind = pa.struct(list(columns_of_message(message_of(descriptors))))
             case SchemaKind.JSON:
-                from onceflow.connectors.kafka.json.schema import type_of_json_schema
+                from onceflow.formats.json.schema import type_of_json_schema
 
                 kind = type_of_json_schema(kept.text)
                 require_columns(ValueFormat.JSON, pa.schema([pa.field(KEY_COLUMN, kind)]))
             case SchemaKind.AVRO:
-                from onceflow.connectors.kafka.avro.decoder import as_member
-                from onceflow.connectors.kafka.avro.schema import columns_of
+                from onceflow.formats.avro.decoder import as_member
+                from onceflow.formats.avro.schema import columns_of
 
                 kind = columns_of(as_member(kept, KEY_COLUMN)).field(0).type
     return replace(settings, key_type=kind, key_schema=CompiledSchema(kept, descriptors))
@@ -105,15 +105,15 @@ def _open(
 
 def _columns_of(value_format: ValueFormat, kept: KeptSchema) -> pa.Schema:
     if value_format is ValueFormat.JSON_SCHEMA:
-        from onceflow.connectors.kafka.json.schema import columns_of_json_schema
+        from onceflow.formats.json.schema import columns_of_json_schema
 
         return columns_of_json_schema(kept.text)
-    from onceflow.connectors.kafka.avro.decoder import avro_record
-    from onceflow.connectors.kafka.avro.schema import columns_of
+    from onceflow.formats.avro.decoder import avro_record
+    from onceflow.formats.avro.schema import columns_of
 
     record = avro_record(kept)
     if value_format is ValueFormat.DEBEZIUM_AVRO:
-        from onceflow.sources.kafka.debezium_avro import columns_of_change
+        from onceflow.formats.debezium.avro import columns_of_change
 
         return columns_of_change(record)
     return columns_of(record)

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.connectors.kafka.librdkafka_options import DEFAULTS, LIBRDKAFKA
-from onceflow.connectors.kafka.registry import CompiledSchema
-from onceflow.connectors.kafka.schema_cache import SchemaCache
-from onceflow.connectors.kafka.settings import TopicDescription, TopicOptions, TopicSettings
-from onceflow.connectors.kafka.wire import KEY_SCHEMA_ID, VALUE_SCHEMA_ID
+from onceflow.clients.kafka.keys import KEY_COLUMN, KeyFormat
+from onceflow.clients.kafka.librdkafka_options import DEFAULTS, LIBRDKAFKA
+from onceflow.clients.kafka.registry import CompiledSchema
+from onceflow.clients.kafka.settings import TopicDescription, TopicOptions, TopicSettings
 from onceflow.core.arrow.schema_text import SchemaLike
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.client_options import OptionValue
 from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
+from onceflow.formats.schema_cache import SchemaCache
+from onceflow.formats.wire import KEY_SCHEMA_ID, VALUE_SCHEMA_ID
 
 if TYPE_CHECKING:
-    from onceflow.sources.kafka.debezium import DebeziumOptions
+    from onceflow.formats.debezium.changes import DebeziumOptions
 
 TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     **DEFAULTS,
@@ -522,8 +522,8 @@ class KafkaSettings(ReadOptions, TopicSettings):
 
     def _check_debezium(self) -> None:
         if self.format.is_debezium:
-            from onceflow.sources.kafka.debezium import read_placeholder
-            from onceflow.sources.kafka.debezium_fields import check_modes
+            from onceflow.formats.debezium.changes import read_placeholder
+            from onceflow.formats.debezium.fields import check_modes
 
             read_placeholder(self.unavailable_value_placeholder)
             check_modes(self.decimal_handling_mode, self.binary_handling_mode)
@@ -546,7 +546,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
     @property
     def debezium_options(self) -> DebeziumOptions:
         """The options that say how Debezium writes changes, and the primary key of the target."""
-        from onceflow.sources.kafka.debezium import DebeziumOptions
+        from onceflow.formats.debezium.changes import DebeziumOptions
 
         given = self.primary_key
         key = (given,) if isinstance(given, str) else tuple(given)

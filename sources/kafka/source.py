@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from onceflow.connectors.kafka.settings import list_names
+from onceflow.clients.kafka.settings import list_names
 from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError

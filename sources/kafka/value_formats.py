@@ -20,29 +20,29 @@ import pyarrow as pa
 from confluent_kafka import Message
 from typing_extensions import assert_never
 
-from onceflow.connectors.kafka.decoding import BatchDecoder, read_headers
-from onceflow.connectors.kafka.json.columns import (
+from onceflow.core.invariant import InvariantViolation
+from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.formats.decoding import BatchDecoder, read_headers
+from onceflow.formats.json.columns import (
     CONVERSION_ERRORS,
     Convert,
     converter_of,
     has_late_checks,
     record_type,
 )
-from onceflow.connectors.kafka.json.instants import (
+from onceflow.formats.json.instants import (
     FINER,
     any_finer,
     holds_instants,
     make_exact,
 )
-from onceflow.connectors.kafka.json.records import (
+from onceflow.formats.json.records import (
     DECODE_ERRORS,
     column_reader,
     fault_of,
     late_fault_of,
 )
-from onceflow.connectors.kafka.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
-from onceflow.core.msgspec_decoders import json_decoder
-from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
 from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
 from onceflow.sources.kafka.fetched import FetchedRecords
 from onceflow.sources.kafka.messages import (
@@ -102,7 +102,7 @@ def schema_of_values(settings: KafkaSettings) -> pa.Schema:
     """Return the schema of the batches without the column of keys."""
     columns = settings.columns
     if settings.format.is_debezium:
-        from onceflow.sources.kafka.debezium import schema_of_changes
+        from onceflow.formats.debezium.changes import schema_of_changes
 
         columns = schema_of_changes(columns)
     return pa.schema([*columns, *METADATA_FIELDS]) if settings.include_metadata else columns
@@ -123,7 +123,7 @@ def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
         case ValueFormat.JSON | ValueFormat.JSON_SCHEMA | ValueFormat.DEBEZIUM_JSON:
             record_type(columns)
         case ValueFormat.CSV:
-            from onceflow.sources.kafka.csv_rows import require_csv_columns
+            from onceflow.formats.csv_rows import require_csv_columns
 
             require_csv_columns(columns)
         case ValueFormat.RAW | ValueFormat.AVRO | ValueFormat.PROTOBUF | ValueFormat.DEBEZIUM_AVRO:
@@ -159,18 +159,18 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
     columns, schema = settings.columns, settings.reader_schema
     match settings.format:
         case ValueFormat.AVRO:
-            from onceflow.connectors.kafka.avro.decoder import AvroDecoder, avro_record
+            from onceflow.formats.avro.decoder import AvroDecoder, avro_record
 
             reader = None if schema is None else avro_record(schema.kept)
             return AvroDecoder(columns, reader, settings.open_schemas())
         case ValueFormat.PROTOBUF if schema is not None:
-            from onceflow.connectors.kafka.protobuf.decoder import ProtobufDecoder
+            from onceflow.formats.protobuf.decoder import ProtobufDecoder
 
             return ProtobufDecoder(columns, schema, settings.message, settings.open_schemas())
         case ValueFormat.DEBEZIUM_AVRO:
-            from onceflow.connectors.kafka.avro.decoder import avro_record
-            from onceflow.sources.kafka.debezium import UnavailableValues
-            from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
+            from onceflow.formats.avro.decoder import avro_record
+            from onceflow.formats.debezium.avro import DebeziumAvroDecoder
+            from onceflow.formats.debezium.changes import UnavailableValues
 
             reader = None if schema is None else avro_record(schema.kept)
             unavailable = UnavailableValues(settings.unavailable_value_placeholder)
@@ -179,13 +179,13 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
             key = options.primary_key
             return DebeziumAvroDecoder(columns, settings.open_schemas(), unavailable, reader, key)
         case ValueFormat.DEBEZIUM_JSON:
-            from onceflow.sources.kafka.debezium import UnavailableValues
-            from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
+            from onceflow.formats.debezium.changes import UnavailableValues
+            from onceflow.formats.debezium.json import DebeziumJsonDecoder
 
             unavailable = UnavailableValues(settings.unavailable_value_placeholder)
             return DebeziumJsonDecoder(columns, unavailable, settings.debezium_options)
         case ValueFormat.CSV:
-            from onceflow.sources.kafka.csv_rows import CsvDecoder
+            from onceflow.formats.csv_rows import CsvDecoder
 
             return CsvDecoder(columns)
         case _:

@@ -11,14 +11,24 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.session import session
     from onceflow.core.api.broadcast_stream import BroadcastStream
     from onceflow.core.api.connected_streams import KeyedConnectedStreams, WindowedConnectedStreams
-    from onceflow.core.api.event_time import WatermarkStrategy
-    from onceflow.core.api.function_metrics import (
+    from onceflow.core.api.joined_streams import IntervalJoin, JoinedStreams
+    from onceflow.core.api.pipeline import Job, Pipeline
+    from onceflow.core.api.stream import (
+        BroadcastConnectedStream,
+        ConnectedStreams,
+        KeyedStream,
+        Stream,
+    )
+    from onceflow.core.api.windowed_stream import WindowedStream
+    from onceflow.core.errors import OnceflowError
+    from onceflow.core.plan.event_time import WatermarkStrategy
+    from onceflow.core.plan.function_metrics import (
         FunctionCounter,
         FunctionGauge,
         FunctionHistogram,
         MetricsAccess,
     )
-    from onceflow.core.api.functions import (
+    from onceflow.core.plan.functions import (
         Aggregate,
         BatchStates,
         KeyedBatchFunction,
@@ -34,35 +44,25 @@ if TYPE_CHECKING:
         min_,
         sum_,
     )
-    from onceflow.core.api.join_functions import ProcessJoinFunction
-    from onceflow.core.api.joined_streams import IntervalJoin, JoinedStreams
-    from onceflow.core.api.pipeline import Job, Pipeline
-    from onceflow.core.api.process_functions import (
+    from onceflow.core.plan.join_functions import ProcessJoinFunction
+    from onceflow.core.plan.process_functions import (
         BroadcastAccess,
         BroadcastProcessFunction,
         CoProcessFunction,
         ProcessFunction,
     )
-    from onceflow.core.api.stream import (
-        BroadcastConnectedStream,
-        ConnectedStreams,
-        KeyedStream,
-        Stream,
-    )
-    from onceflow.core.api.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
-    from onceflow.core.api.window_functions import (
+    from onceflow.core.plan.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
+    from onceflow.core.plan.window_functions import (
         CoGroupFunction,
         ProcessWindowFunction,
         TimeWindow,
     )
-    from onceflow.core.api.windowed_stream import WindowedStream
-    from onceflow.core.api.windows import (
+    from onceflow.core.plan.windows import (
         EventTimeSessionWindows,
         SlidingEventTimeWindows,
         TumblingEventTimeWindows,
         TumblingProcessingTimeWindows,
     )
-    from onceflow.core.errors import OnceflowError
     from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from onceflow.core.runtime.cluster.local_processes import LocalProcesses
     from onceflow.core.runtime.events.job_events import (
@@ -163,18 +163,18 @@ else:
             "onceflow.core.api.connected_streams": "KeyedConnectedStreams WindowedConnectedStreams",
             "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
-            "onceflow.core.api.event_time": "WatermarkStrategy",
-            "onceflow.core.api.function_metrics": (
+            "onceflow.core.plan.event_time": "WatermarkStrategy",
+            "onceflow.core.plan.function_metrics": (
                 "FunctionCounter FunctionGauge FunctionHistogram MetricsAccess"
             ),
-            "onceflow.core.api.functions": (
+            "onceflow.core.plan.functions": (
                 "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess OutputTag"
                 " Record SideOutput StateAccess avg count max_ min_ sum_"
             ),
-            "onceflow.core.api.join_functions": "ProcessJoinFunction",
+            "onceflow.core.plan.join_functions": "ProcessJoinFunction",
             "onceflow.core.api.joined_streams": "IntervalJoin JoinedStreams",
             "onceflow.core.api.pipeline": "Job Pipeline",
-            "onceflow.core.api.process_functions": (
+            "onceflow.core.plan.process_functions": (
                 "BroadcastAccess BroadcastProcessFunction CoProcessFunction ProcessFunction"
             ),
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
@@ -205,12 +205,12 @@ else:
             "onceflow.core.api.stream": (
                 "BroadcastConnectedStream ConnectedStreams KeyedStream Stream"
             ),
-            "onceflow.core.api.window_batches": "CoGroupBatch CoGroupBatchFunction WindowRows",
-            "onceflow.core.api.window_functions": (
+            "onceflow.core.plan.window_batches": "CoGroupBatch CoGroupBatchFunction WindowRows",
+            "onceflow.core.plan.window_functions": (
                 "CoGroupFunction ProcessWindowFunction TimeWindow"
             ),
             "onceflow.core.api.windowed_stream": "WindowedStream",
-            "onceflow.core.api.windows": (
+            "onceflow.core.plan.windows": (
                 "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows"
                 " TumblingProcessingTimeWindows"
             ),

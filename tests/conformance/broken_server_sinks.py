@@ -26,7 +26,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.staged import StagedSink
+from onceflow.sinks.base.staged import StagedSink
 
 
 class _Committer(Committer):

@@ -27,7 +27,7 @@ from onceflow.core.state import (
 )
 from onceflow.core.state.heap.store import HeapStore
 from onceflow.core.state.heap.tables import LayerLimits
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.operator_state import OperatorStateStore
 
 MAX_PARALLELISM = 128
 

@@ -27,16 +27,16 @@ from onceflow import (
     StateAccess,
     ValueStateDescriptor,
 )
-from onceflow.core.api.graph import Feed, JoinConnected
-from onceflow.core.api.join_functions import (
+from onceflow.core.api.joined_streams import mark_outer_sides, regular_join
+from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
+from onceflow.core.plan.graph import Feed, JoinConnected
+from onceflow.core.plan.join_functions import (
     STEP_MS,
     JoinKind,
     JoinSide,
     MergedColumns,
     TimedJoin,
 )
-from onceflow.core.api.joined_streams import mark_outer_sides, regular_join
-from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -44,8 +44,8 @@ from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.state import key_group_of
 from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.readers.state_columns import columns_of
 from onceflow.core.state.snapshots.canonical import read_canonical
-from onceflow.core.state.snapshots.state_columns import columns_of
 from onceflow.core.state.types.serializers import serializer_of
 
 ORDERS = pa.schema([("account", pa.string()), ("at", pa.int64()), ("order", pa.int64())])
@@ -251,8 +251,8 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
 
     A batch comes to what its records come to one by one, in their order.
     """
-    monkeypatch.setattr("onceflow.core.state.kept_rows.ROWS_A_CHUNK", 16)
-    monkeypatch.setattr("onceflow.core.state.kept_rows.FILTER_WORDS_MIN", 2)
+    monkeypatch.setattr("onceflow.core.state.states.kept_rows.ROWS_A_CHUNK", 16)
+    monkeypatch.setattr("onceflow.core.state.states.kept_rows.FILTER_WORDS_MIN", 2)
     rng = random.Random(f"{lower} {upper}")
     join, model = joining(lower, upper, how=how), Model(lower, upper, how)
     running = Running(job, join)

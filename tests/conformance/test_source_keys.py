@@ -38,9 +38,9 @@ from tests.support.source_encoders import (
     to_json,
 )
 
-from onceflow.connectors.kafka.registry import KeptSchema, SchemaKind
-from onceflow.connectors.kafka.wire import KEY_SCHEMA_ID
+from onceflow.clients.kafka.registry import KeptSchema, SchemaKind
 from onceflow.core.spi.dead_letters import DeadLetter
+from onceflow.formats.wire import KEY_SCHEMA_ID
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.settings import KafkaSettings

@@ -40,23 +40,23 @@ from tests.support.source_encoders import (
 )
 from tests.unit.sources.test_kafka_fetched import fetched
 
-from onceflow.connectors.kafka.avro.decoder import AvroDecoder, as_member, avro_record
-from onceflow.connectors.kafka.avro.schema import columns_of
-from onceflow.connectors.kafka.decoding import BatchDecoder
-from onceflow.connectors.kafka.protobuf.decoder import ProtobufDecoder
-from onceflow.connectors.kafka.protobuf.schema import (
+from onceflow.clients.kafka.registry import CompiledSchema, KeptSchema, SchemaKind
+from onceflow.core.arrow.kinds import holds
+from onceflow.core.errors import ConfigError
+from onceflow.formats.avro.decoder import AvroDecoder, as_member, avro_record
+from onceflow.formats.avro.schema import columns_of
+from onceflow.formats.debezium.avro import DebeziumAvroDecoder, columns_of_change
+from onceflow.formats.debezium.changes import UnavailableValues, schema_of_changes
+from onceflow.formats.decoding import BatchDecoder
+from onceflow.formats.protobuf.decoder import ProtobufDecoder
+from onceflow.formats.protobuf.schema import (
     columns_of_message,
     compile_schema,
     message_of,
 )
-from onceflow.connectors.kafka.registry import CompiledSchema, KeptSchema, SchemaKind
-from onceflow.connectors.kafka.schema_cache import SchemaCache
-from onceflow.connectors.kafka.wire import VALUE_SCHEMA_ID
-from onceflow.core.arrow.kinds import holds
-from onceflow.core.errors import ConfigError
+from onceflow.formats.schema_cache import SchemaCache
+from onceflow.formats.wire import VALUE_SCHEMA_ID
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.debezium import UnavailableValues, schema_of_changes
-from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder, columns_of_change
 from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
 from onceflow.sources.kafka.fetched import FetchedRecords
 from onceflow.sources.kafka.settings import ValueFormat

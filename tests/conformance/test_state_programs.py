@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from onceflow import HeapBackend
-from onceflow.core.state.api import keyed_states, timers
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.api.timers import DomainTimers, Timer, TimerQueue
-from onceflow.core.state.api.ttl import Timed, TimedSerializer
+from onceflow.core.state.states import keyed_states, timers
+from onceflow.core.state.states.timers import DomainTimers, Timer, TimerQueue
+from onceflow.core.state.states.ttl import Timed, TimedSerializer
 from onceflow.integration.conformance import state_programs
 from onceflow.integration.conformance.state_programs import StateProgram
 

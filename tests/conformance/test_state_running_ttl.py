@@ -16,9 +16,9 @@ from tests.conformance.test_state_ttl import Wall
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import sum_
-from onceflow.core.api.functions import check_running_ttl, running_schema
-from onceflow.core.api.graph import RunAggregates
 from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.plan.functions import check_running_ttl, running_schema
+from onceflow.core.plan.graph import RunAggregates
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.state import (

@@ -24,9 +24,9 @@ from onceflow import (
     min_,
     sum_,
 )
-from onceflow.core.api.graph import AggregateWindows, Feed
-from onceflow.core.api.windows import WINDOW_COLUMNS, PaneAssigner, WindowAssigner, window_schema
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.graph import AggregateWindows, Feed
+from onceflow.core.plan.windows import WINDOW_COLUMNS, PaneAssigner, WindowAssigner, window_schema
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -19,7 +19,7 @@ import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import ProcessFunction, Record
-from onceflow.core.api.graph import Graph, Operator, ProcessRecords
+from onceflow.core.plan.graph import Graph, Operator, ProcessRecords
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -29,14 +29,9 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.driver import restore
 from onceflow.core.runtime.driver.restore import assign_state
-from onceflow.core.state import (
-    ListStateDescriptor,
-    MapStateDescriptor,
-    RawKeyedState,
-    key_group_of,
-    operator_state,
-)
-from onceflow.core.state.operator_state import BroadcastMap, OperatorList, OperatorStateStore
+from onceflow.core.state import ListStateDescriptor, MapStateDescriptor, RawKeyedState, key_group_of
+from onceflow.core.state.states import operator_state
+from onceflow.core.state.states.operator_state import BroadcastMap, OperatorList, OperatorStateStore
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "1"))
 PROGRAMS = 60

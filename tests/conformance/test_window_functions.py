@@ -32,9 +32,10 @@ from onceflow import (
     min_,
     sum_,
 )
-from onceflow.core.api.graph import AggregateWindows, Feed, ProcessConnected, ProcessKeyed
-from onceflow.core.api.join_functions import MergedColumns, WindowPairs
-from onceflow.core.api.window_functions import (
+from onceflow.core.errors import StateIncompatible, UserFunctionError
+from onceflow.core.plan.graph import AggregateWindows, Feed, ProcessConnected, ProcessKeyed
+from onceflow.core.plan.join_functions import MergedColumns, WindowPairs
+from onceflow.core.plan.window_functions import (
     CoWindowedFunction,
     KeptAccumulators,
     KeptRecords,
@@ -42,8 +43,7 @@ from onceflow.core.api.window_functions import (
     WindowedFunction,
     WindowInput,
 )
-from onceflow.core.api.windows import WindowAssigner, window_schema
-from onceflow.core.errors import StateIncompatible, UserFunctionError
+from onceflow.core.plan.windows import WindowAssigner, window_schema
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch

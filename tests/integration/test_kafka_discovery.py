@@ -26,7 +26,7 @@ from tests.integration.kafka_feed import (
     source,
 )
 
-from onceflow.connectors.kafka.brokers import Brokers
+from onceflow.clients.kafka.brokers import Brokers
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
 from onceflow.core.spi import Split
 from onceflow.integration.pytest_plugin import TopicFactory

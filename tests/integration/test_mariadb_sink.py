@@ -11,12 +11,12 @@ import pytest
 from tests.integration.mysql_sink_kit import Job, ids_in, prepared, query, xid
 from tests.integration.sink_kit import until_settled
 
+from onceflow.clients.mysql.catalog import XaNames
+from onceflow.clients.mysql.connection import MySQLSession, own
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import WriterContext
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.mysql.catalog import XaNames
-from onceflow.sinks.mysql.connection import MySQLSession, own
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
 
 

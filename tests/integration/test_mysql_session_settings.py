@@ -10,6 +10,7 @@ import pytest
 from tests.integration.mysql_sink_kit import Job, ids_in, query
 from tests.integration.sink_kit import rows
 
+from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
 from onceflow.core.errors import BadRow
 from onceflow.core.protocol.committables import Committed
@@ -17,7 +18,6 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.sql.tables import TableName
 
 pytestmark = pytest.mark.servers
 

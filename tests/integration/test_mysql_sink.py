@@ -8,11 +8,11 @@ import pytest
 from tests.integration.mysql_sink_kit import FLAVORS, Job, ids_in, prepared, query, xid
 from tests.integration.sink_kit import rows, until_settled
 
+from onceflow.clients.mysql.catalog import XaNames
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Aborted, Committable, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.mysql.catalog import XaNames
 
 
 @pytest.fixture(params=FLAVORS)

@@ -18,7 +18,7 @@ from tests.support.apicurio import apicurio
 from tests.support.protobuf_messages import message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
 
-from onceflow.connectors.kafka.registry import (
+from onceflow.clients.kafka.registry import (
     RegistryRefusal,
     SchemaKind,
     SchemaRegistry,

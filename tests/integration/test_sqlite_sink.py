@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from onceflow.clients.sql.session import Session
+from onceflow.clients.sql.tables import ColumnFacts, TableName
 from onceflow.core.errors import BadRow, ConfigError, Fenced, SinkError
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -32,8 +34,6 @@ from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import SQLiteSink
 from onceflow.sinks.sql import row_loader
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import ColumnFacts, TableName
 from onceflow.sinks.sqlite.dialect import SQLiteDialect
 
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])

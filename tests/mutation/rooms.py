@@ -127,8 +127,8 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         ),
         "sinks": Room(
             (
-                "sinks/staged.py",
-                "sinks/fence.py",
+                "sinks/base/staged.py",
+                "sinks/base/fence.py",
                 "sinks/sql/*.py",
                 "sinks/sqlite/*.py",
                 "sinks/files/*.py",

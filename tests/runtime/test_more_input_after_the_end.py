@@ -35,7 +35,7 @@ from onceflow import (
     TumblingEventTimeWindows,
     count,
 )
-from onceflow.core.api.windows import WindowAssigner
+from onceflow.core.plan.windows import WindowAssigner
 
 Work = Callable[[Stream, float], Stream]
 

@@ -28,9 +28,9 @@ from onceflow import (
     TlsFiles,
     sum_,
 )
-from onceflow.core.api.functions import Record
 from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError, TargetRefused, UserFunctionError
+from onceflow.core.plan.functions import Record
 from onceflow.core.spi import SinkWriter, WriterContext
 
 

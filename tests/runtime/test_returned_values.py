@@ -25,8 +25,8 @@ from onceflow import (
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
-from onceflow.core.api.functions import Record
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.functions import Record
 
 RECORDS = 100
 

@@ -42,10 +42,10 @@ from onceflow import (
     WatermarkStrategy,
     count,
 )
-from onceflow.core.api.graph import Feed, GraphBuilder, ReadFrom
-from onceflow.core.api.join_functions import JoinKind
-from onceflow.core.api.windows import WindowAssigner
 from onceflow.core.errors import StateIncompatible
+from onceflow.core.plan.graph import Feed, GraphBuilder, ReadFrom
+from onceflow.core.plan.join_functions import JoinKind
+from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.state import StateBackend
 

@@ -28,8 +28,8 @@ from onceflow import (
     max_,
     sum_,
 )
-from onceflow.core.api.functions import KeyedFunction, StateAccess
 from onceflow.core.errors import StateIncompatible
+from onceflow.core.plan.functions import KeyedFunction, StateAccess
 from onceflow.core.state import StateBackend
 
 SOURCE = CountingSource(3_000, accounts=20, batch_rows=10)

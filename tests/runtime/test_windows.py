@@ -42,9 +42,9 @@ from onceflow import (
     count,
     sum_,
 )
-from onceflow.core.api.windows import PaneAssigner, WindowAssigner, pane_windows
 from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.windows import PaneAssigner, WindowAssigner, pane_windows
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 
 

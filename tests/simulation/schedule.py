@@ -14,8 +14,8 @@ from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
 from onceflow.core.errors import OnceflowError
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
-from onceflow.core.protocol.invariant import InvariantViolation
 
 CALM_AFTER_S = 4.0
 AGAIN_S = 0.7

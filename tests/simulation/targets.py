@@ -2,7 +2,7 @@
 a table with versions, of which a whole checkpoint makes one.
 
 Each is asked as a committer asks it, in steps between which everybody else goes on. `Staged` takes
-the steps of `onceflow.sinks.staged`, in the same order.
+the steps of `onceflow.sinks.base.staged`, in the same order.
 """
 
 from __future__ import annotations

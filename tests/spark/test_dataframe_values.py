@@ -25,8 +25,8 @@ from tests.support.spark_values import (
 )
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
-from onceflow.core.api.dataframe_source import DataFrameSource
 from onceflow.core.errors import ConfigError, DataFrameFailed
+from onceflow.core.plan.dataframe_source import DataFrameSource
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import EndOfInput, ReaderContext
 from onceflow.core.storage import FileSystemStorage

@@ -16,8 +16,8 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import Checkpointing, JobState, Pipeline, RocksDBBackend
-from onceflow.core.api.functions import Record
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.functions import Record
 from onceflow.core.runtime.cluster import spark as spark_cluster
 from onceflow.core.runtime.driver import driver
 from onceflow.core.runtime.slot.context import AttemptPlan

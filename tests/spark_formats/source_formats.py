@@ -8,16 +8,16 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from onceflow.clients.mysql.endpoint import endpoint_of as mysql_endpoint_of
+from onceflow.clients.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.readers.kafka import KafkaBatchReader
 from onceflow.connectors.spark.readers.kafka_stream import BatchLimits, KafkaStreamReader
 from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
 from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
 from onceflow.connectors.spark.readers.sql import Bounds, RowSource, sql_reader, sql_schema
-from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
-from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
-from onceflow.sinks.sql.access import DatabaseAccess
-from onceflow.sinks.sql.tables import TableName
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.settings import KafkaSettings
 from onceflow.sources.kafka.value_formats import schema_of_rows

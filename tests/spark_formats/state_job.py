@@ -27,8 +27,8 @@ from onceflow import (
     max_,
     sum_,
 )
-from onceflow.core.api.functions import StateAccess
 from onceflow.core.api.pipeline import Job
+from onceflow.core.plan.functions import StateAccess
 from onceflow.core.state import StateBackend
 
 RECORDS, ACCOUNTS = 2_000, 50

@@ -24,9 +24,9 @@ from onceflow.connectors.spark.formats import FilesFormat
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.streaming.query_transactions import write_transactions
 from onceflow.core.commit.by_hand import SinkResourceManager
-from onceflow.core.commit.logged_decisions import LoggedDecision
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.log.in_doubt import LoggedDecision
 from onceflow.sinks import FileSink
 
 pytestmark = pytest.mark.timeout(600)

@@ -32,6 +32,10 @@ from tests.integration.sink_kit import Job
 from tests.spark_formats.source_formats import PostgresFormat
 from typing_extensions import Self
 
+from onceflow.clients.mysql.endpoint import endpoint_of as mysql_endpoint_of
+from onceflow.clients.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
 from onceflow.connectors.spark.readers.postgres_rows import PostgresRows, release_sessions
@@ -39,11 +43,7 @@ from onceflow.connectors.spark.readers.sql import Bounds, FilteringSqlReader, Ro
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import MySQLSink, PostgresSink
-from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
-from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
-from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.sink import SqlSink
-from onceflow.sinks.sql.tables import TableName
 
 pytestmark = pytest.mark.integration
 

@@ -25,11 +25,11 @@ from tests.support.sql_job_process import RECORDS, make_pipeline, make_sink
 from typing_extensions import override
 
 from onceflow import Job, JobState, JobStatus
+from onceflow.clients.mysql.connection import MySQLSession
+from onceflow.clients.postgres.connection import own
+from onceflow.clients.sql.session import ConnectionLost
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.integration.servers import EmbeddedMySQL, EmbeddedPostgres
-from onceflow.sinks.mysql.connection import MySQLSession
-from onceflow.sinks.postgres.connection import own
-from onceflow.sinks.sql.session import ConnectionLost
 
 _TIMEOUT_S = 150.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.connectors.kafka.protobuf.schema import class_of, compile_schema, message_of
-from onceflow.connectors.kafka.registry import KeptSchema, NamedSchema, SchemaKind
+from onceflow.clients.kafka.registry import KeptSchema, NamedSchema, SchemaKind
+from onceflow.formats.protobuf.schema import class_of, compile_schema, message_of
 
 
 def message_class(text: str, name: str | None = None, **imported: str) -> Any:

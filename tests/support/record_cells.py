@@ -18,13 +18,13 @@ from tests.support.edge_values import NESTED, SCALARS, SHAPES, EdgeColumn
 from tests.support.exact_values import Clock, Instant, Local, exact_values, same
 from tests.support.source_encoders import is_beyond_python
 
-from onceflow.connectors.kafka.encoding import WrittenSchema
-from onceflow.connectors.kafka.protobuf.schema import compile_schema
-from onceflow.connectors.kafka.registry import KeptSchema, SchemaKind, schema_kind
-from onceflow.connectors.kafka.wire import header_of, indexes_of
+from onceflow.clients.kafka.registry import KeptSchema, SchemaKind, schema_kind
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
+from onceflow.formats.encoding import WrittenSchema
+from onceflow.formats.protobuf.schema import compile_schema
+from onceflow.formats.wire import header_of, indexes_of
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.registered import build_schema_text

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("cli", "connectors", "core", "integration", "sinks", "sources")
+PACKAGES = ("cli", "clients", "connectors", "core", "formats", "integration", "sinks", "sources")
 
 NOT_PARTICIPLES = {"embed", "exceed", "feed", "need", "seed", "speed", "red", "succeed", "proceed"}
 IRREGULAR = {

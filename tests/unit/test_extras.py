@@ -50,7 +50,7 @@ WORKS = (
     "from onceflow.cli.run.target import load_target",
 )
 _REGISTRY = (
-    "from onceflow.connectors.kafka.registry import SchemaRegistry, registry_settings\n"
+    "from onceflow.clients.kafka.registry import SchemaRegistry, registry_settings\n"
     "SchemaRegistry(registry_settings('http://h:1'))"
 )
 FAILS = {
@@ -86,8 +86,8 @@ FAILS = {
     "from onceflow.sinks import SQLiteSink\n"
     "foreach_batch(SQLiteSink('/tmp/x.db', table='t'), checkpoint_location='/tmp/c')": "pandas",
     _REGISTRY: "schema-registry",
-    "from onceflow.connectors.kafka.registry import KeptSchema, SchemaKind\n"
-    "from onceflow.connectors.kafka.protobuf.schema import compile_schema\n"
+    "from onceflow.clients.kafka.registry import KeptSchema, SchemaKind\n"
+    "from onceflow.formats.protobuf.schema import compile_schema\n"
     "compile_schema(KeptSchema(1, SchemaKind.PROTOBUF, 'message M {}'))": "protobuf",
     "from onceflow.core.imports.extras import naming_extras\n"
     "with naming_extras(): import onceflow.cli.main": "cli",

@@ -20,7 +20,7 @@ import pytest
 import onceflow
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("cli", "connectors", "core", "integration", "sinks", "sources")
+FOLDERS = ("cli", "clients", "connectors", "core", "formats", "integration", "sinks", "sources")
 
 # Imports every module of the installed package and looks up every name that one says is public.
 IMPORT_EVERYTHING = """

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, get_args
 
-from onceflow.core.api.event_time import WatermarkStrategy
-from onceflow.core.api.functions import Aggregate, avg, count, max_, min_, sum_
-from onceflow.core.api.windows import WindowAssigner
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.event_time import WatermarkStrategy
+from onceflow.core.plan.functions import Aggregate, avg, count, max_, min_, sum_
+from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import DURATION, NAMES, choice, option
 from onceflow.core.state import StateTtlConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from onceflow.clients.sql.session import SqlEndpoint
 from onceflow.connectors.spark.batch.commits import SETTLE_TIMEOUT_S, BatchTarget
 from onceflow.connectors.spark.batch.identity import NamedTarget, is_files, is_kafka
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
@@ -21,7 +22,6 @@ from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.log.batch_log import LoggedBatchDecisions
 from onceflow.core.storage.log.noted_batch_log import NotedBatchDecisions
 from onceflow.sinks.sql.batch_table import DecidedPart, SqlBatchDecisions
-from onceflow.sinks.sql.session import SqlEndpoint
 from onceflow.sinks.sql.sink import SqlSink
 
 

@@ -28,7 +28,7 @@ from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.layout import safe_name
 from onceflow.core.storage.staging.staged_rows import FileStagingArea
-from onceflow.sinks.fence import check_sink_id
+from onceflow.sinks.base.fence import check_sink_id
 from onceflow.sinks.sql.sink import SqlSink
 
 MakeSink: TypeAlias = Callable[[Mapping[str, str]], Sink]

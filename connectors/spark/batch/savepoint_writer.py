@@ -26,9 +26,8 @@ from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.savepoints.bootstrap import NewState, check_addition, with_state
 from onceflow.core.protocol.savepoints.savepoint import Savepoint
 from onceflow.core.state.api.context import StateContext
-from onceflow.core.state.heap.entries import split_map_row_key
 from onceflow.core.state.keys.key_codec import decode_key
-from onceflow.core.state.snapshots.bootstrap import (
+from onceflow.core.state.readers.bootstrap import (
     StateEncoder,
     StateOfTable,
     buckets_of,
@@ -36,13 +35,14 @@ from onceflow.core.state.snapshots.bootstrap import (
     make_encoder,
     split_by_bucket,
 )
+from onceflow.core.state.readers.stored import list_pieces, read_metas_by_name
 from onceflow.core.state.snapshots.canonical import (
     PART_BYTES,
     StateRows,
     read_canonical,
     write_canonical,
 )
-from onceflow.core.state.snapshots.stored import list_pieces, read_metas_by_name
+from onceflow.core.state.stores.entries import split_map_row_key
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, SavepointStateWriter
 
 

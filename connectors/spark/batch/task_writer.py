@@ -191,7 +191,7 @@ def _advice(
 
 def _is_lock_timeout(error: SinkError) -> bool:
     # Import it only here: other sinks must not load what databases need.
-    from onceflow.sinks.sql.session import LockTimeout
+    from onceflow.clients.sql.session import LockTimeout
 
     return isinstance(error.__cause__, LockTimeout)
 

@@ -31,13 +31,13 @@ from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.savepoints.bootstrap import NewState, check_addition, with_state
 from onceflow.core.protocol.savepoints.savepoint import Savepoint
-from onceflow.core.state.operator_state import Saved, find_mode, read_saved, write_saved
-from onceflow.core.state.snapshots.bootstrap import (
+from onceflow.core.state.readers.bootstrap import (
     StateOfTable,
     UnkeyedEncoder,
     UnkeyedStateOfTable,
     make_unkeyed_encoder,
 )
+from onceflow.core.state.states.operator_state import Saved, find_mode, read_saved, write_saved
 
 
 class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):

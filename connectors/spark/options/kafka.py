@@ -4,7 +4,7 @@ Most options are declared elsewhere, as fields with `option(…, spark="name")`:
 
     read             sources/kafka/settings.py
     write            sinks/kafka/sink.py, sinks/kafka/settings.py
-    both             connectors/kafka/settings.py: brokers, registry, the client's own options
+    both             clients/kafka/settings.py: brokers, registry, the client's own options
     micro-batches    connectors/spark/readers/kafka_stream.py
 """
 

@@ -1,8 +1,8 @@
 """The options for writing databases: which of Spark's JDBC options are refused or ignored.
 
 The other options are declared elsewhere, as fields with `option(…, spark="name")`: in
-sinks/sql/sink.py and sinks/sql/access.py for all databases, and in the `sink.py` of each database.
-`sql_reads` has the options for reading.
+sinks/sql/sink.py and clients/sql/access.py for all databases, and in the `sink.py` of each
+database. `sql_reads` has the options for reading.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options for reading databases, like those of Spark's JDBC reader.
 
-The options of connections are declared in sinks/sql/access.py, as fields with `option(…,
+The options of connections are declared in clients/sql/access.py, as fields with `option(…,
 spark="name")`. Reading and writing share them.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
+from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.connectors.spark.readers.sql import Bounds, RowSource
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.options import COUNT, option
-from onceflow.sinks.sql.access import DatabaseAccess
-from onceflow.sinks.sql.tables import TableName
 
 _SUBQUERY = re.compile(r"\s*\((?P<query>.*)\)\s*(?:as\s+)?[\w\"`]*\s*", re.DOTALL | re.IGNORECASE)
 _LOCK_TIMEOUT_S = 60.0
@@ -95,8 +95,8 @@ class PostgresRead(SqlRead):
     @override
     def source(self) -> RowSource:
         # Import it here: a reader of one database needs only the driver of that database.
+        from onceflow.clients.postgres.connection import endpoint_of
         from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
-        from onceflow.sinks.postgres.connection import endpoint_of
 
         endpoint = endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
         return PostgresRows(endpoint, *_parse_relation(self.table, self.query))
@@ -108,8 +108,8 @@ class MySQLRead(SqlRead):
     @property
     @override
     def source(self) -> RowSource:
+        from onceflow.clients.mysql.endpoint import endpoint_of
         from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
-        from onceflow.sinks.mysql.endpoint import endpoint_of
 
         endpoint = endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
         return MySQLRows(endpoint, *_parse_relation(self.table, self.query))

@@ -14,15 +14,15 @@ from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.options import COUNT, NAMES, ValueKind, choice, option, option_of
 from onceflow.core.state.api.descriptors import AggregateOp
-from onceflow.core.state.operator_state import Mode
-from onceflow.core.state.snapshots.bootstrap import StateOfTable, UnkeyedStateOfTable
-from onceflow.core.state.snapshots.state_columns import ValueForm
+from onceflow.core.state.readers.bootstrap import StateOfTable, UnkeyedStateOfTable
+from onceflow.core.state.readers.state_columns import ValueForm
 from onceflow.core.state.snapshots.state_meta import StateKind
+from onceflow.core.state.states.operator_state import Mode
 from onceflow.core.storage import CheckpointStorage, ObjectStorage, checkpoint_storage
 from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
-from onceflow.core.storage.snapshots.stored_checkpoints import (
+from onceflow.core.storage.stored_checkpoints import (
     StoredCheckpoint,
     checkpoint_at,
     open_job,

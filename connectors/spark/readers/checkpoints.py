@@ -18,10 +18,10 @@ from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, JobLocatio
 from onceflow.core.errors import CheckpointError, StateError, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, handles_of
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.state.operator_state import Mode
-from onceflow.core.state.snapshots.operator_columns import operator_states
-from onceflow.core.state.snapshots.stored import list_pieces, read_metas_by_name
-from onceflow.core.storage.snapshots.stored_checkpoints import (
+from onceflow.core.state.readers.operator_columns import operator_states
+from onceflow.core.state.readers.stored import list_pieces, read_metas_by_name
+from onceflow.core.state.states.operator_state import Mode
+from onceflow.core.storage.stored_checkpoints import (
     StoredCheckpoint,
     checkpoints_of,
     open_job,

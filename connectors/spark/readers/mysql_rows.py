@@ -22,12 +22,7 @@ import pyarrow as pa
 from pyarrow import csv
 from typing_extensions import override
 
-from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
-from onceflow.connectors.spark.readers.sql_filters import Comparable
-from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
-from onceflow.core.arrow.kinds import cast_rows
-from onceflow.core.errors import ConfigError, SinkError
-from onceflow.sinks.mysql.catalog import (
+from onceflow.clients.mysql.catalog import (
     TEXTS,
     MySQLType,
     find_table,
@@ -35,13 +30,18 @@ from onceflow.sinks.mysql.catalog import (
     identifier,
     quote,
 )
-from onceflow.sinks.mysql.connection import ResultColumn, own
+from onceflow.clients.mysql.connection import ResultColumn, own
+from onceflow.clients.mysql.endpoint import MySQLEndpoint
+from onceflow.clients.mysql.types import BINARIES
+from onceflow.clients.sql.session import Session, SqlError
+from onceflow.clients.sql.tables import Table, TableColumn, TableName
+from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
+from onceflow.connectors.spark.readers.sql_filters import Comparable
+from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
+from onceflow.core.arrow.kinds import cast_rows
+from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.mysql.dialect import MYSQL
-from onceflow.sinks.mysql.endpoint import MySQLEndpoint
-from onceflow.sinks.mysql.types import BINARIES
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import Session, SqlError
-from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
 _PRECISION_MAX = 38
 _CHUNK_BYTES = 4 * 1024 * 1024

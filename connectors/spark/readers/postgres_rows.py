@@ -24,13 +24,13 @@ from adbc_driver_manager import dbapi as manager
 from adbc_driver_postgresql import dbapi as adbc
 from typing_extensions import override
 
+from onceflow.clients.postgres.catalog import identifier, literal, quote
+from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
 from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
 from onceflow.connectors.spark.readers.sql_filters import Comparable
 from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.sinks.postgres.catalog import identifier, literal, quote
-from onceflow.sinks.postgres.connection import PostgresEndpoint, PostgresSession
 from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.sql.dialect import Dialect
 

@@ -18,6 +18,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from onceflow.clients.sql.session import SqlEndpoint
+from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.readers.sql_filters import (
@@ -28,8 +30,6 @@ from onceflow.connectors.spark.readers.sql_filters import (
 )
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import SqlEndpoint
-from onceflow.sinks.sql.tables import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

@@ -19,14 +19,14 @@ from onceflow.connectors.spark.options.state import STATE_READ, StateKindName, S
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.state.api.context import StateReader as HandleReader
-from onceflow.core.state.operator_state import Mode, find_mode, read_saved
-from onceflow.core.state.snapshots.operator_columns import OperatorState, operator_states
-from onceflow.core.state.snapshots.state_columns import columns_of, json_of
+from onceflow.core.state.readers.operator_columns import OperatorState, operator_states
+from onceflow.core.state.readers.state_columns import columns_of, json_of
+from onceflow.core.state.readers.stored import StatePiece, list_pieces, read_metas_by_name
 from onceflow.core.state.snapshots.state_meta import StateMeta
-from onceflow.core.state.snapshots.stored import StatePiece, list_pieces, read_metas_by_name
+from onceflow.core.state.states.operator_state import Mode, find_mode, read_saved
 from onceflow.core.storage import CheckpointStorage
 from onceflow.core.storage.descriptions import savepoint_directory
-from onceflow.core.storage.snapshots.stored_checkpoints import StoredCheckpoint, nearest
+from onceflow.core.storage.stored_checkpoints import StoredCheckpoint, nearest
 
 _SPLITS = "splits"
 

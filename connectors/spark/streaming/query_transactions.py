@@ -15,12 +15,11 @@ from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLo
 from onceflow.core.commit.by_hand import (
     InDoubtKind,
     InDoubtTransaction,
-    ResourceManager,
     SinkNeeded,
     SinkResourceManager,
     TransactionSettler,
 )
-from onceflow.core.commit.logged_decisions import Resolution, batch_in_doubt_status, refusal
+from onceflow.core.commit.logged_decisions import batch_in_doubt_status, refusal
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.batches import BatchClaim
 from onceflow.core.protocol.committables import (
@@ -32,9 +31,11 @@ from onceflow.core.protocol.committables import (
     Committed,
 )
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log.in_doubt import Resolution
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.batch_decisions import BatchDecisions
+from onceflow.core.spi.resource_manager import ResourceManager
 from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_committable
 from onceflow.sinks.sql.batch_table import SqlBatchDecisions
 from onceflow.sinks.sql.connector import SqlResourceManager

@@ -42,6 +42,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from onceflow.core.invariant import InvariantViolation, require
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
@@ -67,7 +68,6 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     handles_of,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.invariant import InvariantViolation, require
 
 
 @dataclass(slots=True)

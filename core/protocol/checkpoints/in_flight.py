@@ -30,9 +30,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
+from onceflow.core.invariant import require
 from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.invariant import require
 
 B = TypeVar("B")
 """A batch of rows."""

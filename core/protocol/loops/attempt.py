@@ -30,6 +30,7 @@ from onceflow.core.errors import (
     SlotLost,
     StorageError,
 )
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
@@ -48,7 +49,6 @@ from onceflow.core.protocol.checkpoints.decisions import (
 )
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, committer_ref
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.loops.attempt_facts import (
     AdmitSlot,
     Announce,

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.api.graph import ProcessKeyed
 from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.arrow.instants import rows_beyond_python
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.compiled import StateColumn, load_kernel
-from onceflow.core.compiled.program import (
+from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.plan.compiled_function import (
     BOOLEAN,
     FLOAT,
     INTEGER,
@@ -29,7 +29,7 @@ from onceflow.core.compiled.program import (
     dtype_of,
     kind_of_value,
 )
-from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.plan.graph import ProcessKeyed
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator, apply_keyed
 from onceflow.core.runtime.dataflow.user_functions import (
@@ -45,7 +45,7 @@ from onceflow.core.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.operator_state import OperatorStateStore
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.api.functions import Record
-from onceflow.core.api.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
-from onceflow.core.api.window_functions import CoGroupFunction, TimeWindow
+from onceflow.core.plan.functions import Record
+from onceflow.core.plan.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
+from onceflow.core.plan.window_functions import CoGroupFunction, TimeWindow
 from onceflow.core.protocol.windows import PaneWindows
 from onceflow.core.runtime.dataflow.join_operators import MakesPairs
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
@@ -26,8 +26,8 @@ from onceflow.core.runtime.dataflow.user_functions import (
     keys_of_records,
 )
 from onceflow.core.state import KeyedStateStore
-from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows
 from onceflow.core.state.keys.key_columns import Ints
+from onceflow.core.state.states.kept_rows import ROWS_A_CHUNK, KeptRows
 
 KeptSides: TypeAlias = tuple[KeptRows, KeptRows]
 """The kept rows of the left stream, and those of the right stream."""

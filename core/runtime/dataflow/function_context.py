@@ -7,8 +7,8 @@ from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from onceflow.core.api.functions import OutputTag, Record
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.plan.functions import OutputTag, Record
 from onceflow.core.runtime.dataflow.function_metrics import FunctionMetrics
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
@@ -22,7 +22,7 @@ from onceflow.core.state import (
     MapStateDescriptor,
     RawKeyedState,
 )
-from onceflow.core.state.operator_state import BroadcastMap, OperatorStateStore
+from onceflow.core.state.states.operator_state import BroadcastMap, OperatorStateStore
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -11,13 +11,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
-from onceflow.core.api.function_metrics import (
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.function_metrics import (
     DEFAULT_BUCKETS,
     METRICS_MAX,
     check_buckets,
     check_metric_name,
 )
-from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.messages import FunctionMetric
 
 

@@ -14,17 +14,17 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
-from onceflow.core.api.functions import Record
-from onceflow.core.api.graph import (
+from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.functions import Record
+from onceflow.core.plan.graph import (
     ProcessBatches,
     ProcessBroadcast,
     ProcessConnected,
     ProcessKeyed,
     ProcessRecords,
 )
-from onceflow.core.api.process_functions import BroadcastProcessFunction, ProcessFunction
-from onceflow.core.api.window_functions import WindowsOfRecords
-from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.process_functions import BroadcastProcessFunction, ProcessFunction
+from onceflow.core.plan.window_functions import WindowsOfRecords
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -63,10 +63,10 @@ from onceflow.core.state import (
     TimeDomain,
     Timer,
 )
-from onceflow.core.state.api.batch_timers import TimerTable
-from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
-from onceflow.core.state.api.timers import DomainTimers, OperatorTimers
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.batch_timers import TimerTable
+from onceflow.core.state.states.operator_state import OperatorStateStore
+from onceflow.core.state.states.timers import DomainTimers, OperatorTimers
+from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
 RecordFunction: TypeAlias = Callable[[Record], Results]
 

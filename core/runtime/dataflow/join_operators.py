@@ -22,12 +22,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.api.event_time import times_ms
-from onceflow.core.api.functions import Record
-from onceflow.core.api.graph import JoinConnected
-from onceflow.core.api.join_functions import MergedColumns, ProcessJoinFunction
-from onceflow.core.api.late_records import LateRecords
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.plan.event_time import times_ms
+from onceflow.core.plan.functions import Record
+from onceflow.core.plan.graph import JoinConnected
+from onceflow.core.plan.join_functions import MergedColumns, ProcessJoinFunction
+from onceflow.core.plan.late_records import LateRecords
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import KeyedContext
@@ -48,11 +48,11 @@ from onceflow.core.runtime.dataflow.user_functions import (
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
-from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of
+from onceflow.core.state.states.operator_state import OperatorStateStore
+from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
 Side: TypeAlias = pa.RecordBatch | None
 """A side of some pairs, with a row per pair; None if the pairs lack this side."""

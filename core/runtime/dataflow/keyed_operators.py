@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.core.api.graph import RunAggregates
 from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.graph import RunAggregates
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -16,7 +16,7 @@ from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.state import KeyedStateStore, StateWriter
 from onceflow.core.state.aggregates.totals import to_typed_array
-from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
+from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
 
 class KeyedOperator(RunningOperator):

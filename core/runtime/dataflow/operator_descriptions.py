@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from typing_extensions import assert_never
 
-from onceflow.core.api.graph import (
+from onceflow.core.plan.graph import (
     AggregateWindows,
     JoinConnected,
     Operator,
@@ -37,9 +37,9 @@ from onceflow.core.api.graph import (
     Work,
     WriteTo,
 )
-from onceflow.core.api.join_functions import TimedJoin
-from onceflow.core.api.window_functions import WindowsOfRecords
-from onceflow.core.api.windows import EventTimeSessionWindows, WindowAssigner, pane_windows
+from onceflow.core.plan.join_functions import TimedJoin
+from onceflow.core.plan.window_functions import WindowsOfRecords
+from onceflow.core.plan.windows import EventTimeSessionWindows, WindowAssigner, pane_windows
 from onceflow.core.state.aggregates.accumulator_shape import key_kind
 
 LATENESS = "allowed lateness"

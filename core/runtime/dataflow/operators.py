@@ -14,8 +14,9 @@ from itertools import chain
 
 import pyarrow as pa
 
-from onceflow.core.api.functions import Record
-from onceflow.core.api.graph import (
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.functions import Record
+from onceflow.core.plan.graph import (
     Feed,
     FilterRecords,
     FlatMapRecords,
@@ -23,7 +24,6 @@ from onceflow.core.api.graph import (
     MapRecords,
     SelectSql,
 )
-from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import Wait

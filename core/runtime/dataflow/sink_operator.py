@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from onceflow.core.api.graph import (
-    WriteTo,
-)
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.graph import (
+    WriteTo,
+)
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId

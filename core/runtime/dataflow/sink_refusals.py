@@ -14,9 +14,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from onceflow.core.errors import OnceflowError, PreCommitFailed, SinkError, TargetRefused
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.refusals import make_fingerprint
 from onceflow.core.spi.refusals import is_data_at_fault, may_pass
 

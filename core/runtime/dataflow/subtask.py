@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from onceflow.core.json_logs import bind_thread_fields
 from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAborted,
     AlignmentAction,
@@ -65,6 +64,7 @@ from onceflow.core.runtime.dataflow.channels import (
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.partitioners import Partitioner
 from onceflow.core.runtime.dataflow.source_operator import SourceOperator
+from onceflow.core.runtime.json_logs import bind_thread_fields
 from onceflow.core.spi import EndOfInput
 
 WATERMARK_INTERVAL_S = 0.1

@@ -17,12 +17,12 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
-from onceflow.core.api.functions import Record
 from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly
 from onceflow.core.arrow.instants import ERRORS as VALUE_ERRORS
 from onceflow.core.arrow.instants import check_times_of_day
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
+from onceflow.core.plan.functions import Record
 from onceflow.core.spi.dead_letters import origin_columns, printable_rows
 from onceflow.core.state.keys.python_keys import has_own_python_keys, python_keys
 

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.api.event_time import times_ms
-from onceflow.core.api.graph import ProcessConnected
-from onceflow.core.api.join_functions import WindowPairs
-from onceflow.core.api.late_records import LateRecords
-from onceflow.core.api.window_batches import WindowBatches
-from onceflow.core.api.window_functions import CoWindowedFunction
-from onceflow.core.api.windows import EventTimeSessionWindows, pane_windows
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.plan.event_time import times_ms
+from onceflow.core.plan.graph import ProcessConnected
+from onceflow.core.plan.join_functions import WindowPairs
+from onceflow.core.plan.late_records import LateRecords
+from onceflow.core.plan.window_batches import WindowBatches
+from onceflow.core.plan.window_functions import CoWindowedFunction
+from onceflow.core.plan.windows import EventTimeSessionWindows, pane_windows
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.due_windows import (
@@ -48,13 +48,6 @@ from onceflow.core.runtime.dataflow.restored_event_time import (
 from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.runtime.dataflow.windows_by_record import move_windows
 from onceflow.core.state import KeyedStateStore, hash_keys
-from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
-from onceflow.core.state.kept_rows import (
-    NUMBER_BITS,
-    TIME_MAX,
-    KeptRows,
-    check_moments,
-)
 from onceflow.core.state.keys.key_columns import (
     Ints,
     KeyColumn,
@@ -64,7 +57,14 @@ from onceflow.core.state.keys.key_columns import (
 )
 from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key_columns
 from onceflow.core.state.keys.key_index import number_keys
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.kept_rows import (
+    NUMBER_BITS,
+    TIME_MAX,
+    KeptRows,
+    check_moments,
+)
+from onceflow.core.state.states.operator_state import OperatorStateStore
+from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
 ROWS_AGAIN = 256
 """The number of late rows whose windows are emitted together: each brings all rows of its

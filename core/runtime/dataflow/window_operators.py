@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.api.event_time import times_ms
-from onceflow.core.api.graph import AggregateWindows
-from onceflow.core.api.windows import (
+from onceflow.core.arrow.kinds import cast_rows
+from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.event_time import times_ms
+from onceflow.core.plan.graph import AggregateWindows
+from onceflow.core.plan.windows import (
     EventTimeSessionWindows,
     TumblingProcessingTimeWindows,
     pane_windows,
 )
-from onceflow.core.arrow.kinds import cast_rows
-from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_event_time
@@ -39,10 +39,10 @@ from onceflow.core.runtime.dataflow.user_functions import (
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.snapshots.canonical import Groups
+from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
 ROWS_A_BATCH = 32_768
 _log = logging.getLogger("onceflow.runtime")

@@ -12,17 +12,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.api.functions import Record, StateAccess
-from onceflow.core.api.window_functions import (
+from onceflow.core.arrow.exact_arrays import exact_array
+from onceflow.core.plan.functions import Record, StateAccess
+from onceflow.core.plan.window_functions import (
     OPEN_WINDOWS,
     CoGroupFunction,
     KeptRecords,
     OpenWindow,
 )
-from onceflow.core.arrow.exact_arrays import exact_array
 from onceflow.core.state import KeyedStateStore
-from onceflow.core.state.api.timers import TIME_DOMAINS, describe_timers
 from onceflow.core.state.keys.key_columns import Ints
+from onceflow.core.state.states.timers import TIME_DOMAINS, describe_timers
 
 RECORDS_AT_ONCE = 8_192
 """The number of records that are moved together, which limits the memory for moving."""

@@ -15,11 +15,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from onceflow.core.json_logs import carry_fields
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle, paths_of
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.events.job_events import LeftoversAborted
+from onceflow.core.runtime.json_logs import carry_fields
 
 _log = logging.getLogger("onceflow.runtime.attempt")
 T = TypeVar("T")

@@ -17,7 +17,6 @@ from typing import Any
 from typing_extensions import assert_never
 
 from onceflow.core.errors import Fenced, OnceflowError
-from onceflow.core.json_logs import bind_thread_fields, to_slot_settings
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
@@ -68,6 +67,7 @@ from onceflow.core.runtime.events.job_events import (
 )
 from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.json_logs import bind_thread_fields, to_slot_settings
 from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.recent_latency import RecentLatency

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onceflow.core.api.graph import Graph
+from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
 from onceflow.core.runtime.events.listeners import JobListener

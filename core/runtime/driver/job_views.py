@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onceflow.core.api.graph import Chain, Graph, Operator, ReadFrom, WriteTo
 from onceflow.core.commit.committers import read_target_record
 from onceflow.core.commit.proof import SinkProof, describe_unreachable, judge_sink
 from onceflow.core.errors import OnceflowError
+from onceflow.core.plan.graph import Chain, Graph, Operator, ReadFrom, WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
@@ -25,7 +25,7 @@ from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.spi import CommittedBy, CommitterContext, Sink
 from onceflow.core.storage import CheckpointStorage, JobStorage
-from onceflow.core.storage.snapshots.stored_checkpoints import (
+from onceflow.core.storage.stored_checkpoints import (
     StoredCheckpoint,
     checkpoints_of,
     savepoints_of,

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onceflow.core.api.graph import Graph
 from onceflow.core.imports.extras import require_package
-from onceflow.core.json_logs import configure_logs
+from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.runtime.driver.health import Health, JobHealth
 from onceflow.core.runtime.driver.metrics_server import ShownJob, ShownMetrics
@@ -17,6 +16,7 @@ from onceflow.core.runtime.events.event_log import is_event_log_on, log_event
 from onceflow.core.runtime.events.job_events import JobEvent
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.json_logs import configure_logs
 from onceflow.core.runtime.metrics.commit_latency import SinkInputs
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits

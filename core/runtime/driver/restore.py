@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from onceflow.core.api.graph import (
+from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.plan.graph import (
     AggregateWindows,
     Exchange,
     Graph,
@@ -26,7 +27,6 @@ from onceflow.core.api.graph import (
     Work,
     WriteTo,
 )
-from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,
@@ -41,7 +41,7 @@ from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_o
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split
-from onceflow.core.state.operator_state import find_mode
+from onceflow.core.state.states.operator_state import find_mode
 
 _log = logging.getLogger("onceflow.runtime.driver")
 

@@ -30,7 +30,7 @@ from onceflow.core.protocol.savepoints.savepoint import (
 from onceflow.core.runtime.driver.restore import check_max_parallelism
 from onceflow.core.runtime.events.job_events import SavepointRestored
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
-from onceflow.core.storage.snapshots.retained_checkpoints import check_not_claimed, restore_point
+from onceflow.core.storage.retained_checkpoints import check_not_claimed, restore_point
 
 _log = logging.getLogger("onceflow.runtime.driver")
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from onceflow.core.json_logs import carry_fields
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import BlockersListed
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.events.job_events import SinkBlocked
+from onceflow.core.runtime.json_logs import carry_fields
 from onceflow.core.spi import CommitterContext, Sink
 
 _INTERVAL_S = 1.0

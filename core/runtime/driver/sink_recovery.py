@@ -15,7 +15,6 @@ from functools import partial
 
 import pyarrow as pa
 
-from onceflow.core.api.graph import Graph
 from onceflow.core.commit.committers import open_global_committer
 from onceflow.core.commit.loop import (
     TimedSteps,
@@ -49,6 +48,7 @@ from onceflow.core.errors import (
     SinkError,
     StorageBehind,
 )
+from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import (
     AbortOutcome,

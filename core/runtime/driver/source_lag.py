@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from onceflow.core.api.graph import Graph
-from onceflow.core.json_logs import carry_fields
+from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.source_splits import splits_of
 from onceflow.core.runtime.events.job_events import JobEvent, LagMeasured
+from onceflow.core.runtime.json_logs import carry_fields
 from onceflow.core.spi import Source, SplitOffsets
 
 LAG_INTERVAL_S = 5.0

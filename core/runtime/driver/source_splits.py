@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onceflow.core.api.graph import Graph
 from onceflow.core.errors import SourceError
-from onceflow.core.json_logs import carry_fields
+from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -33,6 +32,7 @@ from onceflow.core.protocol.splits import (
 )
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
+from onceflow.core.runtime.json_logs import carry_fields
 from onceflow.core.spi import Source
 
 _log = logging.getLogger("onceflow.runtime.discovery")

@@ -25,12 +25,12 @@ from onceflow.core.state.keys.key_codec import add_length, encode_key
 from onceflow.core.state.keys.key_columns import read_key_columns
 from onceflow.core.state.keys.key_groups import hash_keys, key_group_of, key_groups
 from onceflow.core.state.keys.key_index import encode_keys
+from onceflow.core.state.readers.state_columns import columns_of, shape_of_meta
+from onceflow.core.state.readers.stored import StatePiece, list_pieces, read_metas_by_name
 from onceflow.core.state.snapshots.canonical import StateRows
-from onceflow.core.state.snapshots.state_columns import columns_of, shape_of_meta
 from onceflow.core.state.snapshots.state_meta import StateMeta
-from onceflow.core.state.snapshots.stored import StatePiece, list_pieces, read_metas_by_name
 from onceflow.core.storage import JobStorage
-from onceflow.core.storage.snapshots.stored_checkpoints import (
+from onceflow.core.storage.stored_checkpoints import (
     StoredCheckpoint,
     checkpoint_at,
     nearest,

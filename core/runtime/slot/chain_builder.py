@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.api.graph import (
+from onceflow.core.compiled import CompiledFunction
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import SlotLost, StateIncompatible
+from onceflow.core.plan.graph import (
     AggregateWindows,
     Chain,
     Edge,
@@ -32,10 +35,7 @@ from onceflow.core.api.graph import (
     SelectSql,
     WriteTo,
 )
-from onceflow.core.api.windows import EventTimeSessionWindows
-from onceflow.core.compiled import CompiledFunction
-from onceflow.core.crash_points import reach
-from onceflow.core.errors import SlotLost, StateIncompatible
+from onceflow.core.plan.windows import EventTimeSessionWindows
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
 from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd
 from onceflow.core.protocol.ids import SubtaskRef
@@ -98,7 +98,7 @@ from onceflow.core.runtime.transport.data_plane import FlightChannel, SlotIdenti
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import ReaderContext, WriterContext
 from onceflow.core.state import KeyedStateStore, StateContext
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.operator_state import OperatorStateStore
 
 
 @dataclass(frozen=True, slots=True)

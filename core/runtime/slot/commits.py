@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from onceflow.core.api.graph import Operator, WriteTo
 from onceflow.core.commit.early import HELD_MAX_S, Begin, EarlyCommits, Withdraw
 from onceflow.core.commit.loop import (
     StepSource,
@@ -39,6 +38,7 @@ from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import PreCommits
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SinkError
+from onceflow.core.plan.graph import Operator, WriteTo
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import (

@@ -15,8 +15,8 @@ from typing import cast
 
 import cloudpickle
 
-from onceflow.core.api.graph import Graph
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.graph import Graph
 from onceflow.core.runtime.slot.pickling import pickle_by_value
 from onceflow.core.state import StateBackend
 

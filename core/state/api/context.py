@@ -14,8 +14,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from onceflow.core.invariant import require
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
-from onceflow.core.protocol.invariant import require
 
 __all__ = ["StateContext", "StateHandle", "StateReader", "StateWriter"]
 

@@ -30,29 +30,9 @@ from onceflow.core.state.api.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from onceflow.core.state.api.stores import (
-    KeyedStateStore,
-    ListState,
-    MapState,
-    PendingKeyedSnapshot,
-    ValueState,
-)
-from onceflow.core.state.heap.entries import (
-    ABSENT,
-    DELETED,
-    Cells,
-    CurrentKey,
-    EntryListState,
-    EntryRows,
-    EntryValueState,
-    ListRows,
-    MapKeys,
-    MapRows,
-)
 from onceflow.core.state.heap.tables import ChangedEntries, HeapEntries, LayerLimits
 from onceflow.core.state.heap.totals import ChangedTotals, HeapTotals
 from onceflow.core.state.keys.key_codec import from_stored_map_key, to_stored_map_key
-from onceflow.core.state.open_states import OpenStates
 from onceflow.core.state.snapshots.canonical import (
     RestoredStates,
     StateContent,
@@ -73,6 +53,26 @@ from onceflow.core.state.snapshots.state_meta import (
     describe_map_state,
     describe_value_state,
 )
+from onceflow.core.state.stores.entries import (
+    ABSENT,
+    DELETED,
+    Cells,
+    CurrentKey,
+    EntryListState,
+    EntryRows,
+    EntryValueState,
+    ListRows,
+    MapKeys,
+    MapRows,
+)
+from onceflow.core.state.stores.keyed_store import (
+    KeyedStateStore,
+    ListState,
+    MapState,
+    PendingKeyedSnapshot,
+    ValueState,
+)
+from onceflow.core.state.stores.open_states import OpenStates
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 

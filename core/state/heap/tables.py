@@ -26,7 +26,8 @@ from itertools import chain, islice
 from typing import Any
 
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state.heap.entries import (
+from onceflow.core.state.snapshots.canonical import StateRows
+from onceflow.core.state.stores.entries import (
     ABSENT,
     DELETED,
     Cells,
@@ -34,7 +35,6 @@ from onceflow.core.state.heap.entries import (
     EntryRows,
     EntryTable,
 )
-from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.types.serializers import ExpiringSerializer
 
 LAYERS_MAX = 4

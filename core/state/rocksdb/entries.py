@@ -22,20 +22,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from onceflow.core.state.api.stores import MapState
-from onceflow.core.state.heap.entries import (
-    ABSENT,
-    DELETED,
-    Cells,
-    CurrentKey,
-    EntryTable,
-    MapKeys,
-    filter_alive,
-    map_row_key,
-    pack_list,
-    split_map_row_key,
-    unpack_list,
-)
 from onceflow.core.state.keys.key_codec import (
     add_length,
     decode_key,
@@ -55,6 +41,20 @@ from onceflow.core.state.rocksdb.database import (
     sort_pairs,
     state_prefix,
 )
+from onceflow.core.state.stores.entries import (
+    ABSENT,
+    DELETED,
+    Cells,
+    CurrentKey,
+    EntryTable,
+    MapKeys,
+    filter_alive,
+    map_row_key,
+    pack_list,
+    split_map_row_key,
+    unpack_list,
+)
+from onceflow.core.state.stores.keyed_store import MapState
 from onceflow.core.state.types.serializers import ExpiringSerializer
 
 K = TypeVar("K")

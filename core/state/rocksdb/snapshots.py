@@ -32,8 +32,6 @@ from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompati
 from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
-from onceflow.core.state.api.stores import PendingKeyedSnapshot
-from onceflow.core.state.heap.entries import upgrade_map_keys
 from onceflow.core.state.rocksdb.database import (
     Database,
     Pair,
@@ -55,6 +53,8 @@ from onceflow.core.state.snapshots.canonical import (
 )
 from onceflow.core.state.snapshots.known_files import FileHandles
 from onceflow.core.state.snapshots.state_meta import StateMeta
+from onceflow.core.state.stores.entries import upgrade_map_keys
+from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot
 from onceflow.core.stored_names import UnsafeName, resolve_file_name
 
 FORMAT = 2

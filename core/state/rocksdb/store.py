@@ -22,21 +22,6 @@ from onceflow.core.state.api.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from onceflow.core.state.api.stores import (
-    KeyedStateStore,
-    ListState,
-    MapState,
-    PendingKeyedSnapshot,
-    ValueState,
-)
-from onceflow.core.state.heap.entries import (
-    Cells,
-    CurrentKey,
-    EntryListState,
-    EntryValueState,
-    MapKeys,
-)
-from onceflow.core.state.open_states import OpenStates
 from onceflow.core.state.rocksdb.accumulators import PRELOAD_BATCH, RocksAccumulators
 from onceflow.core.state.rocksdb.database import (
     Database,
@@ -81,6 +66,21 @@ from onceflow.core.state.snapshots.state_meta import (
     describe_map_state,
     describe_value_state,
 )
+from onceflow.core.state.stores.entries import (
+    Cells,
+    CurrentKey,
+    EntryListState,
+    EntryValueState,
+    MapKeys,
+)
+from onceflow.core.state.stores.keyed_store import (
+    KeyedStateStore,
+    ListState,
+    MapState,
+    PendingKeyedSnapshot,
+    ValueState,
+)
+from onceflow.core.state.stores.open_states import OpenStates
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 

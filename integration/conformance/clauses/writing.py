@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from onceflow.core.errors import OnceflowError, SinkError, TargetRefused
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi import SinkWriter
 from onceflow.core.spi.refusals import is_data_at_fault, may_pass
 from onceflow.integration.conformance import children

@@ -23,7 +23,7 @@ from unittest.mock import patch
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import Checkpointing, LocalProcesses, Pipeline, RuntimeSettings
-from onceflow.core.api.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
+from onceflow.core.plan.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
 from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     NotifyAbort,

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pyarrow as pa
 from tests.conformance.programs import attempt, run
 
-from onceflow.core.api.graph import Graph
-from onceflow.core.api.window_functions import KeptRecords
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.graph import Graph
+from onceflow.core.plan.window_functions import KeptRecords
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.watermarks import NO_WATERMARK, SplitWatermarks, WatermarkMerge
@@ -26,13 +26,13 @@ from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.runtime.driver.restore import RestoredSlot, assign_state
 from onceflow.core.state.aggregates import accumulators
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
-from onceflow.core.state.api.ttl import TimedSerializer
-from onceflow.core.state.heap import entries
 from onceflow.core.state.heap import store as heap
 from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import encode_key
 from onceflow.core.state.rocksdb import entries as rocksdb_entries
 from onceflow.core.state.snapshots.state_meta import StateMeta
+from onceflow.core.state.states.ttl import TimedSerializer
+from onceflow.core.state.stores import entries
 
 Undo = Callable[[], AbstractContextManager[Any]]
 

@@ -17,8 +17,8 @@ from tests.conformance.programs.version import History, Version, later_version
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import HeapBackend, RocksDBBackend
-from onceflow.core.api.graph import ReadFrom
 from onceflow.core.errors import StateIncompatible, UserFunctionError
+from onceflow.core.plan.graph import ReadFrom
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import SplitState

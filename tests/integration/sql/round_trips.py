@@ -24,13 +24,13 @@ from tests.integration.sink_kit import Job
 from tests.support.edge_values import EdgeColumn
 from tests.support.exact_values import exact_values, same
 
+from onceflow.clients.sql.tables import Table, TableName
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import SQLiteSink
-from onceflow.sinks.sql.tables import Table, TableName
 
 Meaning = Callable[[Any], object]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from onceflow.clients.mysql.connection import MySQLSession
+from onceflow.clients.mysql.endpoint import endpoint_of
+from onceflow.clients.sql.access import DatabaseAccess
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.connection import MySQLSession
-from onceflow.sinks.mysql.endpoint import endpoint_of
-from onceflow.sinks.sql.access import DatabaseAccess
 
 
 def _login(url: str) -> MySQLSession:

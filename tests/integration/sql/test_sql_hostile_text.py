@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 from tests.integration.sql.databases import Database
 
-from onceflow.sinks.sql.session import DuplicateKey
+from onceflow.clients.sql.session import DuplicateKey
 
 HOSTILE = "k\x1b[2J\x07\n2026-11-28 ERROR forged"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.lossy_cable import PREFIX, can_have_one
 
-from onceflow.sinks.sql.silence import UNACKNOWLEDGED_S
+from onceflow.clients.sql.silence import UNACKNOWLEDGED_S
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(500)]
 OUTAGE_S = 60

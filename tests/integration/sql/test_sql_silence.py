@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.integration.sql.databases import Database, Postgres
 
-from onceflow.sinks.mysql.connection import MySQLSession
-from onceflow.sinks.postgres.connection import PostgresSession, own
-from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.silence import UNACKNOWLEDGED_S
+from onceflow.clients.mysql.connection import MySQLSession
+from onceflow.clients.postgres.connection import PostgresSession, own
+from onceflow.clients.sql.session import Session
+from onceflow.clients.sql.silence import UNACKNOWLEDGED_S
 
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 

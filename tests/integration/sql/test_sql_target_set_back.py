@@ -18,10 +18,9 @@ import pytest
 from tests.integration.sink_kit import SCHEMA, committables, rows, until_settled
 from tests.integration.sql.databases import Database, SqlServer
 
-from onceflow.core.api.graph import Graph, Operator, WriteTo
 from onceflow.core.commit.by_hand import InDoubtTransactions, SinkResourceManager
-from onceflow.core.commit.logged_decisions import LoggedDecision, RecoveryAction
 from onceflow.core.errors import CommitOutcomeUnknown, PreparedTransactionLost
+from onceflow.core.plan.graph import Graph, Operator, WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -29,6 +28,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.events.job_events import RecoveredSink
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext

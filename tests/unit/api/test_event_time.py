@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from onceflow import WatermarkStrategy
-from onceflow.core.api.event_time import FARTHEST_MS, record_time_ms, times_ms
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.plan.event_time import FARTHEST_MS, record_time_ms, times_ms
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from onceflow import (
     Stream,
     TumblingProcessingTimeWindows,
 )
-from onceflow.core.api.functions import Record
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.functions import Record
 
 
 class Plain(ProcessFunction):

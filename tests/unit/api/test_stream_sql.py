@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.core.api.stream_sql import StreamSql
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.stream_sql import StreamSql
 
 pytest.importorskip("datafusion")
 

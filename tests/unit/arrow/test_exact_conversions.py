@@ -17,34 +17,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("cli", "connectors", "core", "integration", "sinks", "sources")
+ROOMS = ("cli", "clients", "connectors", "core", "formats", "integration", "sinks", "sources")
 CHECKED_WAYS = "core/arrow/"
 READERS = {
-    "sources/kafka/csv_rows.py": "reads decimals as text, and looks for other altered numbers",
+    "formats/csv_rows.py": "reads decimals as text, and looks for other altered numbers",
     "connectors/spark/readers/mysql_rows.py": "reads decimals as text; a server wrote the rest",
 }
 MAKERS = {
-    "connectors/kafka/json/columns.py": "int64, for a converter of numbers",
-    "connectors/kafka/protobuf/decoder.py": "Protobuf has no decimals",
+    "formats/json/columns.py": "int64, for a converter of numbers",
+    "formats/protobuf/decoder.py": "Protobuf has no decimals",
     "connectors/spark/readers/state.py": "JSON text, or bytes",
     "core/spi/dead_letters.py": "the columns of dead letters: text, bytes and numbers",
     "core/state/keys/key_codec.py": "keys of text, bytes and integers",
     "core/state/rocksdb/accumulators.py": "bytes",
     "core/state/rocksdb/snapshots.py": "bytes",
     "sinks/kafka/encoder.py": "headers: text and bytes",
-    "sinks/mysql/types.py": "the members of an ENUM",
+    "clients/mysql/types.py": "the members of an ENUM",
     "sinks/sql/changes.py": "values that were read from a column of the same type",
-    "sources/kafka/debezium.py": "text and bytes",
+    "formats/debezium/changes.py": "text and bytes",
     "sources/kafka/value_formats.py": "headers: text and bytes",
 }
 """Files that let pyarrow make arrays of a type that does not stand there, and what type it is."""
 UNSAFE = {
-    "core/state/snapshots/state_columns.py": "Spark has no nanoseconds: keys are shown without",
-    "sources/kafka/debezium.py": "compares numbers with the bytes of a placeholder",
+    "core/state/readers/state_columns.py": "Spark has no nanoseconds: keys are shown without",
+    "formats/debezium/changes.py": "compares numbers with the bytes of a placeholder",
 }
 
 CASTS = {
-    "core/state/snapshots/state_columns.py": UNSAFE["core/state/snapshots/state_columns.py"],
+    "core/state/readers/state_columns.py": UNSAFE["core/state/readers/state_columns.py"],
     "sinks/lake/change_writer.py": "a method of the product's own",
 }
 WORDS = re.compile(r"\bcast\(|\barray\(|(?:read|open)_(?:csv|json)|safe=|from_pandas")

@@ -26,7 +26,7 @@ from onceflow.cli.doctor.machine import check_java, check_python, install_comman
 from onceflow.cli.doctor.spark import check_addresses
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
-from onceflow.connectors.kafka.fitness import topic_findings
+from onceflow.clients.kafka.fitness import topic_findings
 from onceflow.core.spi.connector import Area, Finding, Level
 
 JAVA = shutil.which("java")

@@ -25,7 +25,6 @@ from onceflow.core.commit.by_hand import (
     attempt_of,
     read_log,
 )
-from onceflow.core.commit.logged_decisions import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -35,6 +34,7 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId, sink_id_of
+from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 
 SINK_ID = "payments.out"

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-from onceflow.core.commit.logged_decisions import (
-    InDoubtStatus,
-    LogFacts,
-    LoggedDecision,
-    RecoveryAction,
-    Resolution,
-    describe_lag,
-    in_doubt_status,
-    refusal,
-)
+from onceflow.core.commit.logged_decisions import describe_lag, in_doubt_status, refusal
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -22,6 +13,13 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log.in_doubt import (
+    InDoubtStatus,
+    LogFacts,
+    LoggedDecision,
+    RecoveryAction,
+    Resolution,
+)
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.rules import (
     AttemptClaimed,

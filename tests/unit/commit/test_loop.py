@@ -31,6 +31,7 @@ from onceflow.core.errors import (
     SinkError,
     TargetRefused,
 )
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -43,7 +44,6 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi import (
     CommittedBy,
     Committer,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from onceflow.core.commit.queue import CommitQueue, Done, RetryAt, StepFailed, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.committables import (
     AlreadyCommitted,
     CommitOutcome,
@@ -18,7 +19,6 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.protocol.invariant import InvariantViolation
 
 POLICY = CommitRetryPolicy(initial_delay_s=1.0, multiplier=2.0, max_delay_s=5.0, deadline_s=20.0)
 

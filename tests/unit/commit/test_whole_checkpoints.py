@@ -18,6 +18,7 @@ from onceflow.core.commit.whole_checkpoints import (
     plan_global_recovery,
 )
 from onceflow.core.errors import ConfigError
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision, CheckpointKind, FinishJob
 from onceflow.core.protocol.checkpoints.snapshots import (
@@ -35,7 +36,6 @@ from onceflow.core.protocol.committables import (
     RetryLater,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log.memory import Decided, LogMemory
 
 SINK = "job.lake"

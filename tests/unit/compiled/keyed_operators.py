@@ -12,15 +12,15 @@ import pyarrow as pa
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import KeyedFunction
-from onceflow.core.api.functions import Record
-from onceflow.core.api.graph import ProcessKeyed
 from onceflow.core.compiled import CompiledFunction, translate_function
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.functions import Record
+from onceflow.core.plan.graph import ProcessKeyed
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.compiled_operator import UNCOMPILED_BATCHES, CompiledProcessor
 from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
 from onceflow.core.state import HeapBackend, StateBackend, StateContext
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.operator_state import OperatorStateStore
 
 
 @cache

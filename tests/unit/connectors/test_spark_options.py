@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
-from onceflow.connectors.kafka.keys import KeyFormat
-from onceflow.connectors.kafka.registry import RegistrySettings
+from onceflow.clients.kafka.keys import KeyFormat
+from onceflow.clients.kafka.registry import RegistrySettings
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import (
     KAFKA_READ,

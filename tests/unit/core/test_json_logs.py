@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.json_logs import (
+from onceflow.core.protocol.ids import SubtaskRef, TransactionId
+from onceflow.core.runtime.json_logs import (
     JsonFormatter,
     bind_process_fields,
     bind_thread_fields,
@@ -26,7 +27,6 @@ from onceflow.core.json_logs import (
     forget_thread_fields,
     to_slot_settings,
 )
-from onceflow.core.protocol.ids import SubtaskRef, TransactionId
 from onceflow.core.settings.configuration import Configuration
 from onceflow.core.settings.pipeline_settings import Logging
 
@@ -151,7 +151,7 @@ def test_settings_are_read_from_the_environment() -> None:
 def test_every_logger_is_documented() -> None:
     named = {
         name
-        for folder in ("core", "sources", "sinks", "connectors")
+        for folder in ("core", "clients", "formats", "sources", "sinks", "connectors")
         for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(r'getLogger\("(onceflow[\w.]*)"\)', path.read_text("utf-8"))
     }
@@ -162,7 +162,7 @@ def test_every_logger_is_documented() -> None:
 
 _SLOT = """
 import logging
-from onceflow.core.json_logs import bind_process_fields, configure_slot_logs
+from onceflow.core.runtime.json_logs import bind_process_fields, configure_slot_logs
 from onceflow.core.settings.pipeline_settings import Logging
 configure_slot_logs(Logging(level="info"))
 configure_slot_logs(Logging(level="info"))

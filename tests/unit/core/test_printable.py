@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from onceflow.cli.terminal import print_listing, say
+from onceflow.clients.sql.session import DuplicateKey
 from onceflow.core.errors import BadRow
-from onceflow.core.json_logs import TextFormatter
 from onceflow.core.printable import escape_controls, escape_terminal_codes
-from onceflow.sinks.sql.session import DuplicateKey
+from onceflow.core.runtime.json_logs import TextFormatter
 
 HOSTILE = "key \x1b[2J\x9b31m\r\n2026-11-28 ERROR forged\u202e\u2028\x07\x00"
 

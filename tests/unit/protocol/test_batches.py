@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.batches import (
     RETAINED_ATTEMPTS,
     TRIES,
@@ -27,7 +28,6 @@ from onceflow.core.protocol.batches import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.invariant import InvariantViolation
 
 
 def prepared(attempt: int, subtask: int = 0, sink_id: str = "ledger") -> Committable:

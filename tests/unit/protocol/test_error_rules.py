@@ -16,16 +16,16 @@ from onceflow.core.errors import (
     SinkError,
     SlotLost,
 )
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.error_rules import RULES, Consequence, find_rule, is_final
 from onceflow.core.protocol.failures import EndJob, JobFailures
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.restart import ExponentialDelay, GiveUp, RestartAfter
 from onceflow.core.storage.filesystems.filesystem import StorageRefused
 
 ROOT = Path(__file__).parents[3]
 _CLASS = re.compile(r"^class (\w+)\(([^)]*)\)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
-ROOMS = ("core", "connectors", "sources", "sinks")
+ROOMS = ("core", "clients", "connectors", "formats", "sources", "sinks")
 """Not the command line, which runs no attempt."""
 FOR_EVER = ExponentialDelay(initial_delay_s=1.0, multiplier=1.0, jitter=0.0, same_mistakes=2)
 

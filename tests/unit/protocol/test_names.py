@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.core.invariant import InvariantViolation, require, unreachable
 from onceflow.core.protocol.ids import (
     SINK_ID_LENGTH_MAX,
     TRANSACTION_ID_LENGTH_MAX,
@@ -15,7 +16,6 @@ from onceflow.core.protocol.ids import (
     TransactionId,
     sink_id_of,
 )
-from onceflow.core.protocol.invariant import InvariantViolation, require, unreachable
 from onceflow.core.spi import TransactionNamer, WriterContext
 
 names = st.text(min_size=1, max_size=60)

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.core.api.functions import takes_iterator
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.functions import takes_iterator
 from onceflow.core.runtime.dataflow.batch_iterators import (
     ArrowFunction,
     BatchIteratorCalls,

@@ -12,8 +12,8 @@ import pytest
 from tests.support.counting_source import SCHEMA
 
 from onceflow import RuntimeSettings
-from onceflow.core.api.graph import Graph, Operator, WriteTo
 from onceflow.core.errors import PreparedTransactionLost
+from onceflow.core.plan.graph import Graph, Operator, WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import HeapBackend, StateTtlConfig, count, sum_
-from onceflow.core.api.graph import RunAggregates
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.graph import RunAggregates
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch

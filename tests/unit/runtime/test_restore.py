@@ -11,7 +11,8 @@ import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 
-from onceflow.core.api.graph import (
+from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.plan.graph import (
     AggregateWindows,
     Feed,
     Graph,
@@ -24,8 +25,7 @@ from onceflow.core.api.graph import (
     RunAggregates,
     WriteTo,
 )
-from onceflow.core.api.windows import TumblingEventTimeWindows
-from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.plan.windows import TumblingEventTimeWindows
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,

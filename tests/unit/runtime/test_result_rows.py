@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.core.api.functions import OutputTag, Record
 from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.functions import OutputTag, Record
 from onceflow.core.runtime.dataflow.function_context import SideBuffer
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 

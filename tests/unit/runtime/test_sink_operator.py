@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from tests.support.directory_sink import DirectorySink
 
-from onceflow.core.api.graph import Feed, WriteTo
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.graph import Feed, WriteTo
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.runtime.dataflow.channels import Batch

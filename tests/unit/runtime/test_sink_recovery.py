@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from tests.support.counting_source import SCHEMA
 
-from onceflow.core.api.graph import Graph, Operator, WriteTo
 from onceflow.core.errors import (
     CommitFailed,
     DecisionForgotten,
     PreparedTransactionLost,
     StorageBehind,
 )
+from onceflow.core.plan.graph import Graph, Operator, WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,

@@ -21,11 +21,11 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.hindered_sink import SlowlyCommittingSink
 from tests.unit.runtime.slot_parts import slot_context
 
-from onceflow.core.api.graph import Operator, WriteTo
 from onceflow.core.commit.early import HELD_MAX_S
 from onceflow.core.commit.queue import CommitQueue
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.errors import ConfigError, PreparedTransactionLost
+from onceflow.core.plan.graph import Operator, WriteTo
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     CommitOutcome,

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.keyed_balance import KeyedBalance
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
-from onceflow.core.api.functions import Record
-from onceflow.core.api.graph import ProcessKeyed
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
+from onceflow.core.plan.functions import Record
+from onceflow.core.plan.graph import ProcessKeyed
 from onceflow.core.protocol.loops.slots import slot_error
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -26,7 +26,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
 )
 from onceflow.core.runtime.messages import report_of_failure
 from onceflow.core.state import HeapBackend, StateContext
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.operator_state import OperatorStateStore
 
 PAYMENT = pa.schema([("account", pa.string()), ("amount", pa.int64())])
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceflow.sinks.sql.json_documents import (
+from onceflow.clients.sql.json_documents import (
     find_binary_fault,
     find_double_fault,
     find_syntax_fault,

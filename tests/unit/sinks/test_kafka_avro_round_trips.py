@@ -17,14 +17,14 @@ import pytest
 from tests.support.edge_values import NESTED, SCALARS, EdgeColumn, parameters, rows_one_by_one
 from tests.support.exact_values import Clock, Day, Instant, Local, exact_values, same
 
-from onceflow.connectors.kafka.encoding import (
+from onceflow.clients.kafka.registry import SchemaKind
+from onceflow.core.errors import ConfigError
+from onceflow.formats.encoding import (
     WrittenSchema,
     schema_text,
     value_encoder,
 )
-from onceflow.connectors.kafka.faulty_parts import ENCODING_ERRORS
-from onceflow.connectors.kafka.registry import SchemaKind
-from onceflow.core.errors import ConfigError
+from onceflow.formats.faulty_parts import ENCODING_ERRORS
 
 _NANOSECONDS = {"millis": 10**6, "micros": 10**3, "nanos": 1}
 

@@ -46,10 +46,10 @@ from tests.unit.sinks.test_kafka_registered_round_trips import (
     message_of_all,
 )
 
-from onceflow.connectors.kafka.encoding import schema_text
-from onceflow.connectors.kafka.registry import SchemaKind
+from onceflow.clients.kafka.registry import SchemaKind
 from onceflow.core.arrow.kinds import holds, is_bytes, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
+from onceflow.formats.encoding import schema_text
 
 NUMBER = pa.field("n", pa.int64(), nullable=False)
 _TICKS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}

@@ -34,10 +34,10 @@ from tests.support.registered_readers import (
 )
 from tests.support.source_encoders import is_beyond_python, is_not_finite
 
-from onceflow.connectors.kafka.encoding import schema_text
-from onceflow.connectors.kafka.registry import SchemaKind
+from onceflow.clients.kafka.registry import SchemaKind
 from onceflow.core.arrow.kinds import holds, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
+from onceflow.formats.encoding import schema_text
 
 NUMBER = pa.field("n", pa.int64(), nullable=False)
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from tests.unit.sinks.test_types_document import ARROW
 
+from onceflow.clients.mysql.catalog import TEXTS, MySQLType
+from onceflow.clients.mysql.types import BINARIES, wire_of
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
 from onceflow.sinks.mysql.dialect import MYSQL
-from onceflow.sinks.mysql.types import BINARIES, wire_of
 from onceflow.sinks.sql.ddl import creation
-from onceflow.sinks.sql.tables import TableName
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")

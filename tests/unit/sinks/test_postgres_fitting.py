@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.clients.postgres.catalog import PostgresType
+from onceflow.clients.postgres.types import PostgresFit, wire_of
+from onceflow.clients.sql.tables import TableColumn
 from onceflow.core.errors import BadRow
-from onceflow.sinks.postgres.catalog import PostgresType
-from onceflow.sinks.postgres.types import PostgresFit, wire_of
-from onceflow.sinks.sql.tables import TableColumn
 
 _TEXTS = st.lists(st.none() | st.text(st.sampled_from("ab\0é"), max_size=4), max_size=12)
 

@@ -12,17 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.spi import CommitterContext
-from onceflow.sinks import PostgresSink
-from onceflow.sinks.postgres.connection import (
+from onceflow.clients.postgres.connection import (
     ReplyTimeout,
     attempt_of_writer,
     until_silent,
     writer_name,
 )
-from onceflow.sinks.sql.tables import TableName
+from onceflow.clients.sql.tables import TableName
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import CommitterContext
+from onceflow.sinks import PostgresSink
 
 PASSWORD = "p@ss/w:rd%#?"
 _QUOTED = "p%40ss%2Fw%3Ard%25%23%3F"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.connectors.kafka.client import make_access_error, make_login_error
+from onceflow.clients.kafka.client import make_access_error, make_login_error
 from onceflow.core.errors import OnceflowError, SettingsRefused
 from onceflow.core.protocol.error_rules import is_final
 from onceflow.core.secret_references import follow_references

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from onceflow.sinks.postgres.connection import ReplyTimeout, until_silent
-from onceflow.sinks.sql import silence
-from onceflow.sinks.sql.silence import RepeatedPackets
+from onceflow.clients.postgres.connection import ReplyTimeout, until_silent
+from onceflow.clients.sql import silence
+from onceflow.clients.sql.silence import RepeatedPackets
 
 _PROBES = 3
 """The position of tcpi_probes in struct tcp_info: how many probes in a row got no data through.

@@ -20,6 +20,8 @@ import pytest
 from tests.support.failing_once import Calls, CountedFiles, ask_twice, commit
 from typing_extensions import override
 
+from onceflow.clients.sql.session import ConnectionLost, NameUnknown, Session, SqlEndpoint
+from onceflow.clients.sqlite import connection
 from onceflow.core.protocol.committables import (
     Aborted,
     Committable,
@@ -32,9 +34,7 @@ from onceflow.core.storage import FileStagingArea
 from onceflow.core.storage.memory_storage import MemoryFiles
 from onceflow.sinks import SQLiteSink
 from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.session import ConnectionLost, NameUnknown, Session, SqlEndpoint
 from onceflow.sinks.sql.transactions import PreparedTransactions
-from onceflow.sinks.sqlite import connection
 from onceflow.sinks.sqlite.dialect import SQLiteDialect
 
 T = TypeVar("T")

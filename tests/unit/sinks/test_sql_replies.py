@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onceflow.clients.sql.session import ConnectionLost
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Committed, RetryLater, Unknown
 from onceflow.sinks.sql.committer import ask_until_known
-from onceflow.sinks.sql.session import ConnectionLost
 
 
 def _answers(*given: Exception | Committed | None) -> Callable[[], Committed | None]:

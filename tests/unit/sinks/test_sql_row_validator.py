@@ -9,17 +9,17 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from onceflow.clients.mysql.catalog import MySQLType
+from onceflow.clients.mysql.types import MySQLFit
+from onceflow.clients.mysql.types import wire_of as mysql_wire_of
+from onceflow.clients.postgres.catalog import PostgresType
+from onceflow.clients.postgres.types import PostgresFit, wire_of
+from onceflow.clients.sql.tables import Table, TableColumn, TableName, Target
 from onceflow.core.errors import BadRow
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.mysql.catalog import MySQLType
-from onceflow.sinks.mysql.types import MySQLFit
-from onceflow.sinks.mysql.types import wire_of as mysql_wire_of
-from onceflow.sinks.postgres.catalog import PostgresType
-from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.row_validator import RowValidator, find_refused_rows
-from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])

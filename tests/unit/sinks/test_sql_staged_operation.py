@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import StateCorrupt
-from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.write_mode import StagedOperation, WriteMode
 
 

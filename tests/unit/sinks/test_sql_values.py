@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.clients.sql.values import fit_column
 from onceflow.core.errors import BadRow
 from onceflow.core.spi.bad_rows import quote_value
-from onceflow.sinks.sql.values import fit_column
 
 _NUMBERS = st.lists(st.none() | st.integers(-(2**33), 2**33), max_size=60)
 

@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_type
 
+from onceflow.clients.postgres.catalog import PostgresType
+from onceflow.clients.postgres.types import wire_of
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.postgres.dialect import POSTGRES
-from onceflow.sinks.postgres.types import wire_of
 from onceflow.sinks.sql.ddl import creation
-from onceflow.sinks.sql.tables import TableName
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.arrow_values import python_rows
 
-from onceflow.connectors.kafka.avro.columns import AvroRecords
-from onceflow.connectors.kafka.avro.cursors import Cursors
-from onceflow.connectors.kafka.avro.schema import columns_of, parse_avro, record_of
 from onceflow.core.errors import ConfigError
+from onceflow.formats.avro.columns import AvroRecords
+from onceflow.formats.avro.cursors import Cursors
+from onceflow.formats.avro.schema import columns_of, parse_avro, record_of
 
 _HEADER = b"\0\0\0\0\7"
 UTC = dt.timezone.utc

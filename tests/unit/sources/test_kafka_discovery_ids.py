@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 import pytest
 from typing_extensions import override
 
-from onceflow.connectors.kafka.topics import TopicFacts
+from onceflow.clients.kafka.topics import TopicFacts
 from onceflow.core.errors import OffsetOutOfRange
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.catalog import Catalog, find_positions

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from onceflow.connectors.kafka.client import ClientTroubles
+from onceflow.clients.kafka.client import ClientTroubles
 from onceflow.core.errors import OffsetOutOfRange, SourceError
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.events import Event, Gaps, classify_error, is_cut

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
-from onceflow.connectors.kafka.client import make_login_error
+from onceflow.clients.kafka.client import make_login_error
 from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import Split

@@ -13,7 +13,7 @@ from onceflow.core.errors import BadStateValue, ConfigError, StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.state import ListStateDescriptor, MapStateDescriptor, StateTtlConfig
-from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.state.states.operator_state import OperatorStateStore
 
 GROUPS = 16
 NUMBERS = ListStateDescriptor[int]("numbers", int)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAborted,
     AlignmentAction,
@@ -21,7 +22,6 @@ from onceflow.core.protocol.checkpoints.alignment import (
 )
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.invariant import InvariantViolation
 
 ALIGNED, AT_LEAST_ONCE = AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE
 

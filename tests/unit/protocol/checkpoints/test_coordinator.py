@@ -14,6 +14,7 @@ from tests.unit.protocol.checkpoints.coordination import (
     private,
 )
 
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
@@ -27,7 +28,6 @@ from onceflow.core.protocol.checkpoints.decisions import (
     TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.invariant import InvariantViolation
 
 EVERY_SECOND = CheckpointSettings(interval_s=1.0, timeout_s=10.0)
 TWO_AT_ONCE = CheckpointSettings(interval_s=1.0, timeout_s=10.0, max_concurrent=2)

@@ -13,6 +13,7 @@ from tests.unit.protocol.checkpoints.coordination import (
     of_type,
 )
 
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAborted,
     AlignmentAction,
@@ -44,7 +45,6 @@ from onceflow.core.protocol.checkpoints.in_flight import (
 from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
 from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.invariant import InvariantViolation
 
 
 def barrier(number: int, after_s: float | None = 0.0) -> Barrier:

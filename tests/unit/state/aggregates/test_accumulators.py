@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import ConfigError, StateError
-from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.state import AccumulatorColumn, AccumulatorTable
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.aggregates.byte_values import totals_of

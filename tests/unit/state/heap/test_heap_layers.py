@@ -33,7 +33,7 @@ from onceflow.core.state.aggregates.accumulators import REMOVED_MIN, Accumulator
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.heap.store import HeapStore
 from onceflow.core.state.heap.tables import LayerLimits
-from onceflow.core.state.snapshots.stored import list_pieces, read_metas_by_name
+from onceflow.core.state.readers.stored import list_pieces, read_metas_by_name
 
 BALANCE = ValueStateDescriptor[int]("balance", int)
 RECENT = ListStateDescriptor[bytes]("recent", bytes)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.core.state.heap.entries import ABSENT, Cells, CurrentKey
 from onceflow.core.state.rocksdb import entries as rocksdb_entries
 from onceflow.core.state.rocksdb.database import (
     Database,
@@ -17,6 +16,7 @@ from onceflow.core.state.rocksdb.database import (
     WriteQueue,
 )
 from onceflow.core.state.rocksdb.entries import RocksEntries, RowFormat
+from onceflow.core.state.stores.entries import ABSENT, Cells, CurrentKey
 from onceflow.core.state.types.serializers import serializer_of
 
 CAPACITY = 64

@@ -21,7 +21,7 @@ from onceflow.core.state import (
     RocksDBBackend,
     ValueStateDescriptor,
 )
-from onceflow.core.state.heap.entries import Cells
+from onceflow.core.state.stores.entries import Cells
 from onceflow.core.state.types.exact_numbers import make_integers_check
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import reads_as

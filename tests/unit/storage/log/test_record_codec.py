@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.storage.storage_samples import decision
 
 from onceflow.core.errors import CheckpointCorrupt, StateIncompatible
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,
@@ -20,7 +21,6 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log.memory import Decided, LogMemory
 from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, LogRecord
 from onceflow.core.storage.log.record_codec import decode_record, encode_record, seal

@@ -17,9 +17,9 @@ from tests.unit.storage.storage_samples import finish, start_python
 from typing_extensions import Buffer
 
 from onceflow.core.errors import BadStateValue, CheckpointCorrupt, StorageError
+from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.state.api.context import StateReader, StateWriter
 from onceflow.core.storage import FileSystemStorage, JobStorage
 from onceflow.core.storage.snapshots.state_files import FileStateWriter

@@ -1,0 +1,1 @@
+"""The connection to Kafka: clients, brokers, topics, schema registry and their settings."""

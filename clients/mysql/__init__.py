@@ -1,0 +1,1 @@
+"""The connection to MySQL and MariaDB, their catalog and their column types."""

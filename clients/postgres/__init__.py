@@ -1,0 +1,1 @@
+"""The connection to Postgres, its catalog and its column types."""

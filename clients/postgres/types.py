@@ -1,0 +1,252 @@
+"""The Arrow type whose bytes binary COPY accepts for each Postgres type, and the checks of values.
+
+The encoder writes an Arrow type's own wire format, whatever the column is. For example the server
+refuses an int64 for an int4 column as malformed. So the pair (Arrow type, Postgres type) decides to
+which Arrow type a column is converted. No conversion may silently change a value: a float is not
+converted to numeric, and a time without a zone not to one with a zone.
+
+Checked are only values that Postgres would refuse late, round silently or read as infinity, whole
+columns at a time. Text is searched for NUL by memchr, and int64 for bigint is not checked at all.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+from typing_extensions import override
+
+from onceflow.clients.postgres.catalog import PostgresType
+from onceflow.clients.sql.json_documents import find_binary_fault, find_syntax_fault
+from onceflow.clients.sql.tables import ColumnFit, Target
+from onceflow.clients.sql.values import decimal_digits, find_remainder, float_type
+from onceflow.core.arrow.kinds import is_bytes, is_text
+
+DECIMAL_PRECISION_MAX = 38
+"""The digits of decimal128, the widest decimal that the encoder writes."""
+
+_MANTISSA_BITS = {"float4": 24, "float8": 53}
+_INTEGERS: dict[str, pa.DataType] = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
+# The receive functions of these types read the text itself.
+_TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "json", "enum", "jsonb"})
+# The types of array elements that the encoder announces under the right type.
+_ELEMENTS = frozenset(
+    {"int2", "int4", "int8", "float4", "float8", "bool", "text", "bytea", "numeric", "date"}
+    | {"timestamp"}
+)
+
+# The first day and microsecond of Postgres, 4714-11-24 BC, and the day after its last, counted from
+# 1970. Its last microsecond is beyond Arrow's. Source: src/include/datatype/timestamp.h, PostgreSQL
+# 12 to 18.
+_DAY_FIRST = -2_440_588
+_DAY_END = 2_145_042_906
+_MICROSECOND_FIRST = -210_866_803_200_000_000
+_WHOLE_UNITS = {3_600_000_000: "whole hours", 60_000_000: "whole minutes"}
+_DAY_OF_YEAR_1, _DAY_OF_YEAR_10000, _DAY_US = -719_162, 2_932_897, 86_400_000_000
+_OF_DATES = "Postgres has 4714-11-24 BC to 5874897-12-31"
+_IN_ARRAY = "arrays take the years 1 to 9999"
+_UUID_DIGITS = "[0-9a-fA-F]{32}"
+
+
+def wire_of(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    """Return the type to which `given` is converted for `target`, or None if values change.
+
+    `given` is a plain type: dictionaries, run-end encodings and extensions are already decoded.
+    """
+    if arrow.is_null(given):
+        return given
+    if target.element:
+        return _list_wire(given, target)
+    if target.name == "uuid" and is_text(given):
+        return pa.binary(16)
+    return _scalar_wire(given, target)
+
+
+def _list_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    is_list = arrow.is_list(given) or arrow.is_large_list(given) or arrow.is_fixed_size_list(given)
+    if not is_list or target.element not in _ELEMENTS:
+        return None
+    element = _scalar_wire(given.value_type, target.element_type)
+    return None if element is None else pa.list_(element)
+
+
+def _scalar_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    name = target.name
+    if name in _TEXTS:
+        # Views lack some compute functions that are needed here.
+        text = pa.large_string() if arrow.is_string_view(given) else given
+        return text if is_text(given) else None
+    if name == "bool":
+        return given if arrow.is_boolean(given) else None
+    if name in ("bytea", "uuid"):
+        return _bytes_wire(given, name)
+    return _number_wire(given, target) or _temporal_wire(given, target)
+
+
+def _number_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    name = target.name
+    if name in _INTEGERS:
+        return _INTEGERS[name] if arrow.is_integer(given) else None
+    if name in _MANTISSA_BITS:
+        return float_type(given, mantissa_bits=_MANTISSA_BITS[name])
+    return _numeric_wire(given, target) if name == "numeric" else None
+
+
+def _bytes_wire(given: pa.DataType, name: str) -> pa.DataType | None:
+    if name == "uuid":
+        return given if arrow.is_fixed_size_binary(given) and given.byte_width == 16 else None
+    if arrow.is_binary_view(given):
+        return pa.large_binary()
+    return given if is_bytes(given) else None
+
+
+def _numeric_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    digits = decimal_digits(given, target.precision, target.scale)
+    if digits is None:
+        return None
+    precision = sum(digits)
+    return pa.decimal128(precision, digits[1]) if 0 < precision <= DECIMAL_PRECISION_MAX else None
+
+
+def _temporal_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    name = target.name
+    if name == "date":
+        return pa.date32() if arrow.is_date(given) else None
+    if name == "timestamp":
+        return pa.timestamp("us") if arrow.is_timestamp(given) and given.tz is None else None
+    if name == "timestamptz":
+        return pa.timestamp("us", given.tz) if arrow.is_timestamp(given) and given.tz else None
+    if name == "time":
+        return pa.time64("us") if arrow.is_time(given) else None
+    if name == "interval":
+        # The encoder writes only hours and smaller parts, and `interval day` keeps none of them.
+        return pa.duration("us") if arrow.is_duration(given) and target.unit_us else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresFit(ColumnFit):
+    """A conversion of a column of a batch to the encoder's type for its table column."""
+
+    type: PostgresType = field(kw_only=True)
+    """The type of the table's column."""
+
+    @override
+    def takes(self, given: pa.DataType) -> bool:
+        return wire_of(given, self.type) is not None
+
+    @override
+    def cast(self, given: pa.Array) -> pa.Array:
+        if self.type.name == "uuid" and is_text(given.type):
+            return self._parse_uuids(given)
+        return super(PostgresFit, self).cast(given)
+
+    @override
+    def check(self, values: pa.Array) -> None:
+        if arrow.is_list(values.type):
+            self._check_elements(values.flatten())
+        else:
+            self._check_values(values)
+            if is_text(values.type):
+                self._check_length(values)
+                self._check_last_spaces(values)
+            find_fault = _DOCUMENT_FAULTS.get(self.type.name)
+            if find_fault is not None:
+                self.check_documents(values, find_fault)
+
+    def _check_length(self, values: pa.Array) -> None:
+        limit = self.type.length
+        if limit is None:
+            return
+        longest = pc.max(pc.binary_length(values)).as_py()
+        if longest is not None and longest > limit:
+            self.refuse(values, pc.greater(pc.utf8_length(values), limit), f"over {limit} letters")
+
+    def _check_elements(self, elements: pa.Array) -> None:
+        self._check_values(elements)
+        # In changes by key, arrays are sent as text, and Postgres cannot read Arrow's spelling of
+        # other years.
+        if arrow.is_date32(elements.type):
+            days = elements.view(pa.int32())
+            self._check_range(elements, days, _DAY_OF_YEAR_1, _DAY_OF_YEAR_10000, _IN_ARRAY)
+        elif arrow.is_timestamp(elements.type):
+            microseconds = elements.view(pa.int64())
+            first, end = _DAY_OF_YEAR_1 * _DAY_US, _DAY_OF_YEAR_10000 * _DAY_US
+            self._check_range(elements, microseconds, first, end, _IN_ARRAY)
+
+    def _check_last_spaces(self, values: pa.Array) -> None:
+        """Refuse trailing spaces if the server pads with spaces, or ignores them in comparisons."""
+        if self.type.name == "bpchar" and (self.is_key or self.type.length is not None):
+            last = pc.ends_with(values, " ")
+            self.refuse(values, last, "spaces at its end are not kept, or not told apart")
+
+    def _check_values(self, values: pa.Array) -> None:
+        if is_text(values.type):
+            if _may_hold_nul(values):
+                self.refuse(values, pc.match_substring(values, "\0"), "Postgres stores no NUL")
+        elif arrow.is_date32(values.type):
+            self._check_range(values, values.view(pa.int32()), _DAY_FIRST, _DAY_END, _OF_DATES)
+        elif arrow.is_timestamp(values.type):
+            microseconds = values.view(pa.int64())
+            self._check_range(values, microseconds, _MICROSECOND_FIRST, None, _OF_DATES)
+            self._check_unit(values)
+        elif arrow.is_time64(values.type) or arrow.is_duration(values.type):
+            self._check_unit(values)
+
+    def _check_unit(self, values: pa.Array) -> None:
+        """Refuse times that the server would round to fewer digits or to other fields."""
+        unit = self.type.unit_us
+        if unit > 1:
+            remainder = find_remainder(values.view(pa.int64()), unit)
+            self.refuse(values, pc.not_equal(remainder, 0), f"it keeps {_unit_in_words(unit)}")
+
+    def _check_range(
+        self, values: pa.Array, numbers: pa.Array, first: int, end: int | None, years: str
+    ) -> None:
+        span = pc.min_max(numbers).as_py()
+        if span["min"] is not None and span["min"] < first:
+            self.refuse(values, pc.less(numbers, first), years)
+        if end is not None and span["max"] is not None and span["max"] >= end:
+            self.refuse(values, pc.greater_equal(numbers, end), years)
+
+    def _parse_uuids(self, given: pa.Array) -> pa.Array:
+        digits = pc.replace_substring(given, "-", "")
+        self.refuse(given, pc.invert(pc.match_substring_regex(digits, f"^{_UUID_DIGITS}$")), "")
+        self.require_one_form(given)
+        filled = pc.fill_null(digits, "0" * 32)
+        octets = pa.py_buffer(binascii.unhexlify("".join(filled.to_pylist())))
+        every = pa.Array.from_buffers(pa.binary(16), len(given), [None, octets])
+        result: pa.Array = pc.if_else(given.is_valid(), every, pa.scalar(None, pa.binary(16)))
+        return result
+
+
+def _unit_in_words(unit_us: int) -> str:
+    return _WHOLE_UNITS.get(unit_us) or f"{6 - len(str(unit_us)) + 1} digits of a second"
+
+
+_DOCUMENT_FAULTS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
+    {"json": find_syntax_fault, "jsonb": find_binary_fault}
+)
+
+
+def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[PostgresFit, ...]:
+    """Return the fits of `target`, or of the columns `names` in their order."""
+    fits = target.fits if names is None else target.fits_of(names)
+    return tuple(fit for fit in fits if isinstance(fit, PostgresFit))
+
+
+def _may_hold_nul(values: pa.Array) -> bool:
+    """Return True if the bytes of `values`, including those under nulls, contain a NUL."""
+    _, offsets, data = values.buffers()
+    if data is None or offsets is None or not len(values):
+        return False
+    width = np.int64 if arrow.is_large_string(values.type) else np.int32
+    bounds = np.frombuffer(memoryview(offsets), dtype=width, count=values.offset + len(values) + 1)
+    first, end = int(bounds[values.offset]), int(bounds[-1])
+    return b"\0" in data.slice(first, end - first).to_pybytes()

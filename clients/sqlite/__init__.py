@@ -1,0 +1,1 @@
+"""The connection to SQLite, its catalog and its column types."""

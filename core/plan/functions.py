@@ -1,0 +1,454 @@
+"""The functions that users write: of records, of batches, with keyed state, and aggregates."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from onceflow.core.argument_types import check_fields
+from onceflow.core.arrow.schema_text import SchemaLike, schema_of
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.function_metrics import MetricsAccess
+from onceflow.core.state import (
+    AccumulatorColumn,
+    AggregatingState,
+    AggregatingStateDescriptor,
+    BatchTimers,
+    BatchValueState,
+    KeyedBatch,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    Namespace,
+    RawKeyedState,
+    ReducingState,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    TimeDomain,
+    Timer,
+    Timers,
+    ValueState,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.api.descriptors import DIGITS_MAX
+
+Record: TypeAlias = dict[str, Any]
+"""A row: column name to Python value, as in `pyarrow.RecordBatch.to_pylist`."""
+
+BatchFunction: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
+ArrowIteratorFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+"""A function for Spark's `mapInArrow`."""
+PandasIteratorFunction: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
+"""A function for Spark's `mapInPandas`: pandas DataFrames in and out."""
+
+_ITERATES = re.compile(r"(\w+\.)*(Iterator|Iterable|Generator)\b")
+
+
+def takes_iterator(function: Callable[..., Any]) -> bool:
+    """Return True if `function` takes an iterator of batches instead of one batch.
+
+    A function takes an iterator if it is a generator function, or if a type annotation of its
+    parameter or result says so.
+    """
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func  # pyright: ignore[reportUnknownMemberType]
+    if not inspect.isroutine(called):
+        called = type(called).__call__
+    called = inspect.unwrap(called)
+    if inspect.isgeneratorfunction(called):
+        return True
+    hints = getattr(called, "__annotations__", {}).values()
+    return any(_ITERATES.match(hint if isinstance(hint, str) else repr(hint)) for hint in hints)
+
+
+AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg"]
+
+
+@check_fields
+@dataclass(frozen=True)
+class OutputTag:
+    """A side output of a function: `OutputTag("late", "account STRING, amount BIGINT")`.
+
+    `schema` is the schema of its records: an Arrow schema, a Spark `StructType` or DDL text. The
+    function opens the side output in `open` with `side_output(tag)`. The stream of its records is
+    `stream.side_output(tag)`.
+
+    Raises:
+        ConfigError: The name is empty or contains a space, or the schema is invalid.
+    """
+
+    name: str
+    schema: pa.Schema
+
+    def __init__(self, name: str, schema: SchemaLike) -> None:
+        if not name or re.search(r"\s", name):
+            raise ConfigError(f"OutputTag({name!r}): give it a name without spaces")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "schema", schema_of(schema))
+
+
+class SideOutput(Protocol):
+    """An additional output of a function."""
+
+    def emit(self, record: Record) -> None:
+        """Send `record` to the stream of this side output. If no stream uses it, drop the record.
+
+        It belongs to the same checkpoint as the record or timer that is being processed, like
+        returned records.
+        """
+        ...
+
+
+class OperatorAccess(Protocol):
+    """Gives a function the state of its subtask, which does not belong to a key."""
+
+    @property
+    def metrics(self) -> MetricsAccess:
+        """The function's own metrics, by name. Use it in `open`."""
+        ...
+
+    @property
+    def is_restored(self) -> bool:
+        """True if the job was restored from a checkpoint that contains state of this operator."""
+        ...
+
+    @property
+    def subtask(self) -> int:
+        """The number of this subtask, from 0."""
+        ...
+
+    @property
+    def parallelism(self) -> int:
+        """The number of subtasks."""
+        ...
+
+    def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
+        """Return a list state. A restore distributes its elements evenly over all subtasks."""
+        ...
+
+    def union_list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
+        """Return a list state. A restore gives every subtask the elements of all subtasks."""
+        ...
+
+    def side_output(self, tag: OutputTag) -> SideOutput:
+        """Return the output for `stream.side_output(tag)`. Call it in `open`."""
+        ...
+
+
+class StateAccess(Protocol):
+    """Gives a keyed function its state, by default the state of the current record's key."""
+
+    @property
+    def metrics(self) -> MetricsAccess:
+        """The function's own metrics, by name. Use it in `open`."""
+        ...
+
+    @property
+    def operator(self) -> OperatorAccess:
+        """The access to the state of the subtask, which does not belong to a key."""
+        ...
+
+    def raw_keyed_state(self, name: str) -> RawKeyedState:
+        """Return the state of raw bytes for each key group. It moves with the keys of its group."""
+        ...
+
+    def value_state(self, descriptor: ValueStateDescriptor[Any]) -> ValueState[Any]:
+        """Return the state of one value for each key."""
+        ...
+
+    def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
+        """Return the state of one list for each key."""
+        ...
+
+    def map_state(self, descriptor: MapStateDescriptor[Any, Any]) -> MapState[Any, Any]:
+        """Return the state of one mapping for each key."""
+        ...
+
+    def reducing_state(self, descriptor: ReducingStateDescriptor[Any]) -> ReducingState[Any]:
+        """Return the state of one value for each key, with which a function combines new values."""
+        ...
+
+    def aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[Any, Any, Any]
+    ) -> AggregatingState[Any, Any]:
+        """Return the state of one accumulator for each key."""
+        ...
+
+    def namespace(self, kind: Any) -> Namespace[Any]:
+        """Return access to states that belong to a key and a namespace value of type `kind`."""
+        ...
+
+    def timers(self) -> Timers:
+        """Return the timers of the current record's key. Call it in `open`, as for a state."""
+        ...
+
+    def side_output(self, tag: OutputTag) -> SideOutput:
+        """Return the output for `stream.side_output(tag)`. Call it in `open`."""
+        ...
+
+
+class BatchStates(Protocol):
+    """Gives a `KeyedBatchFunction` its states: those of the batch's keys, and operator states."""
+
+    @property
+    def metrics(self) -> MetricsAccess:
+        """The function's own metrics, by name. Use it in `open`."""
+        ...
+
+    @property
+    def operator(self) -> OperatorAccess:
+        """The access to the state of the subtask, which does not belong to a key."""
+        ...
+
+    def raw_keyed_state(self, name: str) -> RawKeyedState:
+        """Return the state of raw bytes for each key group. It moves with the keys of its group."""
+        ...
+
+    def value_state(self, descriptor: ValueStateDescriptor[Any]) -> BatchValueState:
+        """Return the state of one value for each key."""
+        ...
+
+    def timers(self) -> BatchTimers:
+        """Return the timers of the batch's keys. Call it in `open`, as for a state."""
+        ...
+
+
+class FunctionOfRecords:
+    """The base of functions of records and timers. It is pickled: create resources in `open`."""
+
+    def on_timer(self, timer: Timer) -> Record | Iterable[Record] | None:
+        """Return the output records for the fired `timer`, or None for no output.
+
+        The keyed states are those of `timer.key`. Called once for each timer, with the same
+        guarantee across restores as `process` for records. Needed only if the function registers
+        timers.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} registers timers and has no on_timer() to take them"
+        )
+
+    def on_end(self) -> Record | Iterable[Record] | None:
+        """Return the last output records after all input of this subtask has ended.
+
+        Called once, before the last snapshot, when all rows of bounded input are decided or when a
+        stop drains the job. Not called when a job stops in another way. There is no current key:
+        use timers to emit keyed state. The returned records are committed exactly once, even if
+        processes are killed. If the attempt fails before the commit, it is repeated from the last
+        checkpoint.
+        """
+        return None
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Update the operator states. `checkpoint` stores them as they are when this returns.
+
+        As in `ProcessFunction`. There is no current key, and keyed states are already up to date.
+        """
+
+    def close(self) -> None:
+        """Release what `open` took. Not called when the process is killed."""
+
+
+class KeyedFunction(FunctionOfRecords, ABC):
+    """A function of one record and the state of its key.
+
+    Pickled to the slots: create connections and other resources in `open`, not in `__init__`. One
+    instance serves one subtask on one thread. Records of one key and one source split come in the
+    order of the split.
+    """
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the records that `process` returns. Runs on the driver."""
+
+    def open(self, state: StateAccess) -> None:
+        """Open every state. Called once, after restore, before the first record.
+
+        If a restored state is not opened here, the restore fails with an error that names it.
+        Opening a state later fails, too.
+        """
+
+    @abstractmethod
+    def process(self, record: Record) -> Record | Iterable[Record] | None:
+        """Return the output records for `record`, or None for no output.
+
+        An exception ends the attempt, and the record is processed again after the restart.
+        """
+
+
+class KeyedBatchFunction(ABC):
+    """A function of an Arrow batch and the states of all its keys at once.
+
+    Pickled to the slots, like a `KeyedFunction`. The grouping of rows into batches is arbitrary.
+    The result for a row must not depend on the other rows in the batch.
+    """
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the batches that `process` returns. Runs on the driver."""
+
+    def open(self, state: BatchStates) -> None:  # noqa: B027 - optional hook
+        """Open every state. Called once, after restore, before the first batch."""
+
+    @abstractmethod
+    def process(self, batch: KeyedBatch) -> pa.RecordBatch | None:
+        """Return the output records of `batch`, any number of them, or None for no output.
+
+        An exception ends the attempt, and the records are processed again after the restart.
+        """
+
+    def on_timers(self, timers: KeyedBatch, domain: TimeDomain) -> pa.RecordBatch | None:
+        """Return the output for fired `timers` of one time domain, or None for no output.
+
+        `timers` has the key columns and `timer_ms`, the time that each timer was registered for.
+        Timers of one key are in time order. The states are those of these keys. The grouping of
+        timers into calls is arbitrary. A timer that is already due may fire even if it is deleted
+        now. Needed only if the function registers timers.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} registers timers and has no on_timers() to take them"
+        )
+
+    def on_end(self) -> pa.RecordBatch | None:
+        """Return the last batch, now that all input of this subtask has ended.
+
+        Called once, before the last snapshot, when all rows of bounded input are decided or when a
+        stop drains the job. Not called when a job stops in another way. The returned records are
+        committed exactly once, even if processes are killed. If the attempt fails before the
+        commit, it is repeated from the last checkpoint.
+        """
+        return None
+
+    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
+        """Update the operator states. `checkpoint` stores them as they are when this returns.
+
+        As in `ProcessFunction`. There is no current batch, and keyed states are already up to date.
+        """
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release what `open` took. Not called when the process is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A running aggregate over the records of a key: `sum_("amount")`, `count()`."""
+
+    op: AggregateOp
+    column: str | None
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        """Return the type of the aggregate's result over `schema`.
+
+        Raises:
+            ConfigError: The column does not exist or cannot be aggregated.
+        """
+        return self.total("", schema).result_type
+
+    def total(self, name: str, schema: pa.Schema) -> AccumulatorColumn:
+        """Return the accumulator column for this aggregate over `schema`, named `name`.
+
+        Raises:
+            ConfigError: The column does not exist or cannot be aggregated.
+        """
+        return AccumulatorColumn(name, self.op, self._total_type(schema))
+
+    def _total_type(self, schema: pa.Schema) -> pa.DataType:
+        if self.column is None:
+            return pa.int64()
+        if self.column not in schema.names:
+            raise ConfigError(
+                f"{self.op}({self.column!r}): no such column; there are {', '.join(schema.names)}"
+            )
+        column_type = schema.field(self.column).type
+        if pa.types.is_integer(column_type):
+            return pa.int64()
+        if pa.types.is_floating(column_type):
+            return pa.float64()
+        if pa.types.is_decimal(column_type) and column_type.precision <= DIGITS_MAX:
+            digits = DIGITS_MAX if self.op == "sum" else column_type.precision
+            return pa.decimal128(digits, column_type.scale)
+        if self.op in ("min", "max") and _is_time(column_type):
+            return column_type
+        times = "" if self.op in ("sum", "avg") else ", a date, a time or a timestamp"
+        raise ConfigError(
+            f"{self.op}({self.column!r}): cannot aggregate {column_type}; it takes integers, floats"
+            f" and decimals of up to {DIGITS_MAX} digits{times}; for others use process() with a"
+            " function of your own"
+        )
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
+
+
+def sum_(column: str) -> Aggregate:
+    """Return the running sum of `column`. Nulls are skipped. Overflow is an error.
+
+    The result is int64 for integers, a decimal of 38 digits and the column's scale for decimals,
+    and float64 for floats.
+    """
+    return Aggregate("sum", column)
+
+
+def count() -> Aggregate:
+    """Return the running number of records. It is 1 for the first record of a key."""
+    return Aggregate("count", None)
+
+
+def min_(column: str) -> Aggregate:
+    """Return the smallest value of `column` so far. Nulls are skipped. -0.0 is below 0.0."""
+    return Aggregate("min", column)
+
+
+def max_(column: str) -> Aggregate:
+    """Return the largest value of `column` so far. Nulls are skipped. 0.0 is above -0.0."""
+    return Aggregate("max", column)
+
+
+def avg(column: str) -> Aggregate:
+    """Return the average of `column` so far. Nulls are skipped. It is null until the first value.
+
+    For decimals, the result has four more digits, up to 38 in total. The last digit is rounded half
+    away from zero. For integers and floats, the result is a float64.
+    """
+    return Aggregate("avg", column)
+
+
+def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa.Schema:
+    """Return `schema` with one more column for each aggregate, in the order given.
+
+    Raises:
+        ConfigError: There is no aggregate, a name is in use, or a column cannot be aggregated.
+    """
+    if not aggregates:
+        raise ConfigError("running() needs at least one aggregate, such as balance=sum_('amount')")
+    fields = list(schema)
+    for name, aggregate in aggregates.items():
+        if name in schema.names:
+            raise ConfigError(f"running({name}=…): the stream has a column {name!r} already")
+        fields.append(pa.field(name, aggregate.result_type(schema)))
+    return pa.schema(fields)
+
+
+def check_running_ttl(ttl: object) -> None:
+    """Raise ConfigError if running aggregates cannot have this time to live.
+
+    Aggregates cannot return values that have expired.
+    """
+    if ttl is not None and not isinstance(ttl, StateTtlConfig):
+        raise ConfigError(
+            f"running(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
+        )
+    if ttl is not None and not ttl.never_returns_expired:
+        raise ConfigError(
+            f"running(ttl=…): visibility={ttl.visibility!r} is not for running aggregates: what has"
+            " expired begins anew, whether it is deleted yet or not"
+        )

@@ -1,0 +1,180 @@
+"""SQL over the batches of a stream with DataFusion: projection, filter and unnest of single rows.
+
+The grouping of rows into batches is arbitrary and differs after a restart. So a query may only
+compute from one row at a time. The engine's plan is checked node by node. A plan with any other
+node (aggregate, sort, limit, join, window, subquery) is refused with an error that names the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from onceflow.core.arrow.kinds import holds
+from onceflow.core.errors import ConfigError
+from onceflow.core.imports.extras import naming_extras
+from onceflow.core.plan.integer_overflow import check_integers, computes_integers
+
+_TABLE = "stream"
+_ROW_BY_ROW = frozenset({"EmptyRelation", "Filter", "Projection", "SubqueryAlias", "Unnest"})
+"""The nodes that a logical plan may have in addition to the scan of the table."""
+_PHYSICAL = frozenset(
+    {
+        *("CoalesceBatchesExec", "CooperativeExec", "DataSourceExec", "EmptyExec", "FilterExec"),
+        *("PlaceholderRowExec", "ProjectionExec", "RepartitionExec", "UnnestExec"),
+    }
+)
+"""The nodes that a physical plan may have. It shows subqueries inside expressions."""
+_INSTEAD = {
+    "Aggregate": "key_by(…).running(…) keeps aggregates of all records of a key",
+    "Distinct": "key_by(…).process(…) can remember what has been there",
+    "Join": "stream.join(dataframe, on=…) joins with a table",
+    "Window": "key_by(…).running(…) and process(…) see earlier records of a key",
+}
+
+
+@dataclass(frozen=True)
+class StreamSql:
+    """A query over a stream of `schema`. Pickles as text; each process creates its own engine."""
+
+    query: str
+    schema: pa.Schema
+
+    def resolve_schema(self) -> pa.Schema:
+        """Return the schema of the result.
+
+        Raises:
+            ConfigError: The query does not read `stream` or is invalid, it needs several rows at a
+                time, or DataFusion is not installed.
+        """
+        context = self._engine(_rows_of(self.schema))
+        try:
+            frame = self._plan(context)
+        except Exception as error:
+            raise ConfigError(f"sql({self.query!r}): {error}") from error
+        self._require_row_by_row(frame)
+        made: pa.Schema = frame.schema()
+        if not made.names:
+            raise ConfigError(f"sql({self.query!r}) has no columns")
+        return pa.schema([field.with_type(_plain(field.type)) for field in made])
+
+    def apply(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the query's result for `rows`, in their order.
+
+        Raises:
+            OverflowError: An integer overflows, or a decimal has more digits than its type. The
+                message names the expression and both values, or the column and the value.
+        """
+        context = self._context
+        # Plan again for each batch, because a plan holds the rows of its table.
+        context.deregister_table(_TABLE)
+        context.register_record_batches(_TABLE, [[rows]])
+        frame = self._plan(context)
+        if self._computes_integers:
+            check_integers(context, frame.logical_plan())
+        for made in frame.collect():
+            _require_digits(made)
+            yield made
+
+    @cached_property
+    def _computes_integers(self) -> bool:
+        return computes_integers(self._context, self._plan(self._context).logical_plan())
+
+    @cached_property
+    def _context(self) -> Any:
+        return self._engine(_rows_of(self.schema))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"query": self.query, "schema": self.schema}
+
+    def _engine(self, rows: pa.RecordBatch) -> Any:
+        with naming_extras():
+            datafusion: Any = import_module("datafusion")
+        # Use one partition: several partitions run on several threads and return in any order.
+        settings = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(65_536)
+        # Do not lower-case column names. Spark keeps their case, too.
+        settings = settings.set("datafusion.sql_parser.enable_ident_normalization", "false")
+        context = datafusion.SessionContext(settings)
+        context.register_record_batches(_TABLE, [[rows]])
+        return context
+
+    def _plan(self, context: Any) -> Any:
+        options: Any = import_module("datafusion").SQLOptions()
+        options = options.with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
+        return context.sql_with_options(self.query, options)
+
+    def _require_row_by_row(self, frame: Any) -> None:
+        plan = frame.logical_plan()
+        names = list(_logical_nodes(plan))
+        scans = names.count("TableScan")
+        strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
+        if not strange:
+            # Check again after the optimizer, which turns some subqueries into joins.
+            names = list(_logical_nodes(frame.optimized_logical_plan()))
+            strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
+        if not strange:
+            # Check the physical plan, because a logical plan does not show subqueries inside
+            # expressions.
+            strange = self._strange_physical(frame)
+        if strange:
+            node = strange[0].removesuffix("Expr").removesuffix("Exec")
+            instead = _INSTEAD.get(node, "")
+            raise ConfigError(
+                f"sql({self.query!r}) needs a plan with {node}, which looks at several rows: which"
+                " rows are in one batch is chance, so the result would be, too. Select, filter and"
+                f" unnest only{'; ' + instead if instead else ''}"
+            )
+        if scans != 1:
+            raise ConfigError(f"sql({self.query!r}) must read from {_TABLE!r}, once")
+
+    def _strange_physical(self, frame: Any) -> list[str]:
+        try:
+            names = list(_physical_nodes(frame.execution_plan()))
+        except Exception as error:
+            raise ConfigError(f"sql({self.query!r}): {error}") from error
+        return [name for name in names if name not in _PHYSICAL]
+
+
+def _require_digits(rows: pa.RecordBatch) -> None:
+    """Raise OverflowError if a decimal has more digits than its type.
+
+    DataFusion computes decimals in 128 bits, which can hold some numbers of 39 digits.
+    """
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if holds(field.type, pa.types.is_decimal):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise OverflowError(
+                    f"column {field.name!r} of the query's result leaves {field.type}: {error}."
+                    " Cast its operands to fewer digits first"
+                ) from error
+
+
+def _rows_of(schema: pa.Schema) -> pa.RecordBatch:
+    """Return an empty batch."""
+    return pa.RecordBatch.from_pylist([], schema)
+
+
+def _logical_nodes(plan: Any) -> Iterator[str]:
+    yield type(plan.to_variant()).__name__
+    for below in plan.inputs():
+        yield from _logical_nodes(below)
+
+
+def _physical_nodes(plan: Any) -> Iterator[str]:
+    yield plan.display().partition(":")[0].strip()
+    for below in plan.children():
+        yield from _physical_nodes(below)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the plain type for a view type, which sinks do not support."""
+    if kind == pa.string_view():
+        return pa.string()
+    return pa.binary() if kind == pa.binary_view() else kind

@@ -1,0 +1,1 @@
+"""Readers and writers of state outside of a job: snapshots as columns."""

@@ -1,0 +1,1 @@
+"""The states and timers that a user's function reads and writes."""

@@ -1,0 +1,1 @@
+"""Formats of records: from bytes to Arrow columns and back."""

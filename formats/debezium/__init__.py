@@ -1,0 +1,1 @@
+"""Debezium's change events as rows, from JSON and Avro."""
