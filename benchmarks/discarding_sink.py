@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    Committed,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 
@@ -44,7 +38,7 @@ class _CountingWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows += batch.num_rows
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         self._prefix.with_name(f"{self._prefix.name}-{checkpoint}").write_text(str(self._rows))
         self._rows = 0
         return ()
@@ -54,13 +48,13 @@ class _CountingWriter(SinkWriter):
 
 
 class _NothingToCommit(Committer):
-    def commit(self, committable: Committable) -> CommitOutcome:
-        return Committed()
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
+        return committables.Committed()
 
-    def abort(self, committable: Committable) -> AbortOutcome:
-        return Aborted()
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
+        return committables.Aborted()
 
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         return ()
 
     def close(self) -> None:

@@ -32,30 +32,10 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.plan import graph, join_functions, window_functions
 from onceflow.core.plan.functions import running_schema
-from onceflow.core.plan.graph import (
-    AggregateWindows,
-    JoinConnected,
-    ProcessBatches,
-    ProcessConnected,
-    ProcessKeyed,
-    RunAggregates,
-)
-from onceflow.core.plan.join_functions import (
-    JoinSide,
-    MergedColumns,
-    TimedJoin,
-    WindowPairs,
-)
 from onceflow.core.plan.process_functions import CoProcessFunction
 from onceflow.core.plan.window_batches import WindowBatches
-from onceflow.core.plan.window_functions import (
-    CoGroupFunction,
-    CoWindowedFunction,
-    KeptRecords,
-    TimeWindow,
-    WindowInput,
-)
 from onceflow.core.plan.windows import window_schema
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import (
@@ -120,7 +100,7 @@ def running(
 ) -> Half:
     """The built-in running sum and count."""
     schema = running_schema(SCHEMA, AGGREGATES)
-    work = RunAggregates(KEY, AGGREGATES, ttl)
+    work = graph.RunAggregates(KEY, AGGREGATES, ttl)
     operator = AggregateRunner("running", work, store, SCHEMA, schema)
     return Half(operator, lambda: _pass(operator, rows))
 
@@ -133,7 +113,7 @@ def running_that_expires(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
 def by_function(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
     """The same by a function of whole batches."""
     function = BatchBalance()
-    work = ProcessBatches(KEY, function)
+    work = graph.ProcessBatches(KEY, function)
     schema = function.output_schema(SCHEMA)
     operator = KeyedBatchProcessor("function", work, store, _states("function"), SCHEMA, schema)
     return Half(operator, lambda: _pass(operator, rows))
@@ -153,7 +133,7 @@ def _states(uid: str) -> OperatorStateStore:
 def windowed(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
     """Sum and count of tumbling windows, each pass one of them, its results included."""
     windows = TumblingEventTimeWindows(WINDOW_MS / 1000)
-    work = AggregateWindows(KEY, windows, "ts", 0, AGGREGATES)
+    work = graph.AggregateWindows(KEY, windows, "ts", 0, AGGREGATES)
     results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
     schema = window_schema(SCHEMA, KEY, "ts", results)
     operator = WindowAggregator("windows", work, store, SCHEMA, schema, range(128))
@@ -173,7 +153,7 @@ def windowed(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
 def in_sessions(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
     """Sum and count of sessions, of which each pass ends those of the one before."""
     windows = EventTimeSessionWindows(WINDOW_MS / 1000)
-    work = AggregateWindows(KEY, windows, "ts", 0, AGGREGATES)
+    work = graph.AggregateWindows(KEY, windows, "ts", 0, AGGREGATES)
     results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
     schema = window_schema(SCHEMA, KEY, "ts", results)
     operator = SessionAggregator("sessions", work, store, SCHEMA, schema, range(128))
@@ -223,28 +203,33 @@ def joined(kind: str) -> Callable[[KeyedStateStore, Sequence[Batch]], Half]:
     return made
 
 
-def _sides(time: str | None) -> tuple[JoinSide, JoinSide]:
-    return JoinSide("left", SCHEMA, time, None), JoinSide("right", SCHEMA, time, None)
+def _sides(time: str | None) -> tuple[join_functions.JoinSide, join_functions.JoinSide]:
+    return join_functions.JoinSide("left", SCHEMA, time, None), join_functions.JoinSide(
+        "right", SCHEMA, time, None
+    )
 
 
-def _merged() -> MergedColumns:
-    return MergedColumns(SCHEMA, SCHEMA, (KEY, KEY), ("_left", "_right"))
+def _merged() -> join_functions.MergedColumns:
+    return join_functions.MergedColumns(SCHEMA, SCHEMA, (KEY, KEY), ("_left", "_right"))
 
 
-def _of_windows(function: CoGroupFunction) -> CoWindowedFunction:
-    side = WindowInput(KEY, "ts")
-    windows, content = TumblingEventTimeWindows(1), KeptRecords(function, SCHEMA, SCHEMA)
-    return CoWindowedFunction(windows, 0, content, side, side)
+def _of_windows(function: window_functions.CoGroupFunction) -> window_functions.CoWindowedFunction:
+    side = window_functions.WindowInput(KEY, "ts")
+    windows, content = (
+        TumblingEventTimeWindows(1),
+        window_functions.KeptRecords(function, SCHEMA, SCHEMA),
+    )
+    return window_functions.CoWindowedFunction(windows, 0, content, side, side)
 
 
-class Balance(CoGroupFunction):
+class Balance(window_functions.CoGroupFunction):
     """What the left records of a key and window come to, less the right ones."""
 
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
         return pa.schema([("account", pa.string()), ("balance", pa.int64())])
 
     def process(
-        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+        self, key: Any, window: window_functions.TimeWindow, left: list[Record], right: list[Record]
     ) -> Record:
         paid = sum(record["amount"] for record in right)
         return {"account": key, "balance": sum(record["amount"] for record in left) - paid}
@@ -266,10 +251,10 @@ class BatchBalances(CoGroupBatchFunction):
         )
 
 
-JOINS: dict[str, Callable[[], TimedJoin | CoProcessFunction]] = {
-    "interval join": lambda: TimedJoin(-1_000, 1_000, _sides("ts"), _merged()),
-    "regular join": lambda: TimedJoin(-999, 999, _sides(None), _merged()),
-    "window join": lambda: _of_windows(WindowPairs((False, False), _merged())),
+JOINS: dict[str, Callable[[], join_functions.TimedJoin | CoProcessFunction]] = {
+    "interval join": lambda: join_functions.TimedJoin(-1_000, 1_000, _sides("ts"), _merged()),
+    "regular join": lambda: join_functions.TimedJoin(-999, 999, _sides(None), _merged()),
+    "window join": lambda: _of_windows(join_functions.WindowPairs((False, False), _merged())),
     "co_group": lambda: _of_windows(Balance()),
     "co_group_batches": lambda: _of_windows(WindowBatches(BatchBalances())),
 }
@@ -277,11 +262,13 @@ JOINS: dict[str, Callable[[], TimedJoin | CoProcessFunction]] = {
 
 def _operator_of_join(kind: str, store: KeyedStateStore, clock: StateClock) -> RunningOperator:
     joining, states = JOINS[kind](), _states(kind)
-    if isinstance(joining, TimedJoin):
-        work = JoinConnected((KEY, KEY), joining)
+    if isinstance(joining, join_functions.TimedJoin):
+        work = graph.JoinConnected((KEY, KEY), joining)
         return JoinOperator(kind, work, store, states, joining.output_schema(), clock)
     schema = joining.output_schema(SCHEMA, SCHEMA)
-    return WindowJoinOperator(kind, ProcessConnected((KEY, KEY), joining), store, states, schema)
+    return WindowJoinOperator(
+        kind, graph.ProcessConnected((KEY, KEY), joining), store, states, schema
+    )
 
 
 def _pass(operator: RunningOperator, rows: Sequence[Batch]) -> None:
@@ -316,7 +303,7 @@ def with_timers(store: KeyedStateStore, rows: Sequence[Batch], pending: int) -> 
     function = BalanceWithTimers()
     schema = function.output_schema(SCHEMA)
     operator = KeyedProcessor(
-        "timers", ProcessKeyed(KEY, function), store, _states("timers"), schema
+        "timers", graph.ProcessKeyed(KEY, function), store, _states("timers"), schema
     )
     function.registers = True
     for start in range(0, pending, BATCH_ROWS):
@@ -359,7 +346,7 @@ def with_timers_of_batches(store: KeyedStateStore, rows: Sequence[Batch]) -> Hal
     """A time-out of each key by a function of batches: a timer deleted and one set a record."""
     function = QuietKeys()
     schema = function.output_schema(SCHEMA)
-    work = ProcessBatches(KEY, function)
+    work = graph.ProcessBatches(KEY, function)
     operator = KeyedBatchProcessor("timers", work, store, _states("timers"), SCHEMA, schema)
 
     def run() -> None:

@@ -7,14 +7,9 @@ from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 
+from benchmarks.beside_flink import report
 from benchmarks.beside_flink.databases import LedgerTurns
 from benchmarks.beside_flink.measuring import Turns
-from benchmarks.beside_flink.report import (
-    compared,
-    compared_ledgers,
-    flink_table,
-    ledgers_table,
-)
 from benchmarks.checkpoints import IdleCheckpoints
 from benchmarks.durability import Durability
 from benchmarks.limits import Figure
@@ -74,9 +69,9 @@ class Report:
             **self.durability.as_json(),
             "sinks": sinks_as_json(self.sinks),
             "state": self.state,
-            "flink_state": [one.as_json() for one in compared(self.beside_flink)],
+            "flink_state": [one.as_json() for one in report.compared(self.beside_flink)],
             "flink_databases": [
-                one.as_json() for one in compared_ledgers(self.ledgers_beside_flink)
+                one.as_json() for one in report.compared_ledgers(self.ledgers_beside_flink)
             ],
         }
 
@@ -97,9 +92,9 @@ class Report:
         if self.state:
             tables.append(state_table(self.state))
         if self.beside_flink:
-            tables.append(flink_table(self.beside_flink))
+            tables.append(report.flink_table(self.beside_flink))
         if self.ledgers_beside_flink:
-            tables.append(ledgers_table(self.ledgers_beside_flink, self.records))
+            tables.append(report.ledgers_table(self.ledgers_beside_flink, self.records))
         return tables
 
 

@@ -11,14 +11,7 @@ from types import FrameType
 from typing import Annotated, NoReturn, TypeAlias
 
 import typer
-from demo.report import (
-    DemoResult,
-    Narrator,
-    as_json,
-    kills_table,
-    proof_table,
-    summary,
-)
+from demo import report
 from demo.run import DemoRun
 from demo.settings import (
     Backend,
@@ -133,13 +126,15 @@ def demo(
         raise typer.Exit(EXIT_VIOLATION)
 
 
-def _run(settings: DemoSettings, *, ui: bool, json_: bool, keep: bool, quiet: bool) -> DemoResult:
-    narrator = Narrator(quiet=quiet)
+def _run(
+    settings: DemoSettings, *, ui: bool, json_: bool, keep: bool, quiet: bool
+) -> report.DemoResult:
+    narrator = report.Narrator(quiet=quiet)
     with _orderly_at_sigterm(), DemoRun(settings, narrator, serves_page=ui) as run:
         with narrator:
             result = run.execute()
         if json_:
-            print(json.dumps(as_json(result)), flush=True)
+            print(json.dumps(report.as_json(result)), flush=True)
         else:
             _print(result)
         # Somebody who watches the page wants to look at the end, too.
@@ -164,9 +159,9 @@ def _orderly_at_sigterm() -> Generator[None, None, None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _print(result: DemoResult) -> None:
+def _print(result: report.DemoResult) -> None:
     console = Console(highlight=False)
     if result.kills:
-        console.print(kills_table(result))
-    console.print(proof_table(result))
-    console.print(summary(result), soft_wrap=True)
+        console.print(report.kills_table(result))
+    console.print(report.proof_table(result))
+    console.print(report.summary(result), soft_wrap=True)

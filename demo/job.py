@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
-from demo.driver import (
-    JOB,
-    DriverStatus,
-    JobSpec,
-    SinkSpec,
-    SinkTransactions,
-    SlotProcess,
-)
+from demo import driver
 from demo.settings import DemoCommitMode, SinkKind
 from pyspark.sql import SparkSession
 from typing_extensions import assert_never
@@ -50,12 +43,12 @@ _COMMIT_MODES: Mapping[DemoCommitMode, _CommitMode] = {
 }
 
 
-def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
+def build(spec: driver.JobSpec, spark: SparkSession) -> Pipeline:
     """Return the demo's pipeline: payments, keyed by account, with the balance after each."""
     delivery: _Delivery = "at_least_once" if spec.at_least_once else "exactly_once"
     pipeline = Pipeline(
         spark,
-        name=JOB,
+        name=driver.JOB,
         parallelism=spec.parallelism,
         checkpointing=Checkpointing(
             storage=spec.storage,
@@ -82,7 +75,7 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
     return pipeline
 
 
-def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
+def _sink(spec: driver.SinkSpec, delivery: _Delivery) -> Sink:
     match spec.kind:
         case SinkKind.POSTGRES:
             return _table(PostgresSink, spec, delivery)
@@ -94,7 +87,9 @@ def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
             assert_never(spec.kind)
 
 
-def _table(kind: type[PostgresSink] | type[MySQLSink], spec: SinkSpec, delivery: _Delivery) -> Sink:
+def _table(
+    kind: type[PostgresSink] | type[MySQLSink], spec: driver.SinkSpec, delivery: _Delivery
+) -> Sink:
     return kind(
         spec.address,
         table=spec.target,
@@ -112,7 +107,7 @@ def main(spec_path: str) -> None:
     Raises:
         OnceflowError: The job failed and may not be restarted.
     """
-    spec = json_decoder(JobSpec).decode(Path(spec_path).read_bytes())
+    spec = json_decoder(driver.JobSpec).decode(Path(spec_path).read_bytes())
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     spark = session(
         spec.spark_master,
@@ -130,18 +125,18 @@ def main(spec_path: str) -> None:
 
 
 def _report(path: Path, status: JobStatus) -> None:
-    report = DriverStatus(
+    report = driver.DriverStatus(
         state=status.state.value,
         attempt=status.attempt,
         records_in=status.records_in,
         checkpoints=status.checkpoints_completed,
         slots=tuple(
-            SlotProcess(slot=slot.slot, pid=slot.pid, parent_pid=slot.parent_pid)
+            driver.SlotProcess(slot=slot.slot, pid=slot.pid, parent_pid=slot.parent_pid)
             for slot in status.slots
         ),
         last_error=status.last_error,
         sinks=tuple(
-            SinkTransactions(
+            driver.SinkTransactions(
                 uid=sink.uid,
                 open=sink.open,
                 prepared=sink.prepared,

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from demo import targets
 from demo.driver import JOB, DemoDriver, DriverStatus, JobSpec, SinkSpec
 from demo.kills import Killer, Progress, Victims, plan_kills
 from demo.move import Mover, records_before
@@ -26,13 +27,6 @@ from demo.settings import (
     KillKind,
     SinkKind,
     StorageKind,
-)
-from demo.targets import (
-    NAME,
-    DemoTarget,
-    Observer,
-    observe_committed_records,
-    start_target,
 )
 from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import Self
@@ -227,23 +221,25 @@ class DemoRun:
             say=self._narrator.say,
         )
 
-    def _victims(self, driver: DemoDriver, target: DemoTarget, kafka: EmbeddedKafka) -> Victims:
+    def _victims(
+        self, driver: DemoDriver, target: targets.DemoTarget, kafka: EmbeddedKafka
+    ) -> Victims:
         kill = KILL_OF_DATABASE.get(self._settings.sink, KillKind.KAFKA)
         return Victims(driver, {KillKind.KAFKA: kafka, kill: target.server})
 
-    def _judge(self, target: DemoTarget, storages: tuple[str, ...]) -> Verdict:
+    def _judge(self, target: targets.DemoTarget, storages: tuple[str, ...]) -> Verdict:
         """Return the target's verdict; rows that are staged for it still are in doubt too."""
         verdict = target.judge(self._settings.payments())
         staged = sum(map(transactions_with_staged_rows, storages))
         return replace(verdict, in_doubt=verdict.in_doubt + staged)
 
-    def _start_servers(self) -> tuple[DemoTarget, EmbeddedKafka]:
+    def _start_servers(self) -> tuple[targets.DemoTarget, EmbeddedKafka]:
         say, at_end, settings = self._narrator.say, self._stack.callback, self._settings
         say("starting " + " and ".join(dict.fromkeys((settings.sink.product, "Kafka"))))
         with ThreadPoolExecutor(max_workers=2) as pool:
             kafka_started = pool.submit(_start_kafka, at_end, say)
             target_started = pool.submit(
-                start_target,
+                targets.start_target,
                 settings.sink,
                 kafka_started,
                 settings.partitions,
@@ -259,7 +255,7 @@ class DemoRun:
         }
         return target, kafka
 
-    def _job_spec(self, target: DemoTarget, kafka: EmbeddedKafka) -> JobSpec:
+    def _job_spec(self, target: targets.DemoTarget, kafka: EmbeddedKafka) -> JobSpec:
         # A killed slot cannot delete its working files; the demo does, with its directory.
         scratch = self._directory / "scratch"
         scratch.mkdir()
@@ -267,7 +263,9 @@ class DemoRun:
             spark_master=self._settings.spark_master,
             bootstrap_servers=kafka.bootstrap_servers,
             topic=TOPIC,
-            sink=SinkSpec(self._settings.sink, target.address, NAME, self._settings.commit_mode),
+            sink=SinkSpec(
+                self._settings.sink, target.address, targets.NAME, self._settings.commit_mode
+            ),
             storage=self._storage(),
             scratch=str(scratch),
             status_path=str(self._directory / "status.json"),
@@ -301,7 +299,7 @@ class DemoRun:
         holders: tuple[Killer, Mover],
         producing: Producing,
         spec: JobSpec,
-        target: DemoTarget,
+        target: targets.DemoTarget,
     ) -> DriverStatus:
         """Return the last status of a job that has stopped, killing what is due meanwhile."""
         settings, (killer, mover) = self._settings, holders
@@ -310,8 +308,8 @@ class DemoRun:
         advance = self._narrator.bar(rows_bar, settings.records)
         watcher = StatusWatcher(self._narrator.say, partial(self._narrator.note, rows_bar))
         with (
-            Observer("rows", target.visible_rows) as rows,
-            observe_committed_records(
+            targets.Observer("rows", target.visible_rows) as rows,
+            targets.observe_committed_records(
                 spec.bootstrap_servers, spec.group, TOPIC, settings.partitions
             ) as committed,
         ):

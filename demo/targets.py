@@ -19,13 +19,8 @@ from demo.settings import SinkKind
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import Self, assert_never
 
+from onceflow.integration import servers
 from onceflow.integration.judge import Verdict, verify, verify_topic
-from onceflow.integration.servers import (
-    EmbeddedKafka,
-    EmbeddedMariaDB,
-    EmbeddedMySQL,
-    EmbeddedPostgres,
-)
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import Payments
 
@@ -121,7 +116,7 @@ class DemoTarget:
 
 def start_target(
     kind: SinkKind,
-    kafka: Future[EmbeddedKafka],
+    kafka: Future[servers.EmbeddedKafka],
     partitions: int,
     *,
     directory: Path,
@@ -143,11 +138,11 @@ def start_target(
     """
     match kind:
         case SinkKind.POSTGRES:
-            postgres = EmbeddedPostgres()
+            postgres = servers.EmbeddedPostgres()
             at_end(postgres.stop)
             return _table(postgres.start(), postgres.url)
         case SinkKind.MYSQL | SinkKind.MARIADB:
-            server = EmbeddedMySQL if kind is SinkKind.MYSQL else EmbeddedMariaDB
+            server = servers.EmbeddedMySQL if kind is SinkKind.MYSQL else servers.EmbeddedMariaDB
             # A MariaDB that starts deletes other servers' work from a directory that it shares.
             temporary = directory / "tmp"
             temporary.mkdir()

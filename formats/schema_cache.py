@@ -23,14 +23,9 @@ from onceflow.clients.kafka.registry import (
     SchemaRegistry,
 )
 from onceflow.core.errors import ConfigError, SourceUnavailable
+from onceflow.formats import wire
 from onceflow.formats.decoding import describe_position, read_headers
 from onceflow.formats.fitting import Faults
-from onceflow.formats.wire import (
-    HEADER_BYTES,
-    KEY_SCHEMA_ID,
-    describe_id_in_headers,
-    schema_id_of,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +73,11 @@ class SchemaCache:
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
         """Request the missing schemas of `values`, which are the values of `messages`."""
         headers = [
-            b"" if value is None or self.has_id_in_headers(message) else value[:HEADER_BYTES]
+            b"" if value is None or self.has_id_in_headers(message) else value[: wire.HEADER_BYTES]
             for value, message in zip(values, messages, strict=True)
         ]
         for header in sorted(set(headers) - self._expected):
-            schema_id = schema_id_of(header)
+            schema_id = wire.schema_id_of(header)
             if schema_id is not None:
                 self._ask(schema_id, messages[headers.index(header)])
                 self._expected.add(header)
@@ -100,7 +95,7 @@ class SchemaCache:
         """Request the schema unless it is known; `message` is the first record with its id."""
         if schema_id in self._asked:
             return
-        ending = "-key" if self.header == KEY_SCHEMA_ID else "-value"
+        ending = "-key" if self.header == wire.KEY_SCHEMA_ID else "-value"
         subject = self._subject or f"{message.topic()}{ending}"
         asked = self._asked[schema_id] = _Asked(describe_position(message), subject)
         # Use a separate thread: the reader's thread must not wait, and calls `ready` repeatedly.
@@ -179,7 +174,7 @@ class RegistryDecoder:
         has_id = list(map(self.schemas.has_id_in_headers, messages))
         if not any(has_id):
             return values
-        why = describe_id_in_headers(self.schemas.header)
+        why = wire.describe_id_in_headers(self.schemas.header)
         faults.update({at: why for at, is_there in enumerate(has_id) if is_there})
         pairs = zip(values, has_id, strict=True)
         return [None if is_there else value for value, is_there in pairs]

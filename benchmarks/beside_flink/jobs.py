@@ -14,16 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from benchmarks.beside_flink import works
 from benchmarks.beside_flink.metered_source import MeteredSource
-from benchmarks.beside_flink.works import (
-    ACCOUNTS,
-    CHANGED_PER_SECOND,
-    JOIN_MS,
-    KEYS,
-    PARALLELISM,
-    TIMERS,
-    WINDOW_MS,
-)
+from benchmarks.beside_flink.works import PARALLELISM
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.keyed_balance import BatchBalance, KeyedBalance
 from onceflow import (
@@ -62,7 +55,7 @@ class BalanceWithTimers(KeyedBalance):
         self._timers = state.timers()
 
     def process(self, record: Record) -> Record:
-        if record["id"] < TIMERS:
+        if record["id"] < works.TIMERS:
             self._timers.register_event_time_timer(FAR_MS + record["id"])
         return super().process(record)
 
@@ -107,12 +100,14 @@ def _worked(pipeline: Pipeline, work: str, directory: str) -> Stream:
     timed = WatermarkStrategy("ts") if work in ("windows", "join") else None
     keyed = _payments(pipeline, directory, "payments", 0, timed).key_by("account")
     if work == "windows":
-        windows = keyed.window(TumblingEventTimeWindows(WINDOW_MS / 1000))
+        windows = keyed.window(TumblingEventTimeWindows(works.WINDOW_MS / 1000))
         return windows.aggregate(balance=sum_("amount"), n=count(), uid="work")
     if work == "join":
         others = _payments(pipeline, directory, "others", 1, timed).key_by("account")
         return (
-            keyed.interval_join(others).between(-JOIN_MS / 1000, JOIN_MS / 1000).merge(uid="work")
+            keyed.interval_join(others)
+            .between(-works.JOIN_MS / 1000, works.JOIN_MS / 1000)
+            .merge(uid="work")
         )
     if work == "function-batches":
         return keyed.process_batches(BatchBalance(), uid="work")
@@ -126,14 +121,14 @@ def _worked(pipeline: Pipeline, work: str, directory: str) -> Stream:
 def _payments(
     pipeline: Pipeline, directory: str, name: str, seed: int, timed: WatermarkStrategy | None
 ) -> Stream:
-    source = DatagenSource(rows=None, splits_count=PARALLELISM, seed=seed, accounts=ACCOUNTS)
+    source = DatagenSource(rows=None, splits_count=PARALLELISM, seed=seed, accounts=works.ACCOUNTS)
     return pipeline.read(MeteredSource(source, directory, name), uid=name, watermarks=timed)
 
 
 def _million_keys(pipeline: Pipeline, directory: str) -> Stream:
     # Small batches: those of the pace that follows the first million come evenly.
     source = DatagenSource(rows=None, splits_count=PARALLELISM, accounts=1, batch_rows=500)
-    metered = MeteredSource(source, directory, "payments", KEYS, CHANGED_PER_SECOND)
+    metered = MeteredSource(source, directory, "payments", works.KEYS, works.CHANGED_PER_SECOND)
     payments = pipeline.read(metered, uid="payments")
     keys = payments.map_batches(_with_keys, schema=pa.schema([("key", pa.int64())]))
     return keys.key_by("key").process(NewBytes(), uid="work")
@@ -141,7 +136,7 @@ def _million_keys(pipeline: Pipeline, directory: str) -> Stream:
 
 def _with_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
     ids = batch.column("id").to_numpy()
-    keys = pc.if_else(pa.array(ids < KEYS), ids, ids * STEP % KEYS)
+    keys = pc.if_else(pa.array(ids < works.KEYS), ids, ids * STEP % works.KEYS)
     return pa.record_batch([keys], names=["key"])
 
 

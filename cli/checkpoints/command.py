@@ -19,17 +19,8 @@ from onceflow.cli.jobs.command import Json, Storage
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
-from onceflow.core.storage import CheckpointStorage, JobStorage
+from onceflow.core.storage import CheckpointStorage, JobStorage, stored_checkpoints
 from onceflow.core.storage.snapshots.savepoints import damages
-from onceflow.core.storage.stored_checkpoints import (
-    StoredCheckpoint,
-    checkpoint_at,
-    checkpoints_of,
-    open_job,
-    savepoint_at,
-    savepoints_of,
-    size_bytes,
-)
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -60,7 +51,7 @@ def list_(
 ) -> None:
     """List the checkpoints that the decision log holds, and the savepoints in the job's storage."""
     with _exit_status():
-        opened = open_job(_storage(storage), job)
+        opened = stored_checkpoints.open_job(_storage(storage), job)
         rows = [checkpoint.describe() for checkpoint in _all(storage, opened)]
         if json_:
             print(json.dumps({"job": opened.job, "checkpoints": rows}))
@@ -108,7 +99,7 @@ def verify(
 ) -> None:
     """Read every state file and compare its checksum; exit status 1 when one is not whole."""
     with _exit_status():
-        opened = None if name else open_job(_storage(storage), job)
+        opened = None if name else stored_checkpoints.open_job(_storage(storage), job)
         chosen = _all(storage, opened) if opened else [_one(storage, job, name or "")]
         wrong = [
             {"name": checkpoint.name, "damage": text}
@@ -176,20 +167,22 @@ def _storage(storage: str) -> CheckpointStorage:
     return DriverLocation(storage, "_", 0.0).described
 
 
-def _all(storage: str, job: JobStorage) -> list[StoredCheckpoint]:
-    checkpoints = checkpoints_of(job)
-    for savepoint in savepoints_of(_storage(storage), job):
-        if isinstance(savepoint, StoredCheckpoint):
+def _all(storage: str, job: JobStorage) -> list[stored_checkpoints.StoredCheckpoint]:
+    checkpoints = stored_checkpoints.checkpoints_of(job)
+    for savepoint in stored_checkpoints.savepoints_of(_storage(storage), job):
+        if isinstance(savepoint, stored_checkpoints.StoredCheckpoint):
             checkpoints.append(savepoint)
         else:
             say(str(savepoint), style="yellow")
     return checkpoints
 
 
-def _one(storage: str, job: str | None, name: str) -> StoredCheckpoint:
+def _one(storage: str, job: str | None, name: str) -> stored_checkpoints.StoredCheckpoint:
     if not name.isdigit():
-        return savepoint_at(_storage(storage), name)
-    return checkpoint_at(open_job(_storage(storage), job), int(name))
+        return stored_checkpoints.savepoint_at(_storage(storage), name)
+    return stored_checkpoints.checkpoint_at(
+        stored_checkpoints.open_job(_storage(storage), job), int(name)
+    )
 
 
 def _operators(completed: CompletedCheckpoint) -> list[dict[str, Any]]:
@@ -201,7 +194,7 @@ def _operators(completed: CompletedCheckpoint) -> list[dict[str, Any]]:
             {
                 "uid": uid,
                 "subtasks": len(parts),
-                "bytes": sum(map(size_bytes, parts)),
+                "bytes": sum(map(stored_checkpoints.size_bytes, parts)),
                 "lists": sum(len(e) for part in parts for e in part.lists.values()),
                 "transactions": sum(len(part.committables) for part in parts),
             }

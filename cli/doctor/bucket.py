@@ -11,12 +11,7 @@ from contextlib import suppress
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import HdfsStorage, ObjectStorage
-from onceflow.core.storage.filesystems.filesystem import (
-    AlreadyExists,
-    Created,
-    CreateOutcome,
-    CreatesAtomically,
-)
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
 SLOW_CREATE_S = 0.5
@@ -55,21 +50,21 @@ def check_bucket(url: str) -> Sequence[Finding]:
             files.delete_directory_if_empty(scratch)
 
 
-def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Finding]:
+def _exercise(area: Area, files: filesystem.CreatesAtomically, scratch: str) -> list[Finding]:
     began = time.monotonic()
     first = files.create_if_absent(f"{scratch}/record", b"first")
     created_s = time.monotonic() - began
     second = files.create_if_absent(f"{scratch}/record", b"second")
-    if not isinstance(first, Created) or second != AlreadyExists(b"first"):
+    if not isinstance(first, filesystem.Created) or second != filesystem.AlreadyExists(b"first"):
         return [_not_atomic(area, files)]
 
-    def rival(number: int) -> CreateOutcome:
+    def rival(number: int) -> filesystem.CreateOutcome:
         return files.create_if_absent(f"{scratch}/rivals", b"%d" % number)
 
     # Create concurrently: some stores check the condition first and write later.
     with ThreadPoolExecutor(_RIVALS) as threads:
         outcomes = list(threads.map(rival, range(_RIVALS)))
-    if sum(isinstance(outcome, Created) for outcome in outcomes) > 1:
+    if sum(isinstance(outcome, filesystem.Created) for outcome in outcomes) > 1:
         return [_not_atomic(area, files)]
     began = time.monotonic()
     files.write(f"{scratch}/state", (bytes(1 << 20) for _ in range(_LARGE_BYTES >> 20)))
@@ -96,7 +91,7 @@ def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Findin
     return findings
 
 
-def _not_atomic(area: Area, files: CreatesAtomically) -> Finding:
+def _not_atomic(area: Area, files: filesystem.CreatesAtomically) -> Finding:
     return area.problem(
         f"{files.location('')}: an object was created twice under one name",
         "creation that only one process wins (If-None-Match); the decision log rests on it",

@@ -25,13 +25,7 @@ from urllib.parse import quote
 import msgspec
 
 from onceflow.cli.jobs.driver_access import DriverAccess, parse_target, read_token_file
-from onceflow.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    ConfigError,
-    StateIncompatible,
-    StorageError,
-)
+from onceflow.core import errors
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
 from onceflow.core.storage import CheckpointStorage, JobStorage, checkpoint_storage
@@ -79,7 +73,7 @@ class DriverLocation:
         described = checkpoint_storage(self.storage)
         root = getattr(described, "root", None)
         if root is not None and not Path(root).is_dir():
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"--storage {root}: this machine has no such directory; give the storage of the"
                 " job's Checkpointing(storage=…), and run this where that directory is mounted"
             )
@@ -95,7 +89,9 @@ class DriverLocation:
         jobs = storage.jobs()
         if self.name not in jobs:
             there = ", ".join(jobs) or "none"
-            raise ConfigError(f"--storage {self.storage} has no job {self.name!r} (there: {there})")
+            raise errors.ConfigError(
+                f"--storage {self.storage} has no job {self.name!r} (there: {there})"
+            )
         return storage
 
 
@@ -238,7 +234,7 @@ class Driver:
         try:
             context = ssl.create_default_context(cafile=target.authority or None)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{target.authority!r}, the file of the authority that signed the driver's"
                 f" certificate, cannot be read ({error}): name a copy by --authority"
             ) from error
@@ -308,7 +304,7 @@ class Driver:
                 " elsewhere by Endpoint(token_file=…), name a copy of that file by --token-file"
             )
         if not is_token(token):
-            raise CheckpointCorrupt(
+            raise errors.CheckpointCorrupt(
                 f"driver.token of job {self._place.name!r} in {self.storage} is not a token:"
                 f" {EXPECTED_FORM}. No request was sent; the next start of the job replaces it"
             )
@@ -405,7 +401,7 @@ def _utc(at_ms: float) -> str:
 
 def last_run_of(storage: JobStorage) -> LastRun | None:
     """Return the record of the job's last run, or None if it cannot be read."""
-    with contextlib.suppress(CheckpointError, StorageError, TimeoutError):
+    with contextlib.suppress(errors.CheckpointError, errors.StorageError, TimeoutError):
         return within(LOG_TIMEOUT_S, "checkpoint storage", storage.last_run.read)
     return None
 
@@ -439,7 +435,9 @@ def how_it_ended(storage: JobStorage) -> str:
 
 def last_decision_of(storage: JobStorage) -> str:
     """Return a sentence on the last decision in the job's log."""
-    with contextlib.suppress(CheckpointError, StorageError, StateIncompatible, TimeoutError):
+    with contextlib.suppress(
+        errors.CheckpointError, errors.StorageError, errors.StateIncompatible, TimeoutError
+    ):
         view = within(LOG_TIMEOUT_S, "the decision log", storage.log.read)
         if view.decided:
             last = view.completed[-1]

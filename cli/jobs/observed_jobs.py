@@ -14,17 +14,7 @@ from functools import partial
 
 import msgspec
 
-from onceflow.cli.jobs.client import (
-    Answer,
-    Driver,
-    DriverLocation,
-    DriverNotThere,
-    DriverSilent,
-    RelayedAnswer,
-    begin,
-    last_run_of,
-    state_without_driver,
-)
+from onceflow.cli.jobs import client
 from onceflow.cli.jobs.driver_access import DriverAccess
 from onceflow.core.errors import OnceflowError
 from onceflow.core.runtime.driver.job_views import describe_decision, describe_stored
@@ -42,7 +32,7 @@ _READS_OF_STORAGE = frozenset({"proof", "stored", "state"})
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
-    answer: Answer
+    answer: client.Answer
     until_s: float
 
 
@@ -55,7 +45,7 @@ class ObservedJobs:
         self._access = access
         self._lock = threading.Lock()
         self._opened: dict[str, JobStorage] = {}
-        self._drivers: dict[str, Driver] = {}
+        self._drivers: dict[str, client.Driver] = {}
         self._without_driver: dict[str, _Remembered] = {}
 
     def names(self) -> tuple[str, ...]:
@@ -67,7 +57,7 @@ class ObservedJobs:
         """
         return self._location("_").described.open("_").jobs()
 
-    def summaries(self) -> list[Answer]:
+    def summaries(self) -> list[client.Answer]:
         """Return a line for each job. Asks all drivers concurrently, for up to LIST_TIMEOUT_S.
 
         Raises:
@@ -75,7 +65,8 @@ class ObservedJobs:
             StorageError: The storage cannot be read at the moment.
         """
         asked = {
-            name: begin(f"job {name}", partial(self._summarize, name)) for name in self.names()
+            name: client.begin(f"job {name}", partial(self._summarize, name))
+            for name in self.names()
         }
         wait(asked.values(), LIST_TIMEOUT_S)
         late = f"unknown: no answer within {LIST_TIMEOUT_S:g} s"
@@ -84,7 +75,7 @@ class ObservedJobs:
             for name, line in asked.items()
         ]
 
-    def read_overview(self, name: str) -> Answer:
+    def read_overview(self, name: str) -> client.Answer:
         """Return the state of a job whose driver does not answer, from its storage.
 
         Raises:
@@ -103,11 +94,11 @@ class ObservedJobs:
                 self._without_driver[name] = remembered
         return remembered.answer | {"now_ms": int(time.time() * 1000)}
 
-    def read_stored(self, name: str) -> Answer:
+    def read_stored(self, name: str) -> client.Answer:
         """Return the checkpoints and savepoints of a job. Raises the errors of `read_overview`."""
         return describe_stored(self._location(name).described, self._open(name))
 
-    def driver(self, name: str) -> Driver:
+    def driver(self, name: str) -> client.Driver:
         """Return the driver of a job. The driver is cached after the first call.
 
         Raises:
@@ -117,14 +108,14 @@ class ObservedJobs:
         with self._lock:
             known = self._drivers.get(name)
         if known is None:
-            known = Driver(self._location(name), self._open(name))
+            known = client.Driver(self._location(name), self._open(name))
             with self._lock:
                 self._drivers[name] = known
         return known
 
     def relay(
         self, name: str, method: str, path: str, body: bytes | None, deadline_ms: int
-    ) -> RelayedAnswer:
+    ) -> client.RelayedAnswer:
         """Forward a request to the driver of a job. Return the unchanged answer.
 
         Raises:
@@ -137,7 +128,7 @@ class ObservedJobs:
         driver = self.driver(name)
         try:
             return driver.relay(method, path, body, deadline_ms, timeout_s)
-        except DriverNotThere:
+        except client.DriverNotThere:
             self._forget(name, driver)
             # A restarted driver has stored another address. Do not repeat a request that changes
             # something, because the first one may have been carried out.
@@ -147,14 +138,14 @@ class ObservedJobs:
                 raise
             return newest.relay(method, path, body, deadline_ms, timeout_s)
 
-    def _forget(self, name: str, driver: Driver) -> None:
+    def _forget(self, name: str, driver: client.Driver) -> None:
         with self._lock:
             # Another thread may have stored a newer driver in the meantime.
             if self._drivers.get(name) is driver:
                 del self._drivers[name]
 
-    def _location(self, name: str) -> DriverLocation:
-        return DriverLocation(self.storage, name, ANSWER_TIMEOUT_S, self._access)
+    def _location(self, name: str) -> client.DriverLocation:
+        return client.DriverLocation(self.storage, name, ANSWER_TIMEOUT_S, self._access)
 
     def _open(self, name: str) -> JobStorage:
         with self._lock:
@@ -165,28 +156,28 @@ class ObservedJobs:
                 self._opened[name] = opened
         return opened
 
-    def _make_overview(self, name: str) -> Answer:
+    def _make_overview(self, name: str) -> client.Answer:
         storage = self._open(name)
-        run = last_run_of(storage)
+        run = client.last_run_of(storage)
         return {
             "job": name,
             "instance": "",
             "running": False,
-            "state": state_without_driver(run),
+            "state": client.state_without_driver(run),
             "last_run": run,
             **describe_decision(storage.log.read()),
         }
 
-    def _summarize(self, name: str) -> Answer:
+    def _summarize(self, name: str) -> client.Answer:
         try:
             reply = self.relay(name, "GET", "overview", None, 0)
-            answer: Answer = msgspec.json.decode(reply.content)
+            answer: client.Answer = msgspec.json.decode(reply.content)
             if reply.status == 200:
                 return summarize_running(answer)
             return {"job": name, "state": f"unknown: {answer.get('error', reply.status)}"}
-        except DriverNotThere:
+        except client.DriverNotThere:
             pass
-        except (DriverSilent, OnceflowError, msgspec.DecodeError) as error:
+        except (client.DriverSilent, OnceflowError, msgspec.DecodeError) as error:
             return {"job": name, "state": "unknown: no answer", "error": str(error)}
         except (KeyError, TypeError, AttributeError) as error:
             broken = f"the driver's answer is no overview: {type(error).__name__}: {error}"
@@ -197,7 +188,7 @@ class ObservedJobs:
             return {"job": name, "state": "unknown", "error": str(error)}
 
 
-def summarize_running(now: Answer) -> Answer:
+def summarize_running(now: client.Answer) -> client.Answer:
     """Return the line of a job from its driver's overview."""
     sources = {source["uid"] for source in now["sources"]}
     rates = [chain["records_in_per_s"] for chain in now["chains"] if chain["chain"] in sources]
@@ -218,7 +209,7 @@ def summarize_running(now: Answer) -> Answer:
     }
 
 
-def summarize_stored(now: Answer) -> Answer:
+def summarize_stored(now: client.Answer) -> client.Answer:
     """Return the line of a job from its storage only."""
     decision, run = now["decision"], now["last_run"]
     return {

@@ -18,19 +18,8 @@ from rich.console import Console
 from rich.live import Live
 
 from onceflow.cli.closed_pipe import end_if_unread
+from onceflow.cli.jobs import command
 from onceflow.cli.jobs.client import Answer, DriverNotThere, DriverSilent, within
-from onceflow.cli.jobs.command import (
-    EXIT_GONE,
-    EXIT_REFUSED,
-    EXIT_USAGE,
-    AnswerTimeout,
-    Authority,
-    DriverHost,
-    Name,
-    Storage,
-    TokenFile,
-    make_access,
-)
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.terminal import say
 from onceflow.cli.top.screen import View, print_view, render_view
@@ -40,8 +29,8 @@ _ENDED_WELL = frozenset({"finished", "stopped", "cancelled"})
 
 
 def top(
-    name: Name,
-    storage: Storage,
+    name: command.Name,
+    storage: command.Storage,
     once: Annotated[bool, typer.Option("--once", help="Print the view once, and exit.")] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line instead of the view.")
@@ -49,17 +38,17 @@ def top(
     interval: Annotated[
         float, typer.Option(help="Interval between two views, in seconds.", min=0.1)
     ] = 1.0,
-    timeout: AnswerTimeout = 60.0,
-    token_file: TokenFile = None,
-    authority: Authority = None,
-    driver_host: DriverHost = None,
+    timeout: command.AnswerTimeout = 60.0,
+    token_file: command.TokenFile = None,
+    authority: command.Authority = None,
+    driver_host: command.DriverHost = None,
 ) -> None:
     """Watch a running job: rates, lag, checkpoints, transactions, slots. Ctrl-C ends it.
 
     What is piped is printed once, unless --json is given.
     """
     console = Console(highlight=False)
-    jobs = ObservedJobs(storage, make_access(token_file, authority, driver_host))
+    jobs = ObservedJobs(storage, command.make_access(token_file, authority, driver_host))
     what = f"the driver of job {name!r}, or its storage,"
 
     def look() -> View:
@@ -75,9 +64,9 @@ def top(
         raise typer.Exit(0) from None
     except (OnceflowError, TimeoutError) as error:
         say(f"onceflow: {error}", style="red")
-        status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_REFUSED
+        status = command.EXIT_USAGE if isinstance(error, ConfigError) else command.EXIT_REFUSED
         raise typer.Exit(status) from error
-    raise typer.Exit(EXIT_REFUSED if last["state"] == "failed" else 0)
+    raise typer.Exit(command.EXIT_REFUSED if last["state"] == "failed" else 0)
 
 
 def read_view(jobs: ObservedJobs, name: str) -> View:
@@ -128,7 +117,7 @@ def has_ended(now: Answer) -> bool:
 
 
 def _status_once(now: Answer) -> int:
-    return 0 if now["running"] else EXIT_GONE
+    return 0 if now["running"] else command.EXIT_GONE
 
 
 def _print(view: View, console: Console, *, json_: bool) -> None:

@@ -16,17 +16,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from onceflow.cli.terminal import console, say
-from onceflow.cli.txn.settling import (
-    EXIT_REFUSED,
-    UsageError,
-    Wish,
-    as_json,
-    parse_transaction,
-    print_transaction,
-    print_transactions,
-    settle,
-    status_of,
-)
+from onceflow.cli.txn import settling
 from onceflow.cli.txn.where import Where, add_where_options
 from onceflow.core.commit.by_hand import TransactionSettler
 from onceflow.core.errors import ConfigError, OnceflowError
@@ -78,14 +68,18 @@ def list_(
     with _open(where) as transactions:
         transactions_in_doubt = transactions.in_doubt()
         if json_:
-            print(json.dumps({"transactions": [as_json(entry) for entry in transactions_in_doubt]}))
+            print(
+                json.dumps(
+                    {"transactions": [settling.as_json(entry) for entry in transactions_in_doubt]}
+                )
+            )
         else:
-            print_transactions(console(), transactions_in_doubt)
+            settling.print_transactions(console(), transactions_in_doubt)
             of_batches = where.checkpoint_location is not None or where.txn_app_id is not None
             if transactions_in_doubt and where.storage is None and not of_batches:
                 say("Add --storage DIR --job NAME to see what the decision log says.")
     if check and transactions_in_doubt:
-        raise typer.Exit(EXIT_REFUSED)
+        raise typer.Exit(settling.EXIT_REFUSED)
 
 
 @txn.command()
@@ -97,14 +91,14 @@ def show(
 ) -> None:
     """Show one transaction with all that is known about it. Exit status 1: there is none."""
     with _open(where) as transactions:
-        entry = transactions.find(parse_transaction(transaction))
+        entry = transactions.find(settling.parse_transaction(transaction))
         if entry is None:
             say(f"{transaction} is not in doubt here, and the log does not list it")
-            raise typer.Exit(EXIT_REFUSED)
+            raise typer.Exit(settling.EXIT_REFUSED)
         if json_:
-            print(json.dumps(as_json(entry)))
+            print(json.dumps(settling.as_json(entry)))
         else:
-            print_transaction(console(), entry)
+            settling.print_transaction(console(), entry)
 
 
 def _settles(resolution: Resolution, help_: str) -> None:
@@ -122,8 +116,8 @@ def _settles(resolution: Resolution, help_: str) -> None:
         json_: Json = False,
     ) -> None:
         with _open(where) as transactions:
-            wish = Wish(resolution, tuple(ids or ()), everything, yes, force, fence)
-            settle(transactions, wish, json_)
+            wish = settling.Wish(resolution, tuple(ids or ()), everything, yes, force, fence)
+            settling.settle(transactions, wish, json_)
 
 
 _settles(
@@ -139,9 +133,9 @@ def _open(where: Where) -> Generator[TransactionSettler, None, None]:
         try:
             transactions = where.open()
         except ConfigError as error:
-            raise UsageError(str(error)) from error
+            raise settling.UsageError(str(error)) from error
         with transactions:
             yield transactions
     except OnceflowError as error:
         say(f"onceflow txn: {error}", style="red")
-        raise typer.Exit(status_of(error)) from error
+        raise typer.Exit(settling.status_of(error)) from error

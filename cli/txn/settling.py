@@ -20,16 +20,7 @@ from onceflow.core.commit.by_hand import (
     TransactionSettler,
 )
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction, Resolution
 
@@ -293,24 +284,26 @@ class Result:
 
 
 def result_of(
-    resolution: Resolution, entry: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
+    resolution: Resolution,
+    entry: InDoubtTransaction,
+    outcome: committables.CommitOutcome | committables.AbortOutcome,
 ) -> Result:
     """Return the result with its exit status and a sentence."""
     rows = "its rows" if entry.rows is None else f"its rows ({entry.rows:,})"
     match outcome:
-        case Committed():
+        case committables.Committed():
             result = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
-        case Aborted():
+        case committables.Aborted():
             result = (EXIT_DONE, "aborted", f"rolled back: {rows} are gone and never were visible")
-        case AlreadyCommitted() if resolution is Resolution.COMMIT:
+        case committables.AlreadyCommitted() if resolution is Resolution.COMMIT:
             result = (EXIT_DONE, "already_committed", "was committed before; nothing was changed")
-        case AlreadyCommitted():
+        case committables.AlreadyCommitted():
             result = (EXIT_REFUSED, "already_committed", f"was committed before: {rows} stay")
-        case Lost(reason):
+        case committables.Lost(reason):
             result = (EXIT_REFUSED, "lost", f"cannot be committed any more: {reason}")
-        case RetryLater(reason):
+        case committables.RetryLater(reason):
             result = (EXIT_UNREACHABLE, "retry_later", f"nothing was changed, try later: {reason}")
-        case Unknown(reason):
+        case committables.Unknown(reason):
             result = (
                 EXIT_UNREACHABLE,
                 "unknown",

@@ -13,12 +13,7 @@ import typer
 
 from onceflow.cli.terminal import load_sink, read_options, read_password
 from onceflow.connectors.catalog import SINKS
-from onceflow.core.commit.by_hand import (
-    InDoubtTransactions,
-    SinkResourceManager,
-    StagedResourceManager,
-    TransactionSettler,
-)
+from onceflow.core.commit import by_hand
 from onceflow.core.errors import ConfigError
 from onceflow.core.secret_references import follow_references
 from onceflow.core.spi.connector import ServerAccess
@@ -100,7 +95,7 @@ class Where:
         float, typer.Option("--timeout", help="How long to wait for a server, in seconds.", min=0.1)
     ] = 10.0
 
-    def open(self) -> TransactionSettler:
+    def open(self) -> by_hand.TransactionSettler:
         """Return the settler for these options. Does not connect yet.
 
         Raises:
@@ -117,10 +112,10 @@ class Where:
         if self.sink:
             if not self.sink_id:
                 raise ConfigError("--sink needs --sink-id, the name by which its job writes")
-            managers.append(SinkResourceManager(load_sink(self.sink), self.sink_id))
+            managers.append(by_hand.SinkResourceManager(load_sink(self.sink), self.sink_id))
         # If the sink itself is given, it lists its staged rows and can resolve them.
         if storage is not None and not self.sink:
-            managers.append(StagedResourceManager(storage))
+            managers.append(by_hand.StagedResourceManager(storage))
         if not managers:
             raise ConfigError(
                 "name where to look: --url postgresql://user@host/database (add --password-file),"
@@ -128,9 +123,9 @@ class Where:
                 " or --sink module:name --sink-id ID, and --storage DIR [--job NAME] for what the"
                 " decision log says"
             )
-        return InDoubtTransactions(managers, storage)
+        return by_hand.InDoubtTransactions(managers, storage)
 
-    def _of_query(self, location: str) -> TransactionSettler:
+    def _of_query(self, location: str) -> by_hand.TransactionSettler:
         # Import here, because transactions of jobs do not need Spark.
         from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
         from onceflow.connectors.spark.streaming.query_transactions import query_transactions
@@ -147,10 +142,10 @@ class Where:
         if self.url:
             manager = self._database(self.url)
         else:
-            manager = SinkResourceManager(load_sink(self.sink or ""), sink_id)
+            manager = by_hand.SinkResourceManager(load_sink(self.sink or ""), sink_id)
         return query_transactions(directory, manager, sink_id=sink_id, staging=self.storage or "")
 
-    def _of_writes(self, app: str) -> TransactionSettler:
+    def _of_writes(self, app: str) -> by_hand.TransactionSettler:
         from onceflow.connectors.spark.streaming.query_transactions import write_transactions
         from onceflow.sinks.sql.connector import SqlResourceManager
 
@@ -158,8 +153,8 @@ class Where:
             raise ConfigError("--job is a pipeline's, and --txn-app-id that of batch writes")
         manager = self._database(self.url) if self.url else None
         if self.sink:
-            manager = SinkResourceManager(load_sink(self.sink), self.sink_id or "")
-        if not isinstance(manager, (SqlResourceManager, SinkResourceManager)) or (
+            manager = by_hand.SinkResourceManager(load_sink(self.sink), self.sink_id or "")
+        if not isinstance(manager, (SqlResourceManager, by_hand.SinkResourceManager)) or (
             self.url and self.sink
         ):
             raise ConfigError(

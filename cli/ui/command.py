@@ -12,16 +12,8 @@ from typing import Annotated
 
 import typer
 
+from onceflow.cli.jobs import command
 from onceflow.cli.jobs.client import within
-from onceflow.cli.jobs.command import (
-    EXIT_REFUSED,
-    EXIT_USAGE,
-    Authority,
-    DriverHost,
-    Storage,
-    TokenFile,
-    make_access,
-)
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.terminal import say
 from onceflow.cli.ui.server import UiServer
@@ -32,7 +24,7 @@ PORT = 8090
 
 
 def ui(
-    storage: Storage,
+    storage: command.Storage,
     host: Annotated[
         str, typer.Option(help="Address to listen at. Any address but loopback needs TLS.")
     ] = "127.0.0.1",
@@ -56,19 +48,19 @@ def ui(
         float,
         typer.Option(help="How long to wait for the storage at the start, in seconds.", min=0.0),
     ] = 60.0,
-    token_file: TokenFile = None,
-    authority: Authority = None,
-    driver_host: DriverHost = None,
+    token_file: command.TokenFile = None,
+    authority: command.Authority = None,
+    driver_host: command.DriverHost = None,
 ) -> None:
     """Show all jobs in a checkpoint storage in the browser, whether they run or not."""
     try:
         endpoint = _check_address(host, port, certificate, key, names)
-        jobs = ObservedJobs(storage, make_access(token_file, authority, driver_host))
+        jobs = ObservedJobs(storage, command.make_access(token_file, authority, driver_host))
         within(timeout, f"checkpoint storage {storage}", jobs.names)
         server = UiServer(jobs, endpoint)
     except (OnceflowError, TimeoutError) as error:
         say(f"onceflow: {error}", style="red")
-        status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_REFUSED
+        status = command.EXIT_USAGE if isinstance(error, ConfigError) else command.EXIT_REFUSED
         raise typer.Exit(status) from error
     with _until_signalled() as ended:
         server.start()

@@ -24,14 +24,10 @@ from onceflow.cli.jobs.client import DriverNotThere, DriverSilent
 from onceflow.cli.jobs.driver_access import UnknownDriverHost
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.runtime.driver import web_page
 from onceflow.core.runtime.driver.http_server import Request, Response
 from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
-from onceflow.core.runtime.driver.web_page import (
-    WebPage,
-    find_stranger,
-    has_token,
-    make_json_response,
-)
+from onceflow.core.runtime.driver.web_page import has_token
 
 _JOBS = "/v1/jobs"
 
@@ -44,13 +40,13 @@ class JobsApi:
         self._jobs = jobs
         self._token = token
         self._names = frozenset(name.lower() for name in names)
-        self._page = WebPage()
+        self._page = web_page.WebPage()
         self.visited = threading.Event()
         """An event that is set after the first request with the token."""
 
     def refuse(self, head: Request) -> Response | None:
         """Return the refusal of a request that is not allowed, or None if it is allowed."""
-        if stranger := find_stranger(head, self._names):
+        if stranger := web_page.find_stranger(head, self._names):
             return self.explain(*stranger)
         if self._page.has(urlsplit(head.target).path) or has_token(head, self._token):
             return None
@@ -80,7 +76,7 @@ class JobsApi:
 
     def explain(self, status: HTTPStatus, reason: str) -> Response:
         """Return an error answer with `status` and `reason`."""
-        return make_json_response(status, {"error": reason})
+        return web_page.make_json_response(status, {"error": reason})
 
     def _answer(self, request: Request, path: str) -> Response:
         if path.startswith(f"{_JOBS}/"):
@@ -94,8 +90,8 @@ class JobsApi:
             return self.explain(HTTPStatus.METHOD_NOT_ALLOWED, not_taken)
         if path == "/v1/about":
             about = {"kind": "storage", "storage": self._jobs.storage}
-            return make_json_response(HTTPStatus.OK, about)
-        return make_json_response(HTTPStatus.OK, {"jobs": self._jobs.summaries()})
+            return web_page.make_json_response(HTTPStatus.OK, about)
+        return web_page.make_json_response(HTTPStatus.OK, {"jobs": self._jobs.summaries()})
 
     def _answer_for_job(self, request: Request, name: str, what: str) -> Response:
         query = urlsplit(request.target).query
@@ -118,15 +114,15 @@ class JobsApi:
         if status is HTTPStatus.UNAUTHORIZED:
             stale = f"the driver of job {name!r} does not take the token that is in its storage"
             return self.explain(HTTPStatus.CONFLICT, stale)
-        return make_json_response(status, reply.content)
+        return web_page.make_json_response(status, reply.content)
 
     def _answer_without_driver(self, name: str, what: str) -> Response:
         now = self._jobs.read_overview(name)
         match what:
             case "overview":
-                return make_json_response(HTTPStatus.OK, now)
+                return web_page.make_json_response(HTTPStatus.OK, now)
             case "stored":
-                return make_json_response(HTTPStatus.OK, self._jobs.read_stored(name))
+                return web_page.make_json_response(HTTPStatus.OK, self._jobs.read_stored(name))
             case _:
                 reason = (
                     f"job {name!r} does not run (state: {now['state']}), and {what[:40]!r} is"

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from onceflow.clients.kafka.client import (
-    ClientTroubles,
-    describe_error,
-    error_of,
-    is_denied,
-    make_access_error,
-    make_login_error,
-    open_client,
-)
+from onceflow.clients.kafka import client
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import OnceflowError, SettingsRefused
 
@@ -180,7 +172,7 @@ class Brokers:
         self,
         settings: TopicSettings,
         config: dict[str, Any],
-        troubles: ClientTroubles,
+        troubles: client.ClientTroubles,
         unavailable: type[OnceflowError],
     ) -> None:
         """Open the client; waits for no broker.
@@ -196,7 +188,7 @@ class Brokers:
         """
         self.settings = settings
         self.troubles = troubles
-        self.admin = cast("Admin", open_client(AdminClient, config, settings))
+        self.admin = cast("Admin", client.open_client(AdminClient, config, settings))
         self._unavailable = unavailable
 
     def ask(
@@ -235,11 +227,11 @@ class Brokers:
         self.admin.poll(0)
         # Check this before the error of the call: after a refused password, that is only a timeout.
         if self.troubles.authentication:
-            raise make_login_error(self.settings, self.troubles.authentication)
-        inner = error_of(error)
-        if is_denied(inner.code()):
-            raise make_access_error(self.settings, ", ".join(self.settings.topics))
-        reason = describe_error(error, self.settings)
+            raise client.make_login_error(self.settings, self.troubles.authentication)
+        inner = client.error_of(error)
+        if client.is_denied(inner.code()):
+            raise client.make_access_error(self.settings, ", ".join(self.settings.topics))
+        reason = client.describe_error(error, self.settings)
         if inner.name().endswith("AUTHORIZATION_FAILED"):
             raise SettingsRefused(f"{what}: {reason}")
         if not backoff.pause():

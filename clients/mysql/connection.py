@@ -31,6 +31,7 @@ from pymysql.protocol import OKPacketWrapper
 from typing_extensions import override
 
 from onceflow.clients.mysql.catalog import LOG_ROWS, literal
+from onceflow.clients.sql import silence
 from onceflow.clients.sql.session import (
     AccessDenied,
     BinaryLogRefuses,
@@ -46,12 +47,6 @@ from onceflow.clients.sql.session import (
     StatementInvalid,
     StatementRefused,
     TableMissing,
-)
-from onceflow.clients.sql.silence import (
-    UNACKNOWLEDGED_S,
-    RepeatedPackets,
-    limit_silence,
-    probe_while_idle,
 )
 from onceflow.core.errors import ConfigError
 
@@ -225,8 +220,8 @@ class WireConnection:
                 write_timeout=timeout_s,
             )
         self.wait_at_most(reply_timeout_s)
-        probe_while_idle(self._descriptor)
-        limit_silence(self._descriptor, UNACKNOWLEDGED_S)
+        silence.probe_while_idle(self._descriptor)
+        silence.limit_silence(self._descriptor, silence.UNACKNOWLEDGED_S)
 
     @property
     def _descriptor(self) -> int:
@@ -304,7 +299,9 @@ class WireConnection:
                 if not packet.is_load_local_packet():
                     raise InternalError(_OUT_OF_SYNC, "the server did not ask for the rows")
                 # A LOAD DATA that waits for a lock reads no rows in the meantime.
-                limit_silence(self._descriptor, max(UNACKNOWLEDGED_S, self._reply_timeout_s))
+                silence.limit_silence(
+                    self._descriptor, max(silence.UNACKNOWLEDGED_S, self._reply_timeout_s)
+                )
                 for chunk in file:
                     for start in range(0, len(chunk), _PIECE_BYTES):
                         self._write_packet(chunk[start : start + _PIECE_BYTES])
@@ -321,7 +318,7 @@ class WireConnection:
             packet = cast("Any", self._connection)._read_packet()
         if self._transfers:
             self._transfers = False
-            limit_silence(self._descriptor, UNACKNOWLEDGED_S)
+            silence.limit_silence(self._descriptor, silence.UNACKNOWLEDGED_S)
         if not packet.is_ok_packet():
             self.close()
             raise to_sql_error(_OUT_OF_SYNC, "the server answered neither success nor error")
@@ -473,7 +470,7 @@ class _TransferWatch:
     def __init__(self, descriptor: int, timeout_s: float) -> None:
         self._descriptor = descriptor
         self._deadline_s = time.monotonic() + timeout_s
-        self._repeated = RepeatedPackets()
+        self._repeated = silence.RepeatedPackets()
 
     def check(self) -> None:
         """Raise OperationalError if the wait is over.
@@ -483,7 +480,7 @@ class _TransferWatch:
         """
         now_s = time.monotonic()
         repeated_s = self._repeated.measure(self._descriptor, now_s)
-        if repeated_s >= UNACKNOWLEDGED_S:
+        if repeated_s >= silence.UNACKNOWLEDGED_S:
             raise OperationalError(
                 CR.CR_SERVER_LOST, f"the server has acknowledged nothing for {repeated_s:.0f} s"
             )

@@ -9,15 +9,9 @@ from onceflow.core.api.function_checks import require_function_object
 from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, mark_outer_sides
 from onceflow.core.api.windowed_stream import lateness_ms_of, window_input
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan import join_functions
 from onceflow.core.plan.functions import OutputTag
 from onceflow.core.plan.graph import Feed, GraphBuilder, JoinConnected, ProcessConnected, Work
-from onceflow.core.plan.join_functions import (
-    JoinKind,
-    JoinSide,
-    ProcessJoinFunction,
-    TimedJoin,
-    WindowPairs,
-)
 from onceflow.core.plan.process_functions import CoProcessFunction
 from onceflow.core.plan.window_batches import CoGroupBatchFunction, WindowBatches
 from onceflow.core.plan.window_functions import (
@@ -75,9 +69,9 @@ class KeyedConnectedStreams(Generic[StreamT]):
         require_function_object(function, CoProcessFunction, "connect(…).process")
         return self.add(function, uid=uid)
 
-    def add(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT:
+    def add(self, function: CoProcessFunction | join_functions.TimedJoin, *, uid: str) -> StreamT:
         """Add an operator that applies a function to both streams, or that joins them."""
-        if isinstance(function, TimedJoin):
+        if isinstance(function, join_functions.TimedJoin):
             schema = function.output_schema()
             work: Work = JoinConnected(self.keys, function)
         else:
@@ -113,8 +107,8 @@ class KeyedConnectedStreams(Generic[StreamT]):
             for feeds, key, (side, time, late) in zip(self._feeds, self.keys, given, strict=True)
         )
         sides = (
-            JoinSide("left", self._feeds[0][0].schema, left.time, left.late),
-            JoinSide("right", self._feeds[1][0].schema, right.time, right.late),
+            join_functions.JoinSide("left", self._feeds[0][0].schema, left.time, left.late),
+            join_functions.JoinSide("right", self._feeds[1][0].schema, right.time, right.late),
         )
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
         return WindowedConnectedStreams(self.add, sides, windows, lateness_ms, (left, right))
@@ -163,7 +157,7 @@ class WindowedConnectedStreams(Generic[StreamT]):
             )
         return self._process(windowed, uid=uid)
 
-    def join(self, how: JoinKind = "inner") -> JoinedStreams[StreamT]:
+    def join(self, how: join_functions.JoinKind = "inner") -> JoinedStreams[StreamT]:
         """Join each left record with each right one of its key and window.
 
         If a window has no records of one side, a `"left"`, `"right"` or `"full"` join emits the
@@ -176,8 +170,8 @@ class WindowedConnectedStreams(Generic[StreamT]):
         sides = mark_outer_sides(self._sides, how)
         outer = sides[0].outer, sides[1].outer
 
-        def function(pairs: ProcessJoinFunction) -> CoProcessFunction:
-            return self._to_windowed(WindowPairs(outer, pairs))
+        def function(pairs: join_functions.ProcessJoinFunction) -> CoProcessFunction:
+            return self._to_windowed(join_functions.WindowPairs(outer, pairs))
 
         keys = self._inputs[0].key, self._inputs[1].key
         return JoinedStreams(self._process, function, sides, keys)

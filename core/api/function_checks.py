@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan import process_functions
 from onceflow.core.plan.functions import Aggregate, KeyedBatchFunction, KeyedFunction
 from onceflow.core.plan.join_functions import ProcessJoinFunction
-from onceflow.core.plan.process_functions import (
-    BroadcastProcessFunction,
-    CoProcessFunction,
-    ProcessFunction,
-)
 from onceflow.core.plan.window_batches import CoGroupBatchFunction
 from onceflow.core.plan.window_functions import CoGroupFunction, ProcessWindowFunction
 
 _METHODS: dict[type[object], str] = {
-    ProcessFunction: "process() of a stream without a key",
+    process_functions.ProcessFunction: "process() of a stream without a key",
     KeyedFunction: "key_by(…).process()",
     KeyedBatchFunction: "key_by(…).process_batches()",
-    CoProcessFunction: "connect(…).key_by(…).process()",
-    BroadcastProcessFunction: "connect(broadcast).process()",
+    process_functions.CoProcessFunction: "connect(…).key_by(…).process()",
+    process_functions.BroadcastProcessFunction: "connect(broadcast).process()",
     ProcessWindowFunction: "key_by(…).window(…).process()",
     CoGroupFunction: "connect(…).key_by(…).window(…).co_group()",
     CoGroupBatchFunction: "connect(…).key_by(…).window(…).co_group_batches()",
@@ -53,7 +49,7 @@ def require_function_object(function: object, expected: type[object], method: st
     advice = _advice(function)
     if not advice and callable(function):
         advice = f"; write a class of {name} whose methods say what it does"
-        if expected is ProcessFunction or expected is KeyedFunction:
+        if expected is process_functions.ProcessFunction or expected is KeyedFunction:
             advice += ", or pass the function to map() or flat_map()"
     raise ConfigError(
         f"{method}() takes an object of a class of {name}, and was given {given}{advice}"

@@ -34,14 +34,9 @@ from onceflow.core.runtime.events.job_events import JobState
 from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.setting_values import choice_of
+from onceflow.core.settings import pipeline_settings
 from onceflow.core.settings.configuration import Configuration
 from onceflow.core.settings.effective_settings import EffectiveSetting, list_effective
-from onceflow.core.settings.pipeline_settings import (
-    Checkpointing,
-    Endpoint,
-    Metrics,
-    RuntimeSettings,
-)
 from onceflow.core.spi import Sink, Source
 from onceflow.core.spi.connector import Finding
 from onceflow.core.state import StateBackend
@@ -308,17 +303,17 @@ class Pipeline:
         cluster: SparkSession | ConnectSession | LocalProcesses,
         *,
         name: str,
-        checkpointing: Checkpointing | None = None,
+        checkpointing: pipeline_settings.Checkpointing | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
         state_backend: StateBackend | str | None = None,
         restart: RestartStrategy | None = None,
-        settings: RuntimeSettings | None = None,
+        settings: pipeline_settings.RuntimeSettings | None = None,
         retired_sinks: Mapping[str, Sink | None] | None = None,
         allow_non_restored_state: bool | None = None,
         listeners: Sequence[JobListener] = (),
-        endpoint: Endpoint | Literal["loopback"] | None = "loopback",
-        metrics: Metrics | None = None,
+        endpoint: pipeline_settings.Endpoint | Literal["loopback"] | None = "loopback",
+        metrics: pipeline_settings.Metrics | None = None,
         config: Configuration | str | PathLike[str] | None = None,
     ) -> None:
         if not NAME.fullmatch(name):
@@ -330,7 +325,7 @@ class Pipeline:
         # Keep the program's own values before the file and the environment are merged: `onceflow`
         # shows the origin of each setting.
         asked_parallelism, asked_max_parallelism = parallelism, max_parallelism
-        asked_endpoint = endpoint if isinstance(endpoint, Endpoint) else None
+        asked_endpoint = endpoint if isinstance(endpoint, pipeline_settings.Endpoint) else None
         parallelism = configured.parallelism(parallelism)
         max_parallelism = configured.max_parallelism(max_parallelism)
         _check_parallelism(parallelism, max_parallelism)

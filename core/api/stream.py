@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import pyarrow as pa
 
+from onceflow.core.api import function_checks
 from onceflow.core.api.broadcast_stream import BroadcastStream
 from onceflow.core.api.connected_streams import KeyedConnectedStreams, check_pipeline
-from onceflow.core.api.function_checks import (
-    require_aggregates,
-    require_function,
-    require_function_object,
-)
 from onceflow.core.api.joined_streams import (
     IntervalJoin,
     JoinedStreams,
@@ -27,19 +23,8 @@ from onceflow.core.argument_types import check_arguments
 from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, schema_of
 from onceflow.core.compiled import load_kernel, translate_function
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.functions import (
-    Aggregate,
-    ArrowIteratorFunction,
-    BatchFunction,
-    KeyedBatchFunction,
-    KeyedFunction,
-    OutputTag,
-    PandasIteratorFunction,
-    Record,
-    check_running_ttl,
-    running_schema,
-    takes_iterator,
-)
+from onceflow.core.plan import functions
+from onceflow.core.plan.functions import ArrowIteratorFunction, BatchFunction
 from onceflow.core.plan.graph import (
     AggregateWindows,
     Feed,
@@ -128,7 +113,7 @@ class Stream:
         return Stream(self._graph, *self._feeds, *(f for other in others for f in other._feeds))
 
     @check_arguments
-    def side_output(self, tag: OutputTag) -> Stream:
+    def side_output(self, tag: functions.OutputTag) -> Stream:
         """Return the stream of records that this operator's function emits to side output `tag`.
 
         Raises:
@@ -161,8 +146,8 @@ class Stream:
         batch. A function of an iterator is called again after each checkpoint barrier, and its
         iterator ends before the next barrier.
         """
-        require_function(function, "map_batches")
-        if takes_iterator(function):
+        function_checks.require_function(function, "map_batches")
+        if functions.takes_iterator(function):
             work: Work = MapInArrow(cast("ArrowIteratorFunction", function))
         else:
             work = MapBatches(cast("BatchFunction", function))
@@ -170,7 +155,7 @@ class Stream:
 
     def map_pandas(
         self,
-        function: PandasIteratorFunction,
+        function: functions.PandasIteratorFunction,
         schema: SchemaLike | None = None,
         *,
         uid: str | None = None,
@@ -181,29 +166,29 @@ class Stream:
         after each checkpoint barrier, and its iterator ends before the next barrier. The slots need
         pandas.
         """
-        require_function(function, "map_pandas")
+        function_checks.require_function(function, "map_pandas")
         return self._then(MapInPandas(function), "map_pandas", uid, schema)
 
     def map(
         self,
-        function: Callable[[Record], Record],
+        function: Callable[[functions.Record], functions.Record],
         *,
         schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
         """Apply `function` to each record, a dict. `schema` is the schema of the result."""
-        require_function(function, "map")
+        function_checks.require_function(function, "map")
         return self._then(MapRecords(function), "map", uid, schema)
 
     def flat_map(
         self,
-        function: Callable[[Record], Iterable[Record]],
+        function: Callable[[functions.Record], Iterable[functions.Record]],
         *,
         schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
         """Replace each record by the records that `function` returns, in the same order."""
-        require_function(function, "flat_map")
+        function_checks.require_function(function, "flat_map")
         return self._then(FlatMapRecords(function), "flat_map", uid, schema)
 
     def join(
@@ -251,9 +236,11 @@ class Stream:
         sql = StreamSql(query, self.schema)
         return self._then(SelectSql(sql), "sql", uid, sql.resolve_schema())
 
-    def filter(self, function: Callable[[Record], Any], *, uid: str | None = None) -> Stream:
+    def filter(
+        self, function: Callable[[functions.Record], Any], *, uid: str | None = None
+    ) -> Stream:
         """Keep the records for which `function` returns a true value."""
-        require_function(function, "filter")
+        function_checks.require_function(function, "filter")
         return self._then(FilterRecords(function), "filter", uid, None)
 
     @check_arguments
@@ -271,7 +258,7 @@ class Stream:
 
         `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
-        require_function_object(function, ProcessFunction, "process")
+        function_checks.require_function_object(function, ProcessFunction, "process")
         work = ProcessRecords(function)
         return self._then(work, "process", uid, function.output_schema(self.schema))
 
@@ -365,7 +352,9 @@ class KeyedStream:
         """The schema of the records."""
         return self._feeds[0].schema
 
-    def process(self, function: KeyedFunction, *, uid: str, compiled: bool = False) -> Stream:
+    def process(
+        self, function: functions.KeyedFunction, *, uid: str, compiled: bool = False
+    ) -> Stream:
         """Apply `function` to each record with the state of its key.
 
         `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
@@ -375,7 +364,9 @@ class KeyedStream:
         Raises:
             ConfigError: The function cannot be compiled. The message has the line and the reason.
         """
-        require_function_object(function, KeyedFunction, "key_by(…).process")
+        function_checks.require_function_object(
+            function, functions.KeyedFunction, "key_by(…).process"
+        )
         schema = function.output_schema(self.schema)
         program = translate_function(function, self.schema, schema) if compiled else None
         if program is not None:
@@ -409,8 +400,8 @@ class KeyedStream:
         *,
         left_time: str | None = None,
         right_time: str | None = None,
-        late_left: OutputTag | None = None,
-        late_right: OutputTag | None = None,
+        late_left: functions.OutputTag | None = None,
+        late_right: functions.OutputTag | None = None,
         how: JoinKind = "inner",
     ) -> IntervalJoin[Stream]:
         """Join this stream, the left one, with another by key and by distance in time.
@@ -458,18 +449,20 @@ class KeyedStream:
         )
         return regular_join(connected.add, mark_outer_sides(sides, how), connected.keys, ttl)
 
-    def process_batches(self, function: KeyedBatchFunction, *, uid: str) -> Stream:
+    def process_batches(self, function: functions.KeyedBatchFunction, *, uid: str) -> Stream:
         """Apply `function` to each Arrow batch with the states of all its keys at once.
 
         Vectorised: its speed is that of the function's column operations. `uid` names the state in
         checkpoints.
         """
-        require_function_object(function, KeyedBatchFunction, "process_batches")
+        function_checks.require_function_object(
+            function, functions.KeyedBatchFunction, "process_batches"
+        )
         work = ProcessBatches(self._key, function)
         return self._then(work, uid, function.output_schema(self.schema))
 
     def running(
-        self, *, uid: str, ttl: StateTtlConfig | None = None, **aggregates: Aggregate
+        self, *, uid: str, ttl: StateTtlConfig | None = None, **aggregates: functions.Aggregate
     ) -> Stream:
         """Add a column for each aggregate: its value over the key's records so far.
 
@@ -481,9 +474,9 @@ class KeyedStream:
             ConfigError: There is no aggregate, a name is in use, a column cannot be aggregated, or
                 `ttl` allows expired values to be returned.
         """
-        require_aggregates(aggregates, "running")
-        check_running_ttl(ttl)
-        schema = running_schema(self.schema, aggregates)
+        function_checks.require_aggregates(aggregates, "running")
+        functions.check_running_ttl(ttl)
+        schema = functions.running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates), ttl), uid, schema)
 
     def window(
@@ -492,7 +485,7 @@ class KeyedStream:
         *,
         time: str | None = None,
         allowed_lateness: float | str = 0,
-        late: OutputTag | None = None,
+        late: functions.OutputTag | None = None,
     ) -> WindowedStream[Stream]:
         """Cut the records of each key into windows.
 
@@ -514,7 +507,7 @@ class KeyedStream:
         inputs = (self._feeds, self._key), (other._feeds, other._key)
         return KeyedConnectedStreams(Stream, self._graph, inputs, verb=verb)
 
-    def _join_side(self, name: str, time: str | None, late: OutputTag | None) -> JoinSide:
+    def _join_side(self, name: str, time: str | None, late: functions.OutputTag | None) -> JoinSide:
         return join_side(name, self.schema, self._graph.event_time_of(self._feeds), time, late)
 
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
@@ -565,7 +558,9 @@ class BroadcastConnectedStream:
 
         `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
-        require_function_object(function, BroadcastProcessFunction, "connect(broadcast).process")
+        function_checks.require_function_object(
+            function, BroadcastProcessFunction, "connect(broadcast).process"
+        )
         schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)
         work = ProcessBroadcast(self._key, function, self._broadcast.states)
         operator = self._graph.add(

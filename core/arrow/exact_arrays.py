@@ -23,13 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.arrow.exact_decimals import (
-    cast_decimals,
-    check_decimals,
-    check_python_decimal,
-    decimals_from_python,
-    is_cast_here,
-)
+from onceflow.core.arrow import exact_decimals
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.core.arrow.kinds import cast_rows, holds
 
@@ -80,7 +74,7 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             too.
     """
     if pa.types.is_decimal(kind):
-        return decimals_from_python(values, kind)
+        return exact_decimals.decimals_from_python(values, kind)
     if pa.types.is_nested(kind) and holds(kind, pa.types.is_decimal):
         return exact_array(values, kind)
     return pa.array(values, kind)
@@ -118,12 +112,12 @@ def exact_array_of_pandas(series: Any, kind: pa.DataType) -> pa.Array:
         return exact_array(values, kind)
     try:
         given = pa.Array.from_pandas(series)
-        if is_cast_here(given.type, kind):
-            return cast_decimals(given, kind)
+        if exact_decimals.is_cast_here(given.type, kind):
+            return exact_decimals.cast_decimals(given, kind)
         made = pa.Array.from_pandas(series, type=kind)
         _check_range(made)
         _check_lost(given, made)
-        check_decimals(given, made)
+        exact_decimals.check_decimals(given, made)
     except REFUSALS as error:
         raise InexactValue(str(error)) from error
     return made
@@ -137,7 +131,7 @@ def _exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         # As fast as pyarrow's own conversion together with the check of the types.
         return pa.array(np.fromiter(values, np.int64, len(values)))
     if pa.types.is_decimal(kind):
-        return decimals_from_python(values, kind)
+        return exact_decimals.decimals_from_python(values, kind)
     check = _check_of(kind)
     if check is not None:
         check(values)
@@ -174,7 +168,7 @@ def _flat_check(kind: pa.DataType) -> Check | None:
     elif types.is_float16(kind):
         check = _unless_all(float, lambda value: _check_float16(value, kind))
     elif types.is_decimal(kind):
-        check = _each(lambda value: check_python_decimal(value, kind))
+        check = _each(lambda value: exact_decimals.check_python_decimal(value, kind))
     elif types.is_date(kind):
         check = _unless_all(date, lambda value: _check_date(value, kind))
     elif types.is_timestamp(kind):

@@ -16,14 +16,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.core.arrow import nested_rows
 from onceflow.core.arrow.kinds import holds, is_bytes, is_list, is_text
-from onceflow.core.arrow.nested_rows import (
-    Rows,
-    list_parts,
-    read_lengths,
-    take_rows,
-    to_numpy,
-)
 
 
 def has_required_parts(kind: pa.DataType) -> bool:
@@ -67,22 +61,22 @@ def complete_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def hide_values(column: pa.Array) -> pa.Array:
     """Return `column` with nulls for all parts below a null parent."""
-    own_rows = take_rows(column, np.arange(len(column)))
+    own_rows = nested_rows.take_rows(column, np.arange(len(column)))
     every = np.ones(len(column), np.bool_)
     return _complete_part(own_rows, pa.field("", column.type), every)[0]
 
 
-def find_incomplete_rows(column: pa.Array) -> Rows:
+def find_incomplete_rows(column: pa.Array) -> nested_rows.Rows:
     """Return for each row True if a required part is null although its parent is not."""
     return _complete(column, column.type)[1]
 
 
-def _complete(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Rows]:
+def _complete(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, nested_rows.Rows]:
     complete = np.zeros(len(column), np.bool_)
     if column.type == kind and not (_can_be_incomplete(kind) and _has_nulls(column)):
         return column, complete
     # Copy the rows, because a slice of nested values contains parts of other rows.
-    own_rows = take_rows(column, np.arange(len(column)))
+    own_rows = nested_rows.take_rows(column, np.arange(len(column)))
     return _complete_part(own_rows, pa.field("", kind), np.ones(len(column), np.bool_))
 
 
@@ -96,12 +90,14 @@ def _is_converted(kind: pa.DataType) -> bool:
     return arrow.is_dictionary(kind) or (arrow.is_timestamp(kind) and kind.unit == "s")
 
 
-def _complete_part(column: pa.Array, field: pa.Field, is_visible: Rows) -> tuple[pa.Array, Rows]:
+def _complete_part(
+    column: pa.Array, field: pa.Field, is_visible: nested_rows.Rows
+) -> tuple[pa.Array, nested_rows.Rows]:
     """Return `column` converted to the type of `field`, and the rows that lack a required part.
 
     `is_visible` is True for each row whose parents all have a value.
     """
-    has_value = to_numpy(column.is_valid())
+    has_value = nested_rows.to_numpy(column.is_valid())
     incomplete = np.zeros(len(column), np.bool_)
     if not field.nullable and column.null_count:
         incomplete = is_visible & ~has_value
@@ -112,15 +108,15 @@ def _complete_part(column: pa.Array, field: pa.Field, is_visible: Rows) -> tuple
     is_visible = is_visible & has_value
     if arrow.is_struct(field.type):
         completed: list[pa.Array] = []
-        for given, part in zip(list_parts(column), parts, strict=True):
+        for given, part in zip(nested_rows.list_parts(column), parts, strict=True):
             inner, lacking = _complete_part(_hide_values(given, has_value), part, is_visible)
             completed.append(inner)
             incomplete |= lacking
         rebuilt = pa.StructArray.from_arrays(completed, fields=parts, mask=_find_nulls(column))
         return rebuilt, incomplete
-    row_of_element = np.repeat(np.arange(len(column)), read_lengths(column))
+    row_of_element = np.repeat(np.arange(len(column)), nested_rows.read_lengths(column))
     elements: list[pa.Array] = []
-    for elements_given, part in zip(list_parts(column), parts, strict=True):
+    for elements_given, part in zip(nested_rows.list_parts(column), parts, strict=True):
         inner, lacking = _complete_part(elements_given, part, is_visible[row_of_element])
         elements.append(inner)
         incomplete[row_of_element[lacking]] = True
@@ -128,7 +124,7 @@ def _complete_part(column: pa.Array, field: pa.Field, is_visible: Rows) -> tuple
     return make_lists(offsets, elements, field.type, _find_nulls(column)), incomplete
 
 
-def _hide_values(part: pa.Array, parent_has_value: Rows) -> pa.Array:
+def _hide_values(part: pa.Array, parent_has_value: nested_rows.Rows) -> pa.Array:
     """Return `part` with nulls below a null parent."""
     if parent_has_value.all() or arrow.is_null(part.type):
         return part
@@ -137,7 +133,7 @@ def _hide_values(part: pa.Array, parent_has_value: Rows) -> pa.Array:
     except pa.ArrowNotImplementedError:
         # For views of text and bytes.
         positions = np.where(parent_has_value, np.arange(len(part)), len(part))
-        return take_rows(pa.concat_arrays([part, pa.nulls(1, part.type)]), positions)
+        return nested_rows.take_rows(pa.concat_arrays([part, pa.nulls(1, part.type)]), positions)
 
 
 def _drop_nulls_of_dictionary(column: pa.Array) -> pa.Array:
@@ -173,8 +169,10 @@ def _fill_nulls(column: pa.Array) -> pa.Array:
     """Return `column` with an arbitrary value in place of each null."""
     if arrow.is_dictionary(column.type):
         return _fill_nulls(column.dictionary_decode()).dictionary_encode().cast(column.type)
-    positions = np.where(to_numpy(column.is_valid()), np.arange(len(column)), len(column))
-    return take_rows(pa.concat_arrays([column, _make_value(column.type)]), positions)
+    positions = np.where(
+        nested_rows.to_numpy(column.is_valid()), np.arange(len(column)), len(column)
+    )
+    return nested_rows.take_rows(pa.concat_arrays([column, _make_value(column.type)]), positions)
 
 
 def _make_value(kind: pa.DataType) -> pa.Array:
@@ -219,7 +217,7 @@ def _has_nulls(column: pa.Array) -> bool:
     kind = column.type
     if arrow.is_dictionary(kind):
         return bool(cast("Any", column).dictionary.null_count)
-    return any(map(_has_nulls, list_parts(column)))
+    return any(map(_has_nulls, nested_rows.list_parts(column)))
 
 
 def _find_nulls(column: pa.Array) -> pa.BooleanArray | None:

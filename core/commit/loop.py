@@ -15,17 +15,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, TypeVar
 
+from onceflow.core import errors
 from onceflow.core.commit.queue import Commit, RetryAt, StepEnd, StepFailed, WaitUntil
 from onceflow.core.commit.steps import AbortOne, CommitOne, CommitWhole, PlannedSteps, Step
-from onceflow.core.errors import (
-    BadRow,
-    CommitFailed,
-    CommitOutcomeUnknown,
-    OnceflowError,
-    PreparedTransactionLost,
-    SinkError,
-    TargetRefused,
-)
 from onceflow.core.invariant import InvariantViolation, require
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Unknown
 from onceflow.core.protocol.ids import TransactionId
@@ -109,9 +101,9 @@ def ask_committer(call: Callable[[], OutcomeT]) -> OutcomeT | Unknown:
     """
     try:
         return call()
-    except (BadRow, TargetRefused) as error:
+    except (errors.BadRow, errors.TargetRefused) as error:
         return Unknown(_describe_error(error), until_mended=True)
-    except (OnceflowError, InvariantViolation):
+    except (errors.OnceflowError, InvariantViolation):
         raise
     except Exception as error:
         _logger.debug("a committer raised an error of its own", exc_info=True)
@@ -139,12 +131,12 @@ def advise(transaction: TransactionId) -> str:
     return f"`onceflow txn show {transaction}` tells more, docs/operations.md what to do"
 
 
-def error_class(failed: StepFailed) -> type[SinkError]:
+def error_class(failed: StepFailed) -> type[errors.SinkError]:
     """Return the class of the error that ends an attempt because of `failed`."""
     match failed.kind:
         case "lost":
-            return PreparedTransactionLost
+            return errors.PreparedTransactionLost
         case "unknown":
-            return CommitOutcomeUnknown
+            return errors.CommitOutcomeUnknown
         case "failed" | "committed":
-            return CommitFailed
+            return errors.CommitFailed

@@ -19,13 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.log import target_records
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.rules import LogView
-from onceflow.core.protocol.log.target_records import (
-    TargetRecord,
-    is_set_back,
-    last_unknown_commit,
-)
 from onceflow.core.protocol.recovery import committables_of
 
 
@@ -79,7 +75,7 @@ def judge_sink(
     uid: str,
     sink_id: str,
     before: LogView,
-    record: TargetRecord | None,
+    record: target_records.TargetRecord | None,
     after: LogView,
     in_doubt: int | None,
 ) -> SinkProof:
@@ -125,18 +121,18 @@ def describe_unreachable(uid: str, sink_id: str, view: LogView, error: str) -> S
 def _judge(
     decided: Decided | None,
     listed: Sequence[Committable],
-    record: TargetRecord | None,
+    record: target_records.TargetRecord | None,
     before: LogView,
     after: LogView,
 ) -> tuple[Agreement, str]:
     if record is None:
         return Agreement.SILENT, "the target keeps no record of what was committed"
-    if unknown := last_unknown_commit(after, record):
+    if unknown := target_records.last_unknown_commit(after, record):
         return Agreement.AHEAD, (
             f"the target has committed {unknown}, which the decision log does not know: stop the"
             " job and see 'Storage that is behind its target' in docs/operations.md"
         )
-    if is_set_back(record, before.memory.of_sink(record.sink_id)):
+    if target_records.is_set_back(record, before.memory.of_sink(record.sink_id)):
         return Agreement.BEHIND, (
             "the target lacks rows that the log knows to be committed: it was put back to an older"
             " copy. Stop the job and see docs/operations.md"
@@ -150,14 +146,14 @@ def _judge(
         decided.checkpoint,
     )
     # Not by the highest proof alone: one subtask may have committed the checkpoint, another not.
-    if through or (reached and not is_set_back(record, listed)):
+    if through or (reached and not target_records.is_set_back(record, listed)):
         return Agreement.AGREES, "the target proves the last decision of the log"
     return Agreement.COMMITTING, (
         f"checkpoint {decided.checkpoint} is decided, and the target does not prove its commit yet"
     )
 
 
-def _proven(record: TargetRecord) -> Decided | None:
+def _proven(record: target_records.TargetRecord) -> Decided | None:
     if record.committed:
         return record.committed[-1]
     return Decided(record.attempt, record.through) if record.through else None

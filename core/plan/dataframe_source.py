@@ -31,15 +31,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypeIs, override
 
+from onceflow.core import errors
 from onceflow.core.arrow.kinds import cast_batch
 from onceflow.core.arrow.schema_text import schema_of
-from onceflow.core.errors import (
-    ConfigError,
-    DataFrameFailed,
-    OffsetOutOfRange,
-    SourceUnavailable,
-    StateIncompatible,
-)
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.plan.dataframe_times import check_session_times, refuse_beyond_int96
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
@@ -75,7 +69,7 @@ def schema_of_dataframe(dataframe: DataFrame, what: str) -> pa.Schema:
             support.
     """
     if dataframe.isStreaming:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{what}: the DataFrame is a stream, which has no end and no positions that a restart"
             " could go back to; read its source with onceflow (pipeline.read(KafkaSource(…))), or"
             " write the stream with Structured Streaming"
@@ -96,7 +90,7 @@ class _Position(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return json_decoder(cls).decode(split.position)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StateIncompatible(
+            raise errors.StateIncompatible(
                 f"split {split.id!r} of the checkpoint holds {split.position[:80]!r}, which does"
                 " not read as a position in a DataFrame: it was written by another source. Give"
                 " this source another uid, or start the job as it was"
@@ -136,7 +130,7 @@ class DataFrameSource(Source):
                 storage is not a directory.
         """
         if not isinstance(storage, FileSystemStorage):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"read(dataframe, uid={uid!r}) keeps the rows in the checkpoint storage until they"
                 " are committed, which needs a directory that Spark's executors and slots share;"
                 f" the storage is {storage}. Use Checkpointing(storage=<such a directory>)"
@@ -183,7 +177,7 @@ class DataFrameSource(Source):
             writer = rows.write.option("parquet.block.size", ROW_GROUP_BYTES)
             writer.option("compression", "snappy").parquet(target.as_uri())
         except Exception as error:
-            raise DataFrameFailed(
+            raise errors.DataFrameFailed(
                 f"read(uid={self.uid!r}): Spark could not evaluate the DataFrame into"
                 f" {target}: {type(error).__name__}: {str(error)[:2000]}"
             ) from error
@@ -213,14 +207,14 @@ class DataFrameSource(Source):
             path = files.path(position.file)
             size = path.stat().st_size if path.exists() else None
             if size != position.size:
-                raise OffsetOutOfRange(
+                raise errors.OffsetOutOfRange(
                     f"read(uid={self.uid!r}): file {path} of the DataFrame is"
                     f" {'gone' if size is None else f'{size} bytes long'}, and it was written with"
                     f" {position.size} bytes: restore it from a copy of checkpoint storage, or the"
                     " rows in it that are not read yet are lost"
                 )
             if position.schema != _digest(self.rows_schema):
-                raise StateIncompatible(
+                raise errors.StateIncompatible(
                     f"read(uid={self.uid!r}): the DataFrame has columns"
                     f" {_columns(self.rows_schema)}, and the job reads, since its first start,"
                     f" from one with {_columns(pq.read_schema(str(path)))}: give a DataFrame of the"
@@ -340,11 +334,13 @@ class DataFrameReader(SourceReader):
                 f"file {path} of a DataFrame, row group {position.group}, cannot be read: {error}"
             )
             if isinstance(error, OSError) and error.errno is not None:
-                raise SourceUnavailable(
+                raise errors.SourceUnavailable(
                     f"{what}; does this machine see the job's checkpoint storage?"
                 ) from error
             # Arrow's own error without an errno: the file's content is damaged.
-            raise OffsetOutOfRange(f"{what}; restore it from a copy of the storage") from error
+            raise errors.OffsetOutOfRange(
+                f"{what}; restore it from a copy of the storage"
+            ) from error
 
 
 def _at(position: _Position, group: int, row: int) -> _Position:

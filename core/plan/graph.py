@@ -24,24 +24,11 @@ import pyarrow as pa
 from typing_extensions import assert_never
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan import functions, process_functions
 from onceflow.core.plan.compiled_function import CompiledFunction
 from onceflow.core.plan.event_time import WatermarkStrategy
-from onceflow.core.plan.functions import (
-    Aggregate,
-    ArrowIteratorFunction,
-    KeyedBatchFunction,
-    KeyedFunction,
-    OutputTag,
-    PandasIteratorFunction,
-    Record,
-)
 from onceflow.core.plan.join_functions import TimedJoin
 from onceflow.core.plan.lookup_tables import JoinType, LookupTable
-from onceflow.core.plan.process_functions import (
-    BroadcastProcessFunction,
-    CoProcessFunction,
-    ProcessFunction,
-)
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
@@ -72,14 +59,14 @@ class MapBatches:
 class MapInArrow:
     """Applies a function of an iterator of Arrow record batches."""
 
-    function: ArrowIteratorFunction
+    function: functions.ArrowIteratorFunction
 
 
 @dataclass(frozen=True, slots=True)
 class MapInPandas:
     """Applies a function of an iterator of pandas DataFrames."""
 
-    function: PandasIteratorFunction
+    function: functions.PandasIteratorFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +88,21 @@ class SelectSql:
 class MapRecords:
     """Applies a function to one record at a time: one in, one out."""
 
-    function: Callable[[Record], Record]
+    function: Callable[[functions.Record], functions.Record]
 
 
 @dataclass(frozen=True, slots=True)
 class FlatMapRecords:
     """Applies a function to one record at a time: one in, any number out."""
 
-    function: Callable[[Record], Iterable[Record]]
+    function: Callable[[functions.Record], Iterable[functions.Record]]
 
 
 @dataclass(frozen=True, slots=True)
 class FilterRecords:
     """Keeps the records for which a function returns a true value."""
 
-    function: Callable[[Record], Any]
+    function: Callable[[functions.Record], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +110,7 @@ class ProcessKeyed:
     """Applies a keyed function with state."""
 
     key: tuple[str, ...]
-    function: KeyedFunction
+    function: functions.KeyedFunction
     compiled: CompiledFunction | None = None
     """The function in the form that slots compile, or None to run it as Python."""
 
@@ -133,7 +120,7 @@ class ProcessConnected:
     """Applies a function of two streams with the state of their key."""
 
     keys: tuple[tuple[str, ...], tuple[str, ...]]
-    function: CoProcessFunction
+    function: process_functions.CoProcessFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +137,7 @@ class ProcessBroadcast:
 
     key: tuple[str, ...]
     """The key of the first stream; empty if the stream is not keyed."""
-    function: BroadcastProcessFunction
+    function: process_functions.BroadcastProcessFunction
     states: tuple[MapStateDescriptor[Any, Any], ...]
 
 
@@ -158,7 +145,7 @@ class ProcessBroadcast:
 class ProcessRecords:
     """Applies a function with state of its subtask."""
 
-    function: ProcessFunction
+    function: process_functions.ProcessFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +153,7 @@ class ProcessBatches:
     """Applies a function of whole batches and the states of their keys."""
 
     key: tuple[str, ...]
-    function: KeyedBatchFunction
+    function: functions.KeyedBatchFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +161,7 @@ class RunAggregates:
     """Adds running aggregates of each key as columns, batch by batch."""
 
     key: tuple[str, ...]
-    aggregates: Mapping[str, Aggregate]
+    aggregates: Mapping[str, functions.Aggregate]
     ttl: StateTtlConfig | None = None
     """The time without records after which a key's aggregates start again, or None for never."""
 
@@ -188,8 +175,8 @@ class AggregateWindows:
     time: str | None
     """The column of event time, or None for processing time."""
     lateness_ms: int
-    aggregates: Mapping[str, Aggregate]
-    late: OutputTag | None = None
+    aggregates: Mapping[str, functions.Aggregate]
+    late: functions.OutputTag | None = None
     """The side output for records that are too late, or None to drop them."""
 
 
@@ -583,11 +570,11 @@ def _has_on_end(work: Work) -> bool:
             # Test whether the user has overridden `on_end`: an inherited method is the same object
             # as that of its base class.
             known = (
-                KeyedFunction,
-                KeyedBatchFunction,
-                ProcessFunction,
-                CoProcessFunction,
-                BroadcastProcessFunction,
+                functions.KeyedFunction,
+                functions.KeyedBatchFunction,
+                process_functions.ProcessFunction,
+                process_functions.CoProcessFunction,
+                process_functions.BroadcastProcessFunction,
             )
             return all(type(function).on_end is not base.on_end for base in known)
         case JoinConnected() | RunAggregates() | AggregateWindows() | WriteTo():

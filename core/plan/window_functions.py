@@ -19,13 +19,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
+from onceflow.core.plan import functions
 from onceflow.core.plan.event_time import record_time_ms
-from onceflow.core.plan.functions import (
-    KeyedFunction,
-    OutputTag,
-    Record,
-    StateAccess,
-)
+from onceflow.core.plan.functions import Record
 from onceflow.core.plan.late_records import LateRecords
 from onceflow.core.plan.process_functions import CoProcessFunction, FunctionOfKeys
 from onceflow.core.plan.record_copies import copy_records
@@ -108,7 +104,7 @@ class WindowContent(ABC):
         """Return the schema of the records that windows emit."""
 
     @abstractmethod
-    def open(self, state: StateAccess) -> None:
+    def open(self, state: functions.StateAccess) -> None:
         """Open the states."""
 
     @abstractmethod
@@ -153,7 +149,7 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
         """Return the output schema of the function."""
         return self.function.output_schema(*inputs)
 
-    def open(self, state: StateAccess) -> None:
+    def open(self, state: functions.StateAccess) -> None:
         """Open the states."""
         self.open_records(state)
         # A column may have been added after a record was stored.
@@ -161,7 +157,7 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
         self._zones = [restore_zones(schema) for schema in self.schemas]
         self.function.open(state)
 
-    def open_records(self, state: StateAccess) -> None:
+    def open_records(self, state: functions.StateAccess) -> None:
         """Open only the state of records, for `list_records` and `forget`."""
         self._records: list[MapState[tuple[int, int], Record]] = [
             state.map_state(
@@ -243,7 +239,7 @@ class KeptAccumulators(WindowContent):
         """Return the schema of key, window and results."""
         return self._schema
 
-    def open(self, state: StateAccess) -> None:
+    def open(self, state: functions.StateAccess) -> None:
         """Open the states."""
         descriptor = MapStateDescriptor[Any, Any]("onceflow.window-accumulators", int, self._type)
         self._kept: MapState[int, Any] = state.map_state(descriptor)
@@ -284,7 +280,7 @@ class WindowInput:
     key: tuple[str, ...]
     time: str | None
     """The column of event time, or None for processing time."""
-    late: OutputTag | None = None
+    late: functions.OutputTag | None = None
 
 
 class WindowsOfRecords:
@@ -304,7 +300,7 @@ class WindowsOfRecords:
         whose, why = type(windows).__name__, "all their windows are over"
         self._late = [LateRecords(whose, why, window_input.late) for window_input in inputs]
 
-    def open(self, state: StateAccess) -> None:
+    def open(self, state: functions.StateAccess) -> None:
         """Open the states."""
         self._panes: PaneWindows | None = None
         if isinstance(self.windows, EventTimeSessionWindows):
@@ -451,7 +447,7 @@ class WindowsOfRecords:
         made.extend(copy_records(result))
 
 
-class WindowedFunction(WindowsOfRecords, KeyedFunction):
+class WindowedFunction(WindowsOfRecords, functions.KeyedFunction):
     """The windows of one stream."""
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:

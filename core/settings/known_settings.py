@@ -17,16 +17,8 @@ from typing import TypeAlias, cast
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay
 from onceflow.core.setting_values import seconds_of
-from onceflow.core.settings.pipeline_settings import (
-    LOG_LEVELS,
-    Checkpointing,
-    Endpoint,
-    Logging,
-    Metrics,
-    OpenTelemetry,
-    RuntimeSettings,
-    TlsFiles,
-)
+from onceflow.core.settings import pipeline_settings
+from onceflow.core.settings.pipeline_settings import Checkpointing
 from onceflow.core.state import RocksDBBackend
 from onceflow.core.storage.storage import INLINE_THRESHOLD_BYTES
 
@@ -526,49 +518,53 @@ OPTIONS: tuple[Option, ...] = (
         "restart.failure_rate.delay", _D, FailureRate, f"{_RS}failure-rate.delay", target="delay_s"
     ),
     _option("restart.failure_rate.same_mistakes", _C, FailureRate),
-    _option("runtime.start_timeout", _D, RuntimeSettings, target="start_timeout_s"),
+    _option(
+        "runtime.start_timeout", _D, pipeline_settings.RuntimeSettings, target="start_timeout_s"
+    ),
     _option(
         "runtime.heartbeat_interval",
         _D,
-        RuntimeSettings,
+        pipeline_settings.RuntimeSettings,
         "heartbeat.interval",
         target="heartbeat_interval_s",
     ),
     _option(
         "runtime.heartbeat_timeout",
         _D,
-        RuntimeSettings,
+        pipeline_settings.RuntimeSettings,
         "heartbeat.timeout",
         target="heartbeat_timeout_s",
     ),
     _option(
         "runtime.cancel_timeout",
         _D,
-        RuntimeSettings,
+        pipeline_settings.RuntimeSettings,
         "task.cancellation.timeout",
         target="cancel_timeout_s",
     ),
-    _option("runtime.stop_on_signals", _F, RuntimeSettings),
-    _option("runtime.stop_timeout", _D, RuntimeSettings, target="stop_timeout_s"),
-    _option("runtime.channel_batches", _C, RuntimeSettings),
-    _option("runtime.poll_timeout", _D, RuntimeSettings, target="poll_timeout_s"),
-    _option("runtime.commit_deadline", _D, RuntimeSettings, target="commit_deadline_s"),
-    _option("runtime.scratch_dir", _T, RuntimeSettings, "io.tmp.dirs"),
-    _option("runtime.driver_host", _T, RuntimeSettings),
-    _option("runtime.slot_host", _T, RuntimeSettings),
+    _option("runtime.stop_on_signals", _F, pipeline_settings.RuntimeSettings),
+    _option("runtime.stop_timeout", _D, pipeline_settings.RuntimeSettings, target="stop_timeout_s"),
+    _option("runtime.channel_batches", _C, pipeline_settings.RuntimeSettings),
+    _option("runtime.poll_timeout", _D, pipeline_settings.RuntimeSettings, target="poll_timeout_s"),
+    _option(
+        "runtime.commit_deadline", _D, pipeline_settings.RuntimeSettings, target="commit_deadline_s"
+    ),
+    _option("runtime.scratch_dir", _T, pipeline_settings.RuntimeSettings, "io.tmp.dirs"),
+    _option("runtime.driver_host", _T, pipeline_settings.RuntimeSettings),
+    _option("runtime.slot_host", _T, pipeline_settings.RuntimeSettings),
     _option(
         "runtime.tls",
         _W,
-        RuntimeSettings,
+        pipeline_settings.RuntimeSettings,
         words=MappingProxyType({"auto": "auto", "on": "on", "off": "off"}),
     ),
-    _option("endpoint.host", _T, Endpoint, "rest.bind-address"),
-    _option("endpoint.port", _C, Endpoint, "rest.port"),
-    _option("endpoint.token_file", _T, Endpoint),
-    _option("endpoint.names", _T, Endpoint),
-    _option("endpoint.certificate", _T, TlsFiles),
-    _option("endpoint.key", _T, TlsFiles),
-    _option("endpoint.authority", _T, TlsFiles),
+    _option("endpoint.host", _T, pipeline_settings.Endpoint, "rest.bind-address"),
+    _option("endpoint.port", _C, pipeline_settings.Endpoint, "rest.port"),
+    _option("endpoint.token_file", _T, pipeline_settings.Endpoint),
+    _option("endpoint.names", _T, pipeline_settings.Endpoint),
+    _option("endpoint.certificate", _T, pipeline_settings.TlsFiles),
+    _option("endpoint.key", _T, pipeline_settings.TlsFiles),
+    _option("endpoint.authority", _T, pipeline_settings.TlsFiles),
     Option(
         "logging.format",
         _W,
@@ -580,15 +576,17 @@ OPTIONS: tuple[Option, ...] = (
         "logging.level",
         _W,
         _UNCHANGED,
-        words=MappingProxyType({word: word for word in (*LOG_LEVELS, _UNCHANGED)}),
+        words=MappingProxyType(
+            {word: word for word in (*pipeline_settings.LOG_LEVELS, _UNCHANGED)}
+        ),
         target="level",
     ),
-    _option("logging.levels", _T, Logging),
-    _option("metrics.prometheus.bind", _T, Metrics, target="prometheus_bind"),
-    _option("metrics.names", _T, Metrics),
-    _option("metrics.subtasks_max", _C, Metrics),
-    _option("metrics.splits_max", _C, Metrics),
-    _option("metrics.unhealthy_after_intervals", _C, Metrics),
-    _option("otel.endpoint", _T, OpenTelemetry),
-    _option("otel.metrics_interval", _D, OpenTelemetry),
+    _option("logging.levels", _T, pipeline_settings.Logging),
+    _option("metrics.prometheus.bind", _T, pipeline_settings.Metrics, target="prometheus_bind"),
+    _option("metrics.names", _T, pipeline_settings.Metrics),
+    _option("metrics.subtasks_max", _C, pipeline_settings.Metrics),
+    _option("metrics.splits_max", _C, pipeline_settings.Metrics),
+    _option("metrics.unhealthy_after_intervals", _C, pipeline_settings.Metrics),
+    _option("otel.endpoint", _T, pipeline_settings.OpenTelemetry),
+    _option("otel.metrics_interval", _D, pipeline_settings.OpenTelemetry),
 )

@@ -21,12 +21,7 @@ from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.spi.staging import StagedRows, StagingArea
-from onceflow.core.storage.filesystems.filesystem import (
-    AlreadyExists,
-    Created,
-    CreateOutcome,
-    CreatesAtomically,
-)
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES
 from onceflow.core.storage.layout import StateNames
 from onceflow.core.storage.snapshots.state_files import FileStateWriter
@@ -66,7 +61,7 @@ class MemoryStorage(CheckpointStorage):
         return "memory://"
 
 
-class MemoryFiles(CreatesAtomically):
+class MemoryFiles(filesystem.CreatesAtomically):
     """Files as a mapping in this process. Any thread."""
 
     def __init__(self) -> None:
@@ -79,13 +74,13 @@ class MemoryFiles(CreatesAtomically):
         return f"memory://{path}"
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         with self._lock:
             if path in self._files:
-                return AlreadyExists(self._files[path][0])
+                return filesystem.AlreadyExists(self._files[path][0])
             # Copied, because the caller may reuse its buffer.
             self._files[path] = bytes(data), _now()
-            return Created()
+            return filesystem.Created()
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:

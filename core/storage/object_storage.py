@@ -10,28 +10,16 @@ from typing_extensions import override
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import seconds_of
+from onceflow.core.storage import storage
+from onceflow.core.storage.filesystems import bucket_settings
 from onceflow.core.storage.filesystems.bucket import BucketFiles
-from onceflow.core.storage.filesystems.bucket_settings import (
-    PART_BYTES,
-    PARTS_AT_ONCE,
-    REQUEST_TIMEOUT_S,
-    RETRY_TIMEOUT_S,
-    BucketSettings,
-    Patience,
-)
 from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
-from onceflow.core.storage.storage import (
-    INLINE_THRESHOLD_BYTES,
-    CheckpointStorage,
-    JobStorage,
-    check_inline_threshold,
-)
 
 
 @check_fields
 @dataclass(frozen=True, slots=True)
-class ObjectStorage(CheckpointStorage):
+class ObjectStorage(storage.CheckpointStorage):
     """Checkpoint storage below a prefix of a bucket: `s3://`, `gs://`, `az://` or `abfs(s)://`.
 
     The driver and each slot take credentials from the environment or the machine's role, or from
@@ -47,19 +35,19 @@ class ObjectStorage(CheckpointStorage):
     """The endpoint of a store other than the provider's own: `http://minio:9000`."""
     options: Mapping[str, str] | None = field(default=None, repr=False)
     """Options of obstore's configuration: `region`, `access_key_id`, `secret_access_key`, …"""
-    inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
+    inline_threshold_bytes: int = storage.INLINE_THRESHOLD_BYTES
     """State smaller than this is kept in the decision log's record, and not in an object."""
-    part_bytes: int = PART_BYTES
+    part_bytes: int = bucket_settings.PART_BYTES
     """An object larger than this is written and read in parts of this size, several at once."""
-    parts_at_once: int = PARTS_AT_ONCE
-    request_timeout: float | str = REQUEST_TIMEOUT_S
+    parts_at_once: int = bucket_settings.PARTS_AT_ONCE
+    request_timeout: float | str = bucket_settings.REQUEST_TIMEOUT_S
     """The timeout of one request."""
-    retry_timeout: float | str = RETRY_TIMEOUT_S
+    retry_timeout: float | str = bucket_settings.RETRY_TIMEOUT_S
     """The time for which a request is repeated after a failure that may pass: throttling, a broken
     connection, a store that restarts."""
 
     def __post_init__(self) -> None:
-        check_inline_threshold(self.inline_threshold_bytes)
+        storage.check_inline_threshold(self.inline_threshold_bytes)
         if plain := self._settings().plain_secrets():
             raise ConfigError(
                 f"{self.url}: option {', '.join(map(repr, plain))} holds a secret, and Spark writes"
@@ -68,8 +56,8 @@ class ObjectStorage(CheckpointStorage):
             )
 
     @override
-    def open(self, job: str) -> JobStorage:
-        return JobStorage(self.files(), job, self.inline_threshold_bytes)
+    def open(self, job: str) -> storage.JobStorage:
+        return storage.JobStorage(self.files(), job, self.inline_threshold_bytes)
 
     def files(self) -> CreatesAtomically:
         """Return the objects below the prefix as files. Opens no connection yet."""
@@ -79,21 +67,21 @@ class ObjectStorage(CheckpointStorage):
     def open_savepoint(self, location: str) -> SavepointDirectory:
         # A savepoint may be in a directory though the job is in a bucket: this is how a job moves.
         if "://" not in location or location.startswith("file:"):
-            return CheckpointStorage.open_savepoint(self, location)
+            return storage.CheckpointStorage.open_savepoint(self, location)
         return SavepointDirectory(BucketFiles(replace(self, url=location)._settings()))
 
     @override
     def __str__(self) -> str:
         return self.url
 
-    def _settings(self) -> BucketSettings:
+    def _settings(self) -> bucket_settings.BucketSettings:
         options = {**(self.options or {}), **({"endpoint": self.endpoint} if self.endpoint else {})}
-        return BucketSettings(
+        return bucket_settings.BucketSettings(
             self.url.rstrip("/"),
             options,
             self.part_bytes,
             self.parts_at_once,
-            Patience(
+            bucket_settings.Patience(
                 seconds_of(self.request_timeout, setting="request_timeout"),
                 seconds_of(self.retry_timeout, setting="retry_timeout"),
             ),

@@ -12,15 +12,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
+from onceflow.core import errors
 from onceflow.core.argument_types import check_fields
-from onceflow.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    ConfigError,
-    SettingsRefused,
-    StateIncompatible,
-    StorageError,
-)
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.rules import LogView
@@ -201,7 +194,7 @@ class JobStorage:
                 transaction for transaction in savepoint.staged if transaction.sink_id == sink_id
             }
             if missing := sorted(named - set(source.transactions())):
-                raise CheckpointCorrupt(
+                raise errors.CheckpointCorrupt(
                     f"the savepoint {directory} names {len(missing)} staged transactions whose"
                     f" files are gone, the first {missing[0]}: restore the savepoint's directory"
                     " from a copy"
@@ -243,7 +236,7 @@ class JobStorage:
         paths = JobPaths(name)
         try:
             return any(map(paths.is_of_log, self._fs.list(paths.log)))
-        except StorageError as error:
+        except errors.StorageError as error:
             if name == self._paths.job:
                 raise
             # Warn once a process: the web page and the commands list the jobs repeatedly.
@@ -261,7 +254,12 @@ class JobStorage:
         for name in self.jobs():
             if name == self._paths.job:
                 continue
-            with contextlib.suppress(ConfigError, CheckpointError, StateIncompatible, StorageError):
+            with contextlib.suppress(
+                errors.ConfigError,
+                errors.CheckpointError,
+                errors.StateIncompatible,
+                errors.StorageError,
+            ):
                 views[name] = DecisionLog.open(self._fs, JobPaths(name)).read()
         return views
 
@@ -307,21 +305,21 @@ class JobStorage:
             is_listed = path.rpartition("/")[2] in self._fs.list(self._paths.probes)
         finally:
             self._fs.delete_quietly(path)
-            with contextlib.suppress(StorageError):
+            with contextlib.suppress(errors.StorageError):
                 # Only if the directory is empty: another driver may be probing now.
                 self._fs.delete_directory_if_empty(self._paths.probes)
         # AlreadyExists with our bytes is fine: the store's client may have repeated the first
         # creation.
         created = outcomes[0] in (Created(), AlreadyExists(first))
         if not created or outcomes[1:] != [AlreadyExists(first)] * 2 or standing != first:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{self._fs.location('')} does not create if absent: what stood there was created"
                 " a second time, so that two drivers could both own the job. It needs conditional"
                 " writes (S3: If-None-Match, which Amazon S3, MinIO, Ceph from Squid, R2 have);"
                 " update the store, or use another"
             )
         if not is_listed:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{self._fs.location('')} does not list a file that was just written, so that a"
                 " driver could miss the last decision. Checkpoint storage needs list-after-write:"
                 " update the store, or use another"
@@ -350,7 +348,7 @@ class JobStorage:
         try:
             data = self._fs.read(path)
         except StorageRefused as error:
-            raise SettingsRefused(str(error)) from error
+            raise errors.SettingsRefused(str(error)) from error
         return "" if data is None else data.decode("ascii", "replace")
 
 
@@ -401,11 +399,11 @@ class FileSystemStorage(CheckpointStorage):
         object.__setattr__(self, "root", _directory_of(self.root))
         check_inline_threshold(self.inline_threshold_bytes)
         if self.file_mode & 0o600 != 0o600 or not 0 <= self.file_mode <= 0o777:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"file_mode={self.file_mode:#o} must let the owner read and write: 0o600, 0o660, …"
             )
         if self.directory_mode & 0o700 != 0o700 or not 0 <= self.directory_mode <= 0o7777:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"directory_mode={self.directory_mode:#o} must let the owner do all: 0o700, 0o2770"
             )
 
@@ -425,7 +423,7 @@ class FileSystemStorage(CheckpointStorage):
 def check_inline_threshold(threshold_bytes: int) -> None:
     """Raise ConfigError if inline state of that size would make the log's records too large."""
     if not 0 <= threshold_bytes <= INLINE_THRESHOLD_BYTES_MAX:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"inline_threshold_bytes={threshold_bytes} must be in 0-{INLINE_THRESHOLD_BYTES_MAX}"
         )
 
@@ -435,19 +433,19 @@ def _directory_of(root: str) -> str:
     if root.startswith("file:"):
         host, path = _split_file_url(root)
         if host not in {"", "localhost"}:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"checkpoint storage {root!r} names the host {host!r}: write file:///path"
             )
         root = unquote(path)
     elif separator and "/" not in scheme:
         # The rest of the URL may hold a password.
-        raise ConfigError(
+        raise errors.ConfigError(
             f"checkpoint storage {scheme}://... is not supported: use a path or file:///path of a"
             " directory that the driver and every executor share, a bucket (s3://, gs://, az://,"
             " abfs://), or HDFS by its NameNode's HTTP port: webhdfs://namenode:9870/path"
         )
     if not root or "\0" in root:
-        raise ConfigError("checkpoint storage needs a directory: a path or file:///path")
+        raise errors.ConfigError("checkpoint storage needs a directory: a path or file:///path")
     return str(Path(root).expanduser().absolute())
 
 

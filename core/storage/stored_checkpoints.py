@@ -9,19 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from onceflow.core.errors import (
-    CheckpointCorrupt,
-    ConfigError,
-    OnceflowError,
-    SavepointRefused,
-    StateIncompatible,
-    StorageError,
-)
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    handles_of,
-)
+from onceflow.core import errors
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
@@ -37,7 +26,7 @@ class StoredCheckpoint:
     name: str
     """The checkpoint's number, or the savepoint's directory."""
     kind: str
-    completed: CompletedCheckpoint
+    completed: snapshots.CompletedCheckpoint
     reader: FileStateReader
     savepoint: SavepointDirectory | None = None
 
@@ -59,12 +48,12 @@ class StoredCheckpoint:
             "max_parallelism": completed.max_parallelism,
             "final": completed.final,
             "bytes": sum(size_bytes(o) for s in completed.snapshots for o in s.operators),
-            "files": len(handles_of(completed.snapshots)),
+            "files": len(snapshots.handles_of(completed.snapshots)),
             "transactions": len(committables_of(completed)),
         }
 
 
-def size_bytes(operator: OperatorSnapshot) -> int:
+def size_bytes(operator: snapshots.OperatorSnapshot) -> int:
     """Return the size of the state of one operator's subtask."""
     return sum(handle.size_bytes for handle in (*operator.keyed, *operator.raw))
 
@@ -77,7 +66,7 @@ def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:
     """
     root = getattr(storage, "root", None)
     if root is not None and not Path(root).is_dir():
-        raise ConfigError(
+        raise errors.ConfigError(
             f"checkpoint storage {root}: this machine has no such directory; give the storage of"
             " the job's Checkpointing(storage=…), and run this where that directory is mounted"
         )
@@ -86,9 +75,11 @@ def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:
         return storage.open(jobs[0])
     if job is None:
         there = ", ".join(jobs) or "none"
-        raise ConfigError(f"checkpoint storage holds {len(jobs)} jobs ({there}): say which one")
+        raise errors.ConfigError(
+            f"checkpoint storage holds {len(jobs)} jobs ({there}): say which one"
+        )
     if job not in jobs:
-        raise ConfigError(f"checkpoint storage has no job {job!r}: {nearest(job, jobs)}")
+        raise errors.ConfigError(f"checkpoint storage has no job {job!r}: {nearest(job, jobs)}")
     return storage.open(job)
 
 
@@ -107,7 +98,7 @@ def checkpoints_of(job: JobStorage) -> list[StoredCheckpoint]:
 
 def savepoints_of(
     storage: CheckpointStorage, job: JobStorage
-) -> Iterator[StoredCheckpoint | OnceflowError]:
+) -> Iterator[StoredCheckpoint | errors.OnceflowError]:
     """Yield the savepoints in the job's own directory, and an error for each unreadable one.
 
     Skips files, which cannot be savepoints.
@@ -116,10 +107,10 @@ def savepoints_of(
         location = f"{job.savepoints}/{name}"
         try:
             yield savepoint_at(storage, location)
-        except SavepointRefused as error:
+        except errors.SavepointRefused as error:
             if savepoint_directory(storage, location).is_begun():
                 yield error
-        except (CheckpointCorrupt, StateIncompatible, StorageError) as error:
+        except (errors.CheckpointCorrupt, errors.StateIncompatible, errors.StorageError) as error:
             yield error
 
 
@@ -156,7 +147,7 @@ def checkpoint_at(job: JobStorage, number: int | None) -> StoredCheckpoint:
             return checkpoint
     there = ", ".join(checkpoint.name for checkpoint in checkpoints) or "none"
     what = f"no checkpoint {number}" if number is not None else "no completed checkpoint"
-    raise ConfigError(f"the decision log of job {job.job!r} holds {what} (there: {there})")
+    raise errors.ConfigError(f"the decision log of job {job.job!r} holds {what} (there: {there})")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

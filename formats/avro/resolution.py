@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array
 from onceflow.core.arrow.instants import map_entries
 from onceflow.core.errors import ConfigError
+from onceflow.formats import fitting
 from onceflow.formats.avro.schema import (
     MISSING,
     AvroType,
@@ -36,13 +37,6 @@ from onceflow.formats.avro.schema import (
     is_null,
     is_nullable,
     values_of,
-)
-from onceflow.formats.fitting import (
-    Faults,
-    fit_values,
-    list_lengths,
-    list_offsets,
-    repeat_value,
 )
 
 Owners: TypeAlias = NDArray[np.int64]
@@ -61,7 +55,7 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
 
 
 def resolve(
-    values: pa.Array, written: AvroType, read: AvroType, owners: Owners, faults: Faults
+    values: pa.Array, written: AvroType, read: AvroType, owners: Owners, faults: fitting.Faults
 ) -> pa.Array:
     """Return `values` of `written` with the members and branches of `read`.
 
@@ -77,7 +71,7 @@ def resolve(
     elif isinstance(written, Items) and isinstance(read, Items):
         inside = _owners_inside(values, owners)
         items = resolve(values.flatten(), written.item, read.item, inside, faults)
-        resolved = pa.ListArray.from_arrays(list_offsets(values), items)
+        resolved = pa.ListArray.from_arrays(fitting.list_offsets(values), items)
     elif isinstance(written, Entries) and isinstance(read, Entries):
         resolved = _resolve_entries(values, written.value, read.value, owners, faults)
     if is_nullable(written) and not is_nullable(read):
@@ -88,11 +82,11 @@ def resolve(
 
 def _owners_inside(values: pa.Array, owners: Owners) -> Owners:
     """Return the owner of each item of lists, or of each entry of maps."""
-    inside: Owners = np.repeat(owners, list_lengths(values))
+    inside: Owners = np.repeat(owners, fitting.list_lengths(values))
     return inside
 
 
-def _tell(faults: Faults, owners: Owners, why: str) -> None:
+def _tell(faults: fitting.Faults, owners: Owners, why: str) -> None:
     for row in owners[owners >= 0].tolist():
         faults.setdefault(row, why)
 
@@ -107,7 +101,7 @@ def _branches(node: AvroType) -> tuple[AvroType, ...]:
 
 
 def _resolve_record(
-    values: pa.Array, written: Record, read: Record, owners: Owners, faults: Faults
+    values: pa.Array, written: Record, read: Record, owners: Owners, faults: fitting.Faults
 ) -> pa.Array:
     structs = cast("pa.StructArray", values)
     inside = _where(owners, values.is_valid())
@@ -119,7 +113,7 @@ def _resolve_record(
         if source is not None:
             part = resolve(structs.field(source.name), source.type, member.type, inside, faults)
         elif member.default is not MISSING:
-            part = repeat_value(default_of(member), len(values))
+            part = fitting.repeat_value(default_of(member), len(values))
         else:
             continue
         parts.append(part)
@@ -135,9 +129,9 @@ def find_source(member: Member, written: Mapping[str, Member]) -> Member | None:
 
 
 def _resolve_entries(
-    values: pa.Array, written: AvroType, read: AvroType, owners: Owners, faults: Faults
+    values: pa.Array, written: AvroType, read: AvroType, owners: Owners, faults: fitting.Faults
 ) -> pa.Array:
-    offsets = list_offsets(values)
+    offsets = fitting.list_offsets(values)
     keys, items = map_entries(values)
     items = resolve(items, written, read, _owners_inside(values, owners), faults)
     kind = pa.map_(pa.string(), pa.field("value", items.type))
@@ -150,7 +144,7 @@ def _resolve_union(
     written: Sequence[AvroType],
     read: Sequence[AvroType],
     owners: Owners,
-    faults: Faults,
+    faults: fitting.Faults,
 ) -> pa.Array:
     """Move each branch of a union to the branch that has its values. A plain type is one branch."""
     if not read:
@@ -172,8 +166,8 @@ def _resolve_union(
         if len(read) == 1 and len(written) == 1:
             # There is only one type on each side, so `Fitting` decides whether it fits.
             return resolved
-        late: Faults = {}
-        fitted = fit_values(resolved, arrow_type(read[target]), late)
+        late: fitting.Faults = {}
+        fitted = fitting.fit_values(resolved, arrow_type(read[target]), late)
         for at, why in late.items():
             _tell(faults, inside[at : at + 1], why)
         members[target] = pc.coalesce(members[target], fitted)

@@ -14,16 +14,7 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError
 from onceflow.formats.avro.decoder import AvroDecoder
 from onceflow.formats.avro.schema import Record, arrow_type
-from onceflow.formats.debezium.changes import (
-    DELETE,
-    NO_AFTER,
-    NO_BEFORE_IN_AVRO,
-    PUTS,
-    UPDATE,
-    UnavailableValues,
-    describe_other_operation,
-    describe_unknown_key,
-)
+from onceflow.formats.debezium import changes
 from onceflow.formats.decoding import Decoded
 from onceflow.formats.fitting import Faults
 from onceflow.formats.schema_cache import SchemaCache
@@ -51,7 +42,7 @@ class DebeziumAvroDecoder(AvroDecoder):
         self,
         columns: pa.Schema,
         schemas: SchemaCache,
-        unavailable: UnavailableValues,
+        unavailable: changes.UnavailableValues,
         reader: Record | None = None,
         primary_key: Sequence[str] = (),
     ) -> None:
@@ -76,7 +67,7 @@ class DebeziumAvroDecoder(AvroDecoder):
         faults: Faults = {at: why for at, why in envelopes.faults.items() if values[at] is not None}
         envelopes = self._split_updates(envelopes, faults)
         before, after, operation = envelopes.columns
-        deletes: Any = pc.fill_null(pc.equal(operation, DELETE), False)
+        deletes: Any = pc.fill_null(pc.equal(operation, changes.DELETE), False)
         self._require_sides(envelopes.kept, operation, before, after, faults)
         columns = [
             pc.if_else(deletes, _member(before, at), _member(after, at))
@@ -97,7 +88,7 @@ class DebeziumAvroDecoder(AvroDecoder):
             return envelopes
         before, after, operation = envelopes.columns
         operations: list[Any] = operation.to_pylist()
-        is_update = np.array([word == UPDATE for word in operations], np.bool_)
+        is_update = np.array([word == changes.UPDATE for word in operations], np.bool_)
         is_known = np.ones(len(operations), np.bool_)
         is_moved = np.zeros(len(operations), np.bool_)
         for name, at in self._primary_key:
@@ -105,7 +96,7 @@ class DebeziumAvroDecoder(AvroDecoder):
             old, new = _member(before, at), _member(after, at)
             unknown = is_update & old.is_null().to_numpy(zero_copy_only=False)
             for row in np.flatnonzero(unknown).tolist():
-                faults.setdefault(envelopes.kept[row], describe_unknown_key([name]))
+                faults.setdefault(envelopes.kept[row], changes.describe_unknown_key([name]))
             is_same: Any = pc.fill_null(pc.equal(old, new), False)
             is_known &= ~unknown
             is_moved |= ~is_same.to_numpy(zero_copy_only=False)
@@ -113,7 +104,7 @@ class DebeziumAvroDecoder(AvroDecoder):
         if len(rows) == len(operations):
             return envelopes
         words = [
-            DELETE if following == row else operations[row]
+            changes.DELETE if following == row else operations[row]
             for row, following in zip(rows, [*rows[1:], None], strict=True)
         ]
         taken = pa.array(rows, pa.int64())
@@ -136,13 +127,13 @@ class DebeziumAvroDecoder(AvroDecoder):
             strict=True,
         )
         for at, word, has_before, has_after in sides:
-            if word in PUTS:
+            if word in changes.PUTS:
                 if not has_after:
-                    faults[at] = NO_AFTER
-            elif word != DELETE:
-                faults[at] = describe_other_operation(word)
+                    faults[at] = changes.NO_AFTER
+            elif word != changes.DELETE:
+                faults[at] = changes.describe_other_operation(word)
             elif not has_before:
-                faults[at] = NO_BEFORE_IN_AVRO
+                faults[at] = changes.NO_BEFORE_IN_AVRO
 
     def _require_values(
         self, columns: Sequence[pa.Array], kept: Sequence[int], deletes: pa.Array, faults: Faults

@@ -14,36 +14,22 @@ import msgspec
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.core.arrow import kinds
 from onceflow.core.arrow.instants import BEYOND_PYTHON
-from onceflow.core.arrow.kinds import (
-    IsKind,
-    cast_rows,
-    holds,
-    is_bytes,
-    is_finite,
-    is_list,
-    is_text,
-    to_plain_type,
-)
 from onceflow.core.errors import ConfigError
-from onceflow.formats.faulty_parts import (
-    ENCODING_ERRORS,
-    ENTRIES,
-    ITEMS,
-    find_faulty_part,
-)
+from onceflow.formats import faulty_parts
 
 _ENCODER = msgspec.json.Encoder(decimal_format="string")
 
-_AS_IT_IS: tuple[IsKind, ...] = (
+_AS_IT_IS: tuple[kinds.IsKind, ...] = (
     arrow.is_null,
     arrow.is_boolean,
     arrow.is_integer,
     arrow.is_floating,
     arrow.is_decimal,
     arrow.is_date32,
-    is_text,
-    is_bytes,
+    kinds.is_text,
+    kinds.is_bytes,
 )
 
 
@@ -58,8 +44,8 @@ class JsonValues:
         """
         self._kind = _json_type(kind, column)
         self._field = pa.field(column, self._kind)
-        self._has_floats = holds(self._kind, arrow.is_floating)
-        self._has_maps = holds(self._kind, arrow.is_map)
+        self._has_floats = kinds.holds(self._kind, arrow.is_floating)
+        self._has_maps = kinds.holds(self._kind, arrow.is_map)
 
     def to_python(self, column: pa.Array) -> list[Any]:
         """Return the values of `column` in the form that msgspec writes.
@@ -70,20 +56,22 @@ class JsonValues:
         """
         try:
             return self.convert(column)
-        except ENCODING_ERRORS as error:
-            raise find_faulty_part([column], [self._field], _convert_part, error) from error
+        except faulty_parts.ENCODING_ERRORS as error:
+            raise faulty_parts.find_faulty_part(
+                [column], [self._field], _convert_part, error
+            ) from error
 
     def convert(self, column: pa.Array) -> list[Any]:
         """Return the values of `column` like `to_python`, but with errors that name no part."""
         if column.type != self._kind:
-            column = cast_rows(column, self._kind)
+            column = kinds.cast_rows(column, self._kind)
         try:
             values: list[Any] = column.to_pylist()
         except OverflowError as error:
             raise ValueError(f"{BEYOND_PYTHON} ({error})") from error
         if self._has_maps:
             values = [_with_objects(value, self._kind) for value in values]
-        if self._has_floats and not all(map(is_finite, values)):
+        if self._has_floats and not all(map(kinds.is_finite, values)):
             raise ValueError("a NaN or an infinity, which JSON does not have")
         return values
 
@@ -144,16 +132,16 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
     Raises:
         ConfigError: JSON cannot hold the type.
     """
-    kind = to_plain_type(kind)
-    if is_list(kind):
-        return pa.list_(_json_type(kind.value_type, column + ITEMS))
+    kind = kinds.to_plain_type(kind)
+    if kinds.is_list(kind):
+        return pa.list_(_json_type(kind.value_type, column + faulty_parts.ITEMS))
     if arrow.is_struct(kind):
         fields = [_json_type(field.type, f"{column}.{field.name}") for field in kind]
         return pa.struct(
             [field.with_type(json_type) for field, json_type in zip(kind, fields, strict=True)]
         )
-    if arrow.is_map(kind) and is_text(kind.key_type):
-        return pa.map_(pa.string(), _json_type(kind.item_type, column + ENTRIES))
+    if arrow.is_map(kind) and kinds.is_text(kind.key_type):
+        return pa.map_(pa.string(), _json_type(kind.item_type, column + faulty_parts.ENTRIES))
     return _scalar_type(kind, column)
 
 

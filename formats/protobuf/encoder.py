@@ -16,26 +16,8 @@ from pyarrow import types as arrow
 from onceflow.core.arrow.exact_arrays import cast_exactly
 from onceflow.core.arrow.instants import BEYOND_PYTHON
 from onceflow.core.arrow.kinds import holds, is_list, to_plain_type
-from onceflow.formats.faulty_parts import (
-    ENCODING_ERRORS,
-    ENTRIES,
-    ITEMS,
-    KEYS,
-    FaultyPart,
-    find_faulty_part,
-    prefix_path,
-)
-from onceflow.formats.protobuf.schema import (
-    TIMESTAMP,
-    WRAPPERS,
-    class_of,
-    encode_error,
-    inner_message,
-    is_map,
-    is_repeated,
-    message_of,
-    to_proto,
-)
+from onceflow.formats import faulty_parts
+from onceflow.formats.protobuf import schema
 from onceflow.formats.schema_rules import check_fields
 
 if TYPE_CHECKING:
@@ -63,9 +45,9 @@ class ProtobufValues:
             ConfigError: The schema has no such message, the message has no field for a column, or a
                 required field has no column.
         """
-        message_type = message_of(descriptors, message)
+        message_type = schema.message_of(descriptors, message)
         _check_columns(list(columns), message_type)
-        self._error = encode_error()
+        self._error = schema.encode_error()
         self._names = columns.names
         self._fields = [
             pa.field(column.name, _to_python_times(to_plain_type(column.type)))
@@ -95,13 +77,15 @@ class ProtobufValues:
             ]
         except self._error as error:
             raise ValueError(str(error)) from error
-        except ENCODING_ERRORS as error:
+        except faulty_parts.ENCODING_ERRORS as error:
             raise self._name_fault(columns, error) from error
 
     def _name_fault(self, columns: Sequence[pa.Array], error: Exception) -> Exception:
         """Return `error` with the path of the part at fault, if `columns` have one row."""
-        named = find_faulty_part(columns, self._fields, _read_part, error)
-        if isinstance(named, FaultyPart) or any(len(column) != 1 for column in columns):
+        named = faulty_parts.find_faulty_part(columns, self._fields, _read_part, error)
+        if isinstance(named, faulty_parts.FaultyPart) or any(
+            len(column) != 1 for column in columns
+        ):
             return named
         row = (
             _read_part(column, field.type)[0]
@@ -145,12 +129,14 @@ def _is_cast(kind: pa.DataType) -> bool:
 
 def _check_columns(columns: Sequence[pa.Field], message: Descriptor) -> None:
     required = [
-        field.name for field in to_proto(message).field if field.label == field.LABEL_REQUIRED
+        field.name
+        for field in schema.to_proto(message).field
+        if field.label == field.LABEL_REQUIRED
     ]
     names = [arrow_field.name for arrow_field in columns]
     check_fields(names, message.fields_by_name, required, f"message {message.full_name}")
     for column in columns:
-        kind, inner = _item_type(column.type), inner_message(column.name, message)
+        kind, inner = _item_type(column.type), schema.inner_message(column.name, message)
         if arrow.is_struct(kind) and inner is not None:
             _check_columns(list(kind), inner)
 
@@ -167,7 +153,7 @@ class _Members:
 
     def __init__(self, message: Descriptor, names: Sequence[str], dot: str = ".") -> None:
         """Prepare to write the fields `names`. Their paths begin with `dot`."""
-        self.make = class_of(message)
+        self.make = schema.class_of(message)
         self._dot = dot
         self._members = {name: _member_converter(message.fields_by_name[name]) for name in names}
 
@@ -185,7 +171,7 @@ class _Members:
         members = self._members
         try:
             return self.make(**{name: members[name]([value])[0] for name, value in values.items()})
-        except ENCODING_ERRORS as error:
+        except faulty_parts.ENCODING_ERRORS as error:
             raise self.find_fault(values, error) from error
 
     def find_fault(self, values: Mapping[str, Any], error: Exception) -> Exception:
@@ -193,24 +179,24 @@ class _Members:
         for name, value in values.items():
             try:
                 self.make(**{name: self._members[name]([value])[0]})
-            except ENCODING_ERRORS as fault:
-                return prefix_path(self._dot + name, fault)
+            except faulty_parts.ENCODING_ERRORS as fault:
+                return faulty_parts.prefix_path(self._dot + name, fault)
         return error
 
 
 def _member_converter(field: FieldDescriptor) -> _ConvertAll:
     """Return a function that converts Arrow values or nulls to values of `field` in a message."""
     convert = _converter(field)
-    if is_repeated(field):
+    if schema.is_repeated(field):
         return lambda values: list(map(convert, values))
     return lambda values: [None if value is None else convert(value) for value in values]
 
 
 def _converter(field: FieldDescriptor) -> _Convert:
     """Return a function that converts an Arrow value to a value of `field` in a message."""
-    if is_map(field):
+    if schema.is_map(field):
         return _map_converter(field)
-    if not is_repeated(field):
+    if not schema.is_repeated(field):
         return _single_converter(field)
     to_item = _item_converter(field)
 
@@ -219,8 +205,8 @@ def _converter(field: FieldDescriptor) -> _Convert:
             raise ValueError(_NULL_OF_MANY.format("list"))
         try:
             return list(map(to_item, items))
-        except ENCODING_ERRORS as error:
-            raise prefix_path(ITEMS, error) from error
+        except faulty_parts.ENCODING_ERRORS as error:
+            raise faulty_parts.prefix_path(faulty_parts.ITEMS, error) from error
 
     return convert_items
 
@@ -233,13 +219,13 @@ def _map_converter(field: FieldDescriptor) -> _Convert:
     def convert_entries(pairs: Any) -> Any:
         if pairs is None:
             raise ValueError(_NULL_OF_MANY.format("map"))
-        part = KEYS
+        part = faulty_parts.KEYS
         try:
             keys = [to_key(key) for key, _ in pairs]
-            part = ENTRIES
+            part = faulty_parts.ENTRIES
             values = [to_value(value) for _, value in pairs]
-        except ENCODING_ERRORS as error:
-            raise prefix_path(part, error) from error
+        except faulty_parts.ENCODING_ERRORS as error:
+            raise faulty_parts.prefix_path(part, error) from error
         return _without_doubles(dict(zip(keys, values, strict=True)), pairs)
 
     return convert_entries
@@ -268,10 +254,10 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
     message: Descriptor | None = described.message_type
     if message is None:
         return _EXACT.get(described.type, _plain)
-    make = class_of(message)
-    if message.full_name == TIMESTAMP:
+    make = schema.class_of(message)
+    if message.full_name == schema.TIMESTAMP:
         return lambda value: make(**_timestamp(value))
-    if message.full_name in WRAPPERS:
+    if message.full_name in schema.WRAPPERS:
         wrap = _single_converter(message.fields_by_name["value"])
         return lambda value: make(value=wrap(value))
     # Create it at the first value, because a message may contain itself. The nesting of values is

@@ -36,12 +36,8 @@ from onceflow.clients.kafka.registry import KeptSchema, NamedSchema, SchemaKind
 from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import make_missing, naming_one_extra
+from onceflow.formats import schema_rules
 from onceflow.formats.faulty_parts import ENTRIES, ITEMS
-from onceflow.formats.schema_rules import (
-    check_field_name,
-    require_kind,
-    to_schema_name,
-)
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -490,7 +486,7 @@ def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = Non
     Raises:
         ConfigError: A column has a name or a type that Protobuf does not have.
     """
-    called = to_schema_name(name) if latest is None else latest.name
+    called = schema_rules.to_schema_name(name) if latest is None else latest.name
     package = "" if latest is None else str(latest.file.package)
     if called[:1].isdigit():
         called = f"_{called}"
@@ -510,7 +506,7 @@ def _message_text(
     numbers = _Numbers(latest)
     yield f"message {name} {{"
     for field in fields:
-        check_field_name(field.name, "Protobuf", path)
+        schema_rules.check_field_name(field.name, "Protobuf", path)
         inner = inner_message(field.name, latest)
         inside: list[str] = []
         kind = _type_text(field, path, inner, inside)
@@ -613,4 +609,4 @@ def _single_text(
         return called
     if arrow.is_timestamp(kind):
         return TIMESTAMP if kind.tz else "string"
-    return require_kind(kind, _WRITTEN, path, "Protobuf")
+    return schema_rules.require_kind(kind, _WRITTEN, path, "Protobuf")

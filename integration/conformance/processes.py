@@ -16,13 +16,7 @@ from typing import Any
 from typing_extensions import Self
 
 from onceflow.core.crash_points import VARIABLE, CrashPoint
-from onceflow.core.runtime.cluster.process_host import (
-    Link,
-    ProcessHost,
-    ProcessKilled,
-    Raised,
-    Returned,
-)
+from onceflow.core.runtime.cluster import process_host
 from onceflow.integration.conformance.target import Violation
 
 TIMEOUT_S = 60.0
@@ -32,7 +26,7 @@ TIMEOUT_S = 60.0
 class ChildFailed(Exception):
     """Raised when the function of a child process raised an error."""
 
-    def __init__(self, raised: Raised) -> None:
+    def __init__(self, raised: process_host.Raised) -> None:
         super().__init__(f"{raised.kind}: {raised.text}\n{raised.trace}")
         self.raised = raised
 
@@ -40,7 +34,7 @@ class ChildFailed(Exception):
 class Child:
     """A real child process. Used by one thread."""
 
-    def __init__(self, pid: int, link: Link) -> None:
+    def __init__(self, pid: int, link: process_host.Link) -> None:
         self.pid = pid
         self._link = link
 
@@ -54,10 +48,10 @@ class Child:
             TimeoutError: The function has not finished yet.
         """
         word = self._next(timeout_s)
-        while not isinstance(word, (Returned, Raised)):
+        while not isinstance(word, (process_host.Returned, process_host.Raised)):
             word = self._next(timeout_s)  # skip values that the function has sent
         self._link.close()
-        if isinstance(word, Returned):
+        if isinstance(word, process_host.Returned):
             return word.value
         if word.kind == Violation.__name__:
             raise Violation(word.text)
@@ -72,7 +66,7 @@ class Child:
             TimeoutError: The process sent nothing.
         """
         value = self._next(timeout_s)
-        if isinstance(value, Raised):
+        if isinstance(value, process_host.Raised):
             raise ChildFailed(value)
         return value
 
@@ -89,7 +83,7 @@ class Child:
     def kill(self) -> None:
         """SIGKILL the process, and wait until it is dead. Do not call it after the final result."""
         os.kill(self.pid, signal.SIGKILL)
-        with suppress(ProcessKilled):
+        with suppress(process_host.ProcessKilled):
             while True:
                 self._next(TIMEOUT_S)
         self._link.close()
@@ -100,7 +94,7 @@ class Child:
         try:
             return self._link.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise ProcessKilled("the process is gone without a word") from error
+            raise process_host.ProcessKilled("the process is gone without a word") from error
 
 
 class Processes:
@@ -112,7 +106,7 @@ class Processes:
         self.crash_points = Path(self._directory.name)
         """The directory for armed crash points. A file with a point's name kills the first process
         that reaches it."""
-        self._host = ProcessHost()
+        self._host = process_host.ProcessHost()
 
     def start(self, function: Callable[..., object], *arguments: object) -> Child:
         """Start a process that runs `function(link, *arguments)`. Pickles function and arguments.
@@ -159,7 +153,10 @@ class Processes:
 
 
 def _run_armed(
-    link: Link, crash_points: str, function: Callable[..., object], arguments: tuple[object, ...]
+    link: process_host.Link,
+    crash_points: str,
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
 ) -> object:
     """Run a function of the kit with crash points enabled."""
     # Enable crash points only in the child: the test process must not die at a crash point.

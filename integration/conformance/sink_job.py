@@ -8,18 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from onceflow.core import spi
 from onceflow.core.commit.committers import open_global_committer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.spi import (
-    Committer,
-    CommitterContext,
-    GlobalCommitter,
-    Sink,
-    SinkWriter,
-    WriterContext,
-)
 from onceflow.core.storage import JobStorage
 
 JOB = "conformance"
@@ -33,7 +26,7 @@ class SinkJob:
     An attempt is opened (`Sink.open`) at its first use.
     """
 
-    sink: Sink
+    sink: spi.Sink
     sink_id: str
     storage: JobStorage
     schema: pa.Schema
@@ -44,9 +37,9 @@ class SinkJob:
     def __post_init__(self) -> None:
         self.log_id = self.log_id or self.storage.log_id
 
-    def committer_context(self, attempt: int = 1) -> CommitterContext:
+    def committer_context(self, attempt: int = 1) -> spi.CommitterContext:
         """Return the context of committers, in the driver and in slots."""
-        return CommitterContext(
+        return spi.CommitterContext(
             JOB,
             UID,
             self.sink_id,
@@ -57,9 +50,9 @@ class SinkJob:
 
     def writer_context(
         self, attempt: int = 1, subtask: int = 0, parallelism: int = 4, first_checkpoint: int = 1
-    ) -> WriterContext:
+    ) -> spi.WriterContext:
         """Return the context of one subtask's writer."""
-        return WriterContext(
+        return spi.WriterContext(
             job=JOB,
             uid=UID,
             sink_id=self.sink_id,
@@ -83,7 +76,7 @@ class SinkJob:
 
     def writer(
         self, attempt: int = 1, subtask: int = 0, parallelism: int = 4, first_checkpoint: int = 1
-    ) -> SinkWriter:
+    ) -> spi.SinkWriter:
         """Return a new writer of one subtask."""
         self.begin(attempt)
         context = self.writer_context(attempt, subtask, parallelism, first_checkpoint)
@@ -91,14 +84,14 @@ class SinkJob:
         self._open.callback(_close, writer)
         return writer
 
-    def committer(self, attempt: int = 1) -> Committer:
+    def committer(self, attempt: int = 1) -> spi.Committer:
         """Return a new committer."""
         self.begin(attempt)
         committer = self.sink.committer(self.committer_context(attempt))
         self._open.callback(_close, committer)
         return committer
 
-    def through(self, sink: Sink) -> SinkJob:
+    def through(self, sink: spi.Sink) -> SinkJob:
         """Return the same job with another description of the sink."""
         other = replace(self, sink=sink, _open=ExitStack())
         self._open.callback(other.close)
@@ -130,10 +123,10 @@ class SinkJob:
 
 
 @dataclass(frozen=True)
-class OneByOne(Sink):
+class OneByOne(spi.Sink):
     """An adapter for sinks of whole checkpoints that commits each transaction as a checkpoint."""
 
-    sink: Sink
+    sink: spi.Sink
 
     def __repr__(self) -> str:
         return repr(self.sink)
@@ -142,27 +135,27 @@ class OneByOne(Sink):
         """Delegate to the sink."""
         return self.sink.routing_key()
 
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def validate(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Delegate to the sink."""
         self.sink.validate(context, schema)
 
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Delegate to the sink."""
         self.sink.open(context, schema)
 
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         """Delegate to the sink."""
         return self.sink.writer(context)
 
-    def committer(self, context: CommitterContext) -> Committer:
+    def committer(self, context: spi.CommitterContext) -> spi.Committer:
         """Return a committer that commits each transaction as a checkpoint."""
         return WholeCommitter(open_global_committer(self.sink, context))
 
 
-class WholeCommitter(Committer):
+class WholeCommitter(spi.Committer):
     """An adapter that uses a global committer as a committer of single transactions."""
 
-    def __init__(self, committer: GlobalCommitter) -> None:
+    def __init__(self, committer: spi.GlobalCommitter) -> None:
         """`committer` is the global committer to use."""
         self._committer = committer
 
@@ -187,7 +180,7 @@ class WholeCommitter(Committer):
         self._committer.close()
 
 
-def _close(resource: SinkWriter | Committer) -> None:
+def _close(resource: spi.SinkWriter | spi.Committer) -> None:
     # Ignore errors: the clause has made its checks before, and a dead connection is not a
     # violation.
     with suppress(OnceflowError, OSError):

@@ -22,24 +22,10 @@ from typing import Any, Literal, TypeAlias
 
 from typing_extensions import assert_never
 
+from onceflow.core import state
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
-from onceflow.core.state import (
-    AggregatingStateDescriptor,
-    KeyedStates,
-    KeyedStateStore,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateBackend,
-    StateContext,
-    StateHandle,
-    StateTtlConfig,
-    Timer,
-    ValueStateDescriptor,
-    key_group_of,
-)
 from onceflow.core.state.api.clock import StateClock
 from onceflow.core.state.states.timers import TIME_DOMAINS, TimeDomain
 from onceflow.core.storage import FileSystemStorage
@@ -47,7 +33,7 @@ from onceflow.integration.conformance.state_models import TTL_MS, KeyModel, Mean
 
 MAX_PARALLELISM = 16
 KEYS = ["a", "b", "", "é", *(f"key-{number}" for number in range(12))]
-GROUPS = {key: key_group_of(key, MAX_PARALLELISM) for key in KEYS}
+GROUPS = {key: state.key_group_of(key, MAX_PARALLELISM) for key in KEYS}
 WINDOWS = [(0, 10), (10, 20), (20, 30)]
 EXPIRING, USED_BY_READING = "expiring", "used by reading"
 """The pseudo-namespaces of the states that expire."""
@@ -71,17 +57,19 @@ TIMER_ACTIONS: tuple[Literal["nothing", "register", "delete", "set"], ...] = (
 class KeyStates:
     """The states of a function, one of each kind."""
 
-    def __init__(self, states: Any, prefix: str, ttl: StateTtlConfig | None = None) -> None:
+    def __init__(self, states: Any, prefix: str, ttl: state.StateTtlConfig | None = None) -> None:
         self.value = states.value_state(
-            ValueStateDescriptor[int](f"{prefix}value", int, default=0, ttl=ttl)
+            state.ValueStateDescriptor[int](f"{prefix}value", int, default=0, ttl=ttl)
         )
-        self.elements = states.list_state(ListStateDescriptor[str](f"{prefix}list", str, ttl))
-        self.mapped = states.map_state(MapStateDescriptor[str, int](f"{prefix}map", str, int, ttl))
+        self.elements = states.list_state(state.ListStateDescriptor[str](f"{prefix}list", str, ttl))
+        self.mapped = states.map_state(
+            state.MapStateDescriptor[str, int](f"{prefix}map", str, int, ttl)
+        )
         self.reduced = states.reducing_state(
-            ReducingStateDescriptor[int](f"{prefix}max", max, int, ttl)
+            state.ReducingStateDescriptor[int](f"{prefix}max", max, int, ttl)
         )
         self.added = states.aggregating_state(
-            AggregatingStateDescriptor(f"{prefix}mean", Mean(), tuple[int, int], ttl)
+            state.AggregatingStateDescriptor(f"{prefix}mean", Mean(), tuple[int, int], ttl)
         )
 
     def read(self) -> Reading:
@@ -102,15 +90,15 @@ Models: TypeAlias = dict[tuple[str, Any], KeyModel]
 class StateSubtask:
     """A store with its states, and the clock of its machine."""
 
-    def __init__(self, store: KeyedStateStore, clock: StateClock) -> None:
+    def __init__(self, store: state.KeyedStateStore, clock: StateClock) -> None:
         self.store = store
-        states = KeyedStates(store, clock)
+        states = state.KeyedStates(store, clock)
         self.states = KeyStates(states, "")
         ttl_s = TTL_MS / 1000
         self.expiring = {
-            EXPIRING: KeyStates(states, "expiring ", StateTtlConfig(ttl_s)),
+            EXPIRING: KeyStates(states, "expiring ", state.StateTtlConfig(ttl_s)),
             USED_BY_READING: KeyStates(
-                states, "read ", StateTtlConfig(ttl_s, update="on_read_and_write")
+                states, "read ", state.StateTtlConfig(ttl_s, update="on_read_and_write")
             ),
         }
         self.clock = clock
@@ -133,7 +121,7 @@ class StateSubtask:
 class StateProgram:
     """A random program, which is determined by its seed."""
 
-    def __init__(self, backends: Sequence[StateBackend], directory: Path, seed: int) -> None:
+    def __init__(self, backends: Sequence[state.StateBackend], directory: Path, seed: int) -> None:
         self._backends = backends
         self._backend = backends[0]
         self._seed = seed
@@ -147,7 +135,7 @@ class StateProgram:
         self._added = 0
         self._models: Models = {}
         self._subtasks: list[StateSubtask] = []
-        self._restorable: tuple[tuple[StateHandle, ...], Models] = ((), {})
+        self._restorable: tuple[tuple[state.StateHandle, ...], Models] = ((), {})
         self._waiting: list[Callable[[], None]] = []
 
     def run(self, steps: int) -> None:
@@ -348,7 +336,7 @@ class StateProgram:
             if of == domain and at_ms <= until_ms
         ]
 
-    def _on_timer(self, subtask: StateSubtask, timer: Timer, model: KeyModel) -> None:
+    def _on_timer(self, subtask: StateSubtask, timer: state.Timer, model: KeyModel) -> None:
         """Act like a function when a timer fires. The timer's key is the current key."""
         action = self._rng.choice(TIMER_ACTIONS)
         match action:
@@ -401,7 +389,7 @@ class StateProgram:
         discarded = self._rng.random() < 0.2
 
         def finish() -> None:
-            handles: list[StateHandle] = []
+            handles: list[state.StateHandle] = []
             for index, (store, snapshot) in enumerate(zip(stores, pending, strict=True)):
                 if discarded:
                     snapshot.discard()
@@ -426,7 +414,7 @@ class StateProgram:
         """Continue from a savepoint in a random backend."""
         self._waiting.clear()
         self._checkpoint += 1
-        checkpoint, handles = CheckpointId(self._checkpoint), list[StateHandle]()
+        checkpoint, handles = CheckpointId(self._checkpoint), list[state.StateHandle]()
         for index, subtask in enumerate(self._subtasks):
             writer = self._storage.writer(AttemptId(self._attempt), checkpoint, "program", index)
             handles += subtask.store.savepoint(checkpoint).upload(writer)
@@ -437,7 +425,7 @@ class StateProgram:
         self._backend = self._rng.choice(self._backends)
         self._restore(tuple(handles), self._models)
 
-    def _restore(self, handles: tuple[StateHandle, ...], models: Models) -> None:
+    def _restore(self, handles: tuple[state.StateHandle, ...], models: Models) -> None:
         self._restorable = handles, copy.deepcopy(models)
         self._models = copy.deepcopy(models)
         for model in self._models.values():
@@ -447,7 +435,7 @@ class StateProgram:
         for index in range(parallelism):
             groups = key_group_range(MAX_PARALLELISM, parallelism, index)
             scratch = self._directory / f"scratch-{self._attempt}-{index}"
-            context = StateContext("program", index, groups, MAX_PARALLELISM, scratch)
+            context = state.StateContext("program", index, groups, MAX_PARALLELISM, scratch)
             mine = [
                 handle
                 for handle in handles

@@ -9,26 +9,17 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from onceflow.core import state
 from onceflow.core.errors import BadStateValue, ConfigError, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.state import (
-    HeapBackend,
-    KeyedStateStore,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    StateBackend,
-    StateContext,
-    StateHandle,
-    ValueStateDescriptor,
-)
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.state_programs import MAX_PARALLELISM, StateProgram
 
 PROGRAMS = 2
 STEPS = 250
-BALANCE = ValueStateDescriptor[Any]("balance", int)
+BALANCE = state.ValueStateDescriptor[Any]("balance", int)
 
-OpenStore: TypeAlias = Callable[..., KeyedStateStore]
+OpenStore: TypeAlias = Callable[..., state.KeyedStateStore]
 
 
 class StateBackendConformance:
@@ -37,7 +28,7 @@ class StateBackendConformance:
     `--onceflow-seed` selects the random programs.
     """
 
-    def make_backend(self) -> StateBackend:
+    def make_backend(self) -> state.StateBackend:
         """Return the backend under test."""
         raise NotImplementedError(f"{type(self).__name__} needs make_backend()")
 
@@ -49,14 +40,14 @@ class StateBackendConformance:
     @pytest.fixture
     def open_store(self, tmp_path: Path, storage: Any) -> Iterator[OpenStore]:
         """A function that opens a store from handles. The store is closed after the test."""
-        opened: list[KeyedStateStore] = []
+        opened: list[state.KeyedStateStore] = []
 
         def open_store(
-            handles: tuple[StateHandle, ...] = (), max_parallelism: int = MAX_PARALLELISM
-        ) -> KeyedStateStore:
+            handles: tuple[state.StateHandle, ...] = (), max_parallelism: int = MAX_PARALLELISM
+        ) -> state.KeyedStateStore:
             scratch = tmp_path / f"scratch-{len(opened)}"
             groups = range(max_parallelism)
-            context = StateContext("conformance", 0, groups, max_parallelism, scratch)
+            context = state.StateContext("conformance", 0, groups, max_parallelism, scratch)
             opened.append(self.make_backend().open(context, handles, storage.reader()))
             return opened[-1]
 
@@ -65,7 +56,7 @@ class StateBackendConformance:
             store.close()
 
     @pytest.fixture
-    def balances(self, open_store: OpenStore, storage: Any) -> tuple[StateHandle, ...]:
+    def balances(self, open_store: OpenStore, storage: Any) -> tuple[state.StateHandle, ...]:
         """A snapshot of a store in which key "a" has balance 7."""
         store = open_store()
         balance = store.value_state(BALANCE)
@@ -79,7 +70,7 @@ class StateBackendConformance:
     ) -> None:
         """Random programs equal the model, through snapshots, crashes, rescales and savepoints."""
         seed = int(str(request.config.getoption("--onceflow-seed")))
-        backends = [self.make_backend(), HeapBackend()]
+        backends = [self.make_backend(), state.HeapBackend()]
         program = StateProgram(backends, tmp_path, seed * PROGRAMS + number)
         try:
             program.run(STEPS)
@@ -92,7 +83,7 @@ class StateBackendConformance:
         """Changes between snapshot and upload are not part of the snapshot."""
         store = open_store()
         balance = store.value_state(BALANCE)
-        recent = store.list_state(ListStateDescriptor[str]("recent", str))
+        recent = store.list_state(state.ListStateDescriptor[str]("recent", str))
         for key in "ab":
             store.set_current_key(key)
             balance.set(1)
@@ -104,7 +95,7 @@ class StateBackendConformance:
         writer = storage.writer(AttemptId(1), CheckpointId(1), "conformance", 0)
         restored = open_store(pending.upload(writer))
         again = restored.value_state(BALANCE)
-        recent_again = restored.list_state(ListStateDescriptor[str]("recent", str))
+        recent_again = restored.list_state(state.ListStateDescriptor[str]("recent", str))
         for key in "ab":
             restored.set_current_key(key)
             assert (again.get(), recent_again.get()) == (1, ["before"])
@@ -113,7 +104,7 @@ class StateBackendConformance:
     def test_what_is_handed_in_or_out_may_be_changed(self, open_store: OpenStore) -> None:
         """Changing a value after `set` or `get` does not change the state."""
         store = open_store()
-        value = store.value_state(ValueStateDescriptor[list[int]]("value", list[int]))
+        value = store.value_state(state.ValueStateDescriptor[list[int]]("value", list[int]))
         store.set_current_key("a")
         mine = [1]
         value.set(mine)
@@ -127,8 +118,8 @@ class StateBackendConformance:
         """A value of a wrong type is refused at the change, not at the restore."""
         store = open_store()
         balance = store.value_state(BALANCE)
-        recent = store.list_state(ListStateDescriptor[Any]("recent", str))
-        mapped = store.map_state(MapStateDescriptor[Any, Any]("map", str, int))
+        recent = store.list_state(state.ListStateDescriptor[Any]("recent", str))
+        mapped = store.map_state(state.MapStateDescriptor[Any, Any]("map", str, int))
         store.set_current_key("a")
         for change in (
             partial(balance.set, "seven"),
@@ -141,16 +132,16 @@ class StateBackendConformance:
         assert (balance.get(), recent.get(), mapped.is_empty()) == (None, [], True)
 
     def test_another_type_or_max_parallelism_is_refused_by_name(
-        self, open_store: OpenStore, balances: tuple[StateHandle, ...]
+        self, open_store: OpenStore, balances: tuple[state.StateHandle, ...]
     ) -> None:
         """The restore fails before a value is read."""
         with pytest.raises(StateIncompatible, match=rf"{MAX_PARALLELISM}.*32"):
             open_store(balances, 32)
         with pytest.raises(StateIncompatible, match=r"'balance'.*int.*str"):
-            open_store(balances).value_state(ValueStateDescriptor[str]("balance", str))
+            open_store(balances).value_state(state.ValueStateDescriptor[str]("balance", str))
 
     def test_states_are_asked_for_before_the_first_record(
-        self, open_store: OpenStore, balances: tuple[StateHandle, ...]
+        self, open_store: OpenStore, balances: tuple[state.StateHandle, ...]
     ) -> None:
         """A restored state that is not opened is refused by name, like a state opened later."""
         with pytest.raises(StateIncompatible, match="'balance'"):
@@ -167,7 +158,7 @@ class StateBackendConformance:
         store.close()
 
 
-def _upload(store: KeyedStateStore, storage: Any) -> tuple[StateHandle, ...]:
+def _upload(store: state.KeyedStateStore, storage: Any) -> tuple[state.StateHandle, ...]:
     writer = storage.writer(AttemptId(1), CheckpointId(1), "conformance", 0)
     handles = store.snapshot(CheckpointId(1)).upload(writer)
     store.notify_completed(CheckpointId(1))

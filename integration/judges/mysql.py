@@ -8,14 +8,9 @@ from __future__ import annotations
 import pymysql
 
 from onceflow.core.errors import ConfigError
+from onceflow.integration import workload
 from onceflow.integration.judges.verdict import Found, NoVerdict
 from onceflow.integration.servers.mysql import MySQLAdmin
-from onceflow.integration.workload import (
-    AMOUNT_MIN_CENTS,
-    DIGEST_ACCOUNT_PRIME,
-    DIGEST_AMOUNT_PRIME,
-    Payments,
-)
 
 _ANSWER_TIMEOUT_S = 300.0
 _NO_SUCH_TABLE = 1146
@@ -58,7 +53,7 @@ _CHAINS = """
 """
 
 
-def count_in_mysql(url: str, table: str, payments: Payments) -> Found:
+def count_in_mysql(url: str, table: str, payments: workload.Payments) -> Found:
     """Return the counts of `table` from one consistent snapshot.
 
     Transactions in doubt are those of the whole server, which does not report their database.
@@ -92,8 +87,8 @@ def _ask(session: MySQLAdmin, question: str, name: str, records: int) -> tuple[i
         name=name,
         records=records,
         number=_NUMBER,
-        amount_prime=DIGEST_AMOUNT_PRIME,
-        amount_min=AMOUNT_MIN_CENTS,
-        account_prime=DIGEST_ACCOUNT_PRIME,
+        amount_prime=workload.DIGEST_AMOUNT_PRIME,
+        amount_min=workload.AMOUNT_MIN_CENTS,
+        account_prime=workload.DIGEST_ACCOUNT_PRIME,
     )
     return tuple(int(value or 0) for value in session.rows(query)[0])

@@ -8,13 +8,8 @@ from psycopg.rows import TupleRow
 from typing_extensions import LiteralString
 
 from onceflow.core.errors import ConfigError
+from onceflow.integration import workload
 from onceflow.integration.judges.verdict import Found, NoVerdict
-from onceflow.integration.workload import (
-    AMOUNT_MIN_CENTS,
-    DIGEST_ACCOUNT_PRIME,
-    DIGEST_AMOUNT_PRIME,
-    Payments,
-)
 
 _STATEMENT_TIMEOUT_S = 300
 
@@ -46,7 +41,7 @@ _IN_DOUBT: LiteralString = (
 )
 
 
-def count_in_postgres(url: str, table: str, payments: Payments) -> Found:
+def count_in_postgres(url: str, table: str, payments: workload.Payments) -> Found:
     """Return the counts of `table` from one consistent snapshot.
 
     Raises:
@@ -85,9 +80,9 @@ def _ask(
 ) -> tuple[int, ...]:
     query = sql.SQL(question).format(
         **parts,
-        amount_prime=DIGEST_AMOUNT_PRIME,
-        amount_min=AMOUNT_MIN_CENTS,
-        account_prime=DIGEST_ACCOUNT_PRIME,
+        amount_prime=workload.DIGEST_AMOUNT_PRIME,
+        amount_min=workload.AMOUNT_MIN_CENTS,
+        account_prime=workload.DIGEST_ACCOUNT_PRIME,
     )
     row = connection.execute(query).fetchone()
     return tuple(int(value or 0) for value in row or ())

@@ -17,13 +17,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.integration import workload
 from onceflow.integration.judges.verdict import Found, NoVerdict, Verdict
-from onceflow.integration.workload import (
-    AMOUNT_MIN_CENTS,
-    DIGEST_ACCOUNT_PRIME,
-    DIGEST_AMOUNT_PRIME,
-    Payments,
-)
 
 _SILENCE_S = 30.0
 _ANSWER_TIMEOUT_S = 20.0
@@ -49,7 +44,7 @@ class _Chain(msgspec.Struct, gc=False):
     balance: int | None
 
 
-def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verdict:
+def verify_topic(bootstrap_servers: str, topic: str, payments: workload.Payments) -> Verdict:
     """Return the verdict on `topic` after a run over `payments`. The run must have ended.
 
     Reads every partition from its beginning to the end of its last decided transaction, and changes
@@ -92,7 +87,7 @@ def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verd
 class _Tally:
     """The counts of the records read so far, partition by partition."""
 
-    def __init__(self, payments: Payments) -> None:
+    def __init__(self, payments: workload.Payments) -> None:
         self._seen = np.zeros(payments.records, dtype=np.bool_)
         self._strangers: set[int] = set()
         self._chains: dict[str | None, _Chain] = {}
@@ -119,8 +114,10 @@ class _Tally:
             else:
                 self._strangers.add(row.id)
             if row.amount is not None:
-                self._digest += (row.id % DIGEST_AMOUNT_PRIME) * (row.amount - AMOUNT_MIN_CENTS + 1)
-                self._digest += (row.id % DIGEST_ACCOUNT_PRIME) * _number_of(row.account)
+                self._digest += (row.id % workload.DIGEST_AMOUNT_PRIME) * (
+                    row.amount - workload.AMOUNT_MIN_CENTS + 1
+                )
+                self._digest += (row.id % workload.DIGEST_ACCOUNT_PRIME) * _number_of(row.account)
         if not self._follows(row, message.partition() or 0):
             self._wrong += 1
 

@@ -25,19 +25,14 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.integration.servers import process
 from onceflow.integration.servers.kafka_jars import (
     KAFKA_VERSION,
     Progress,
     java_command,
     kafka_jars,
 )
-from onceflow.integration.servers.process import (
-    LOOPBACK,
-    ServerError,
-    ServerProcess,
-    exclusive,
-    free_port,
-)
+from onceflow.integration.servers.process import LOOPBACK
 
 if TYPE_CHECKING:
     from confluent_kafka.admin._metadata import ClusterMetadata
@@ -116,7 +111,9 @@ def create_topic(
     # The controller has answered, but the broker becomes the leader a moment later.
     while not leaders_answer(admin, {name: partitions}):
         if time.monotonic() > deadline:
-            raise ServerError(f"topic {name} has no leader {timeout_s:g} s after its creation")
+            raise process.ServerError(
+                f"topic {name} has no leader {timeout_s:g} s after its creation"
+            )
         time.sleep(_POLL_S)
 
 
@@ -155,7 +152,7 @@ def _await(future: Future[None], failure: str, timeout_s: float) -> None:
     except (KafkaException, TimeoutError) as error:
         cause = error.args[0] if error.args else error
         reason = cause.str() if isinstance(cause, KafkaError) else str(cause)
-        raise ServerError(f"{failure}: {reason}") from error
+        raise process.ServerError(f"{failure}: {reason}") from error
 
 
 DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -200,7 +197,7 @@ appender.C.layout.pattern=[%d] %p %m (%c)%n
 """
 
 
-class EmbeddedKafka(ServerProcess):
+class EmbeddedKafka(process.ServerProcess):
     """A Kafka broker that is also its controller."""
 
     name: ClassVar[str] = "kafka"
@@ -234,8 +231,8 @@ class EmbeddedKafka(ServerProcess):
         archive = _archive_of(version, self._java)
         if archive.is_file():
             self._jvm_options = (f"-XX:SharedArchiveFile={archive}", *self._jvm_options)
-        self._controller_port = free_port()
-        self._broker_port = free_port()
+        self._controller_port = process.free_port()
+        self._broker_port = process.free_port()
         self._admin: KafkaAdmin | None = None
 
     @property
@@ -336,7 +333,7 @@ def archive_classes() -> None:
     if archive.parent.is_dir():
         return
     lock = archive.parent.with_name(f"{archive.parent.name}.lock")
-    with exclusive(lock, 2 * _ARCHIVE_TIMEOUT_S):
+    with process.exclusive(lock, 2 * _ARCHIVE_TIMEOUT_S):
         if not archive.parent.is_dir():
             with publish(archive.parent) as fresh:
                 _write_archive(fresh / archive.name)
@@ -375,7 +372,7 @@ def broker_is_ready(admin: KafkaAdmin, cluster_id: str, address: str) -> bool:
         return False
     # The client's stubs declare it as None. In the protocol it is a string since Kafka 0.10.1.
     if str(cluster.cluster_id) != cluster_id:
-        raise ServerError(
+        raise process.ServerError(
             f"{address} is answered by Kafka cluster {cluster.cluster_id}, not by {cluster_id}: "
             "another process took the port"
         )

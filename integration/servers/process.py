@@ -16,13 +16,7 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from onceflow.core.local_files import cache
-from onceflow.integration.faults.processes import (
-    Watchdog,
-    kill_tree,
-    pause_tree,
-    signal_process,
-    unpause_tree,
-)
+from onceflow.integration.faults import processes
 from onceflow.integration.servers.server import LOOPBACK, Server, ServerError, free_port
 
 __all__ = ["LOOPBACK", "ServerError", "ServerProcess", "exclusive", "free_port"]
@@ -66,7 +60,7 @@ class ServerProcess(Server):
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
+        self._watchdog: processes.Watchdog | None = None
 
     @abstractmethod
     def _initialize(self) -> None:
@@ -117,7 +111,7 @@ class ServerProcess(Server):
         self._forget_process()
         with self.log_path.open("ab") as log:
             self._process = self._spawn(log.fileno())
-        self._watchdog = Watchdog(
+        self._watchdog = processes.Watchdog(
             self._process.pid, self.directory if self._owns_directory else None
         )
         # Start the timeout only now: the first use on a machine may have built the program, which
@@ -137,16 +131,16 @@ class ServerProcess(Server):
         not.
         """
         if self._process is not None:
-            kill_tree(self._process.pid)
+            processes.kill_tree(self._process.pid)
         self._forget_process()
 
     def pause(self) -> None:
         """Pause all processes. Connections stay open, and the server does not answer."""
-        pause_tree(self._running_pid())
+        processes.pause_tree(self._running_pid())
 
     def unpause(self) -> None:
         """Resume a paused server."""
-        unpause_tree(self._running_pid())
+        processes.unpause_tree(self._running_pid())
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
         """End the server, and delete its directory if it is temporary. Idempotent.
@@ -161,11 +155,11 @@ class ServerProcess(Server):
             return
         if self._process is not None and self.pid is not None:
             self.unpause()
-            signal_process(self._process.pid, self._orderly_stop)
+            processes.signal_process(self._process.pid, self._orderly_stop)
             try:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                kill_tree(self._process.pid)
+                processes.kill_tree(self._process.pid)
         self._forget_process()
 
     def log_tail(self) -> str:

@@ -23,26 +23,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core import spi
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi import (
-    Committer,
-    CommitterContext,
-    RejectedRows,
-    Sink,
-    SinkWriter,
-    WriterContext,
-)
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.refusals import waits_for_person
 from onceflow.core.spi.staging import (
@@ -55,7 +39,7 @@ from onceflow.core.spi.staging import (
 _logger = logging.getLogger("onceflow.sinks.base.staged")
 
 
-class StagedSink(Sink):
+class StagedSink(spi.Sink):
     """A sink whose target stores rows and their proof in one step, or not at all.
 
     Pickled by value: holds settings and no open resource. Every call may come from any process and
@@ -104,18 +88,18 @@ class StagedSink(Sink):
         return {}
 
     @override
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         return StagedWriter(self, context)
 
     @override
-    def committer(self, context: CommitterContext) -> Committer:
+    def committer(self, context: spi.CommitterContext) -> spi.Committer:
         return StagedCommitter(self, context)
 
 
-class StagedWriter(SinkWriter):
+class StagedWriter(spi.SinkWriter):
     """A writer that stages the rows of each checkpoint."""
 
-    def __init__(self, sink: StagedSink, context: WriterContext) -> None:
+    def __init__(self, sink: StagedSink, context: spi.WriterContext) -> None:
         """Begin with no rows."""
         self._sink = sink
         self._bad_rows = BadRows(
@@ -135,7 +119,7 @@ class StagedWriter(SinkWriter):
             self._stager.write(batch)
 
     @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         try:
             return self._stager.pre_commit(checkpoint)
         except StorageError as error:
@@ -143,7 +127,7 @@ class StagedWriter(SinkWriter):
             raise PreCommitFailed(f"checkpoint {checkpoint} is not staged: {error}") from error
 
     @override
-    def take_rejected(self) -> Sequence[RejectedRows]:
+    def take_rejected(self) -> Sequence[spi.RejectedRows]:
         return self._bad_rows.take()
 
     @override
@@ -151,21 +135,21 @@ class StagedWriter(SinkWriter):
         self._stager.close()
 
 
-class StagedCommitter(Committer):
+class StagedCommitter(spi.Committer):
     """A committer that applies staged rows, once.
 
     A concurrent commit and abort of one transaction are not excluded here. The engine decides for
     one of the two, and never calls both.
     """
 
-    def __init__(self, sink: StagedSink, context: CommitterContext) -> None:
+    def __init__(self, sink: StagedSink, context: spi.CommitterContext) -> None:
         """Connect to nothing yet."""
         self._sink = sink
         self._sink_id = context.sink_id
         self._staging = require_staging(context.staging, context.sink_id, "rows wait")
 
     @override
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         transaction = committable.transaction
         staged = _Staged(self._staging, transaction)
         rows = staged.rows()
@@ -174,27 +158,27 @@ class StagedCommitter(Committer):
             applied = self._sink.apply(transaction, rows)
         except (SinkError, StorageError) as error:
             if not staged.are_gone:
-                return RetryLater(str(error), until_mended=waits_for_person(error))
+                return committables.RetryLater(str(error), until_mended=waits_for_person(error))
         finally:
             # Closing the generator closes the file from which the rows are read.
             rows.close()
         if applied and not staged.are_gone:
             self._discard_quietly(transaction)
-            return Committed()
+            return committables.Committed()
         return self._not_applied(transaction, asked_for_rows=staged.are_gone)
 
     @override
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         transaction = committable.transaction
         try:
             applied = self._sink.is_applied(transaction)
             self._staging.discard(transaction)
         except (SinkError, StorageError) as error:
-            return RetryLater(str(error))
-        return AlreadyCommitted() if applied else Aborted()
+            return committables.RetryLater(str(error))
+        return committables.AlreadyCommitted() if applied else committables.Aborted()
 
     @override
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         # A transaction that is applied and still staged was committed by a process that died before
         # it discarded the rows.
         return [
@@ -224,7 +208,7 @@ class StagedCommitter(Committer):
 
     def _not_applied(
         self, transaction: TransactionId, *, asked_for_rows: bool
-    ) -> AlreadyCommitted | Lost | RetryLater:
+    ) -> committables.AlreadyCommitted | committables.Lost | committables.RetryLater:
         """Tell an applied transaction from one below the floor, and from a lost one.
 
         If the target asked for rows and they were gone, it had found neither proof nor floor
@@ -233,17 +217,17 @@ class StagedCommitter(Committer):
         try:
             if self._sink.is_applied(transaction):
                 self._discard_quietly(transaction)
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             if asked_for_rows:
                 return _make_lost(transaction)
             if not self._staging.contains(transaction):
                 # Another committer has applied and discarded it, and has deleted the proof.
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
         except (SinkError, StorageError) as error:
-            return RetryLater(str(error))
+            return committables.RetryLater(str(error))
         # This cannot happen while one log counts the checkpoints: all staged transactions are above
         # the floor.
-        return RetryLater(
+        return committables.RetryLater(
             f"{transaction} is staged, and the target takes nothing of checkpoint"
             f" {transaction.checkpoint} any more: it has committed more of sink id {self._sink_id}"
             " than this decision log knows. The storage is an older copy, or the job has gone on in"
@@ -287,8 +271,8 @@ class _Staged:
             yield batch
 
 
-def _make_lost(transaction: TransactionId) -> Lost:
-    return Lost(
+def _make_lost(transaction: TransactionId) -> committables.Lost:
+    return committables.Lost(
         f"the rows of transaction {transaction} are not in checkpoint storage any more, and the "
         "target has no proof that they were applied: somebody deleted them, or the proof"
     )

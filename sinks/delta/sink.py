@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core import spi
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.spi import (
-    CommitterContext,
-    GlobalCommitter,
-    SinkWriter,
-    WriterContext,
-)
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.base.fence import check_sink_id
@@ -103,7 +98,7 @@ class DeltaSink(LakeSink):
         return f"DeltaSink({self.url!r})"
 
     @override
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def validate(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         check_sink_id(context.sink_id)
         self._location.require_library()
         from onceflow.sinks.delta import layout
@@ -126,7 +121,7 @@ class DeltaSink(LakeSink):
             raise ConfigError(f"{self._location} does not exist; create it, or say create=True")
 
     @override
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Create or evolve the table, if the user configured that, and claim the sink id."""
         self.validate(context, schema)
         from onceflow.sinks.delta import layout
@@ -141,7 +136,7 @@ class DeltaSink(LakeSink):
         self.claim(table, context)
 
     @override
-    def target_record(self, context: CommitterContext) -> TargetRecord:
+    def target_record(self, context: spi.CommitterContext) -> TargetRecord:
         self._location.require_library()
         from onceflow.sinks.delta.table import DeltaLakeTable
 
@@ -151,7 +146,7 @@ class DeltaSink(LakeSink):
         return read_target_record(version, context)
 
     @override
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         from onceflow.sinks.delta.data_files import DeltaDataFiles
 
         bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
@@ -166,12 +161,12 @@ class DeltaSink(LakeSink):
         files = DeltaDataFiles(self._location, table, context, refused)
         return LakeWriter(context, files, refused)
 
-    def _load(self, context: WriterContext) -> DeltaTable:
+    def _load(self, context: spi.WriterContext) -> DeltaTable:
         from onceflow.sinks.delta.table import DeltaLakeTable
 
         return DeltaLakeTable(self._location, context.sink_id).load().table
 
-    def _make_columns(self, table: DeltaTable, context: WriterContext) -> TableColumns:
+    def _make_columns(self, table: DeltaTable, context: spi.WriterContext) -> TableColumns:
         """Return how the rows of a writer become rows of the table.
 
         Raises:
@@ -184,7 +179,7 @@ class DeltaSink(LakeSink):
         return make_columns(str(self._location), table, rows, merge_rules)
 
     @override
-    def committer(self, context: CommitterContext) -> GlobalCommitter:
+    def committer(self, context: spi.CommitterContext) -> spi.GlobalCommitter:
         from onceflow.sinks.delta.table import DeltaLakeTable
 
         return self.make_committer(DeltaLakeTable(self._location, context.sink_id), context)

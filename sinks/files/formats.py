@@ -15,14 +15,8 @@ import pyarrow.parquet as pq
 from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.core.arrow import nested_rows
 from onceflow.core.arrow.kinds import holds, is_bytes, is_list, is_text
-from onceflow.core.arrow.nested_rows import (
-    TIMES_BEYOND_PYTHON,
-    Rows,
-    ValueTrait,
-    find_rows,
-    to_numpy,
-)
 from onceflow.core.arrow.required_parts import complete_column
 from onceflow.core.errors import ConfigError
 
@@ -200,7 +194,9 @@ class JsonFormat(FileFormat):
     @override
     def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
         return {
-            **_refuse(rows, TIMES_BEYOND_PYTHON, "JSON has dates of the years 1 to 9999 alone"),
+            **_refuse(
+                rows, nested_rows.TIMES_BEYOND_PYTHON, "JSON has dates of the years 1 to 9999 alone"
+            ),
             **_refuse(rows, _NOT_FINITE, "JSON has no NaN and no infinity; replace it by null"),
         }
 
@@ -246,29 +242,31 @@ def _is_view(kind: pa.DataType) -> bool:
     return arrow.is_string_view(kind) or arrow.is_binary_view(kind)
 
 
-def _refuse(rows: pa.RecordBatch, trait: ValueTrait, why: str) -> dict[int, str]:
+def _refuse(rows: pa.RecordBatch, trait: nested_rows.ValueTrait, why: str) -> dict[int, str]:
     """Return `why`, after the column's name, for each row with a value that has `trait`."""
     refusals: dict[int, str] = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        for row in np.flatnonzero(find_rows(column, trait)).tolist():
+        for row in np.flatnonzero(nested_rows.find_rows(column, trait)).tolist():
             refusals.setdefault(row, f"column {name!r}: {why}")
     return refusals
 
 
-def _find_not_finite(column: pa.Array) -> Rows:
-    return to_numpy(pc.invert(pc.is_finite(column)).fill_null(False))
+def _find_not_finite(column: pa.Array) -> nested_rows.Rows:
+    return nested_rows.to_numpy(pc.invert(pc.is_finite(column)).fill_null(False))
 
 
-_NOT_FINITE = ValueTrait(arrow.is_floating, _find_not_finite)
+_NOT_FINITE = nested_rows.ValueTrait(arrow.is_floating, _find_not_finite)
 
 
 def _is_in_seconds(kind: pa.DataType) -> bool:
     return arrow.is_timestamp(kind) and kind.unit == "s"
 
 
-def _find_seconds_beyond_milliseconds(column: pa.Array) -> Rows:
-    seconds = to_numpy(column.view(pa.int64()).fill_null(0))
+def _find_seconds_beyond_milliseconds(column: pa.Array) -> nested_rows.Rows:
+    seconds = nested_rows.to_numpy(column.view(pa.int64()).fill_null(0))
     return np.logical_or(seconds < -_MILLISECOND_SECONDS_MAX, seconds > _MILLISECOND_SECONDS_MAX)
 
 
-_SECONDS_BEYOND_MILLISECONDS = ValueTrait(_is_in_seconds, _find_seconds_beyond_milliseconds)
+_SECONDS_BEYOND_MILLISECONDS = nested_rows.ValueTrait(
+    _is_in_seconds, _find_seconds_beyond_milliseconds
+)

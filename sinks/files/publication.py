@@ -34,13 +34,8 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
-from onceflow.core.storage.filesystems.filesystem import (
-    Copies,
-    Renames,
-    StorageRefused,
-    StreamedFiles,
-)
 from onceflow.core.storage.filesystems.local import Advice, LocalFileSystem
 from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 from onceflow.sinks.files.layout import HIDDEN, SinkPaths, create_file, name_of
@@ -110,7 +105,7 @@ FAILURES = (SinkError, ConfigError, StorageError)
 """The errors of a call into the file system, after which another process may still succeed."""
 
 
-def open_files(location: FileLocation) -> StreamedFiles:
+def open_files(location: FileLocation) -> filesystem.StreamedFiles:
     """Return the file system at `location`; it connects when it is first used."""
     return location.open(_ADVICE)
 
@@ -125,7 +120,7 @@ def sink_errors() -> Generator[None]:
     """
     try:
         yield
-    except StorageRefused as error:
+    except filesystem.StorageRefused as error:
         raise SettingsRefused(str(error)) from error
     except StorageError as error:
         raise SinkError(str(error)) from error
@@ -138,7 +133,7 @@ class PublicationBegun(SinkError):
 class Publication(ABC):
     """The transactions of one sink id in one file system."""
 
-    def __init__(self, fs: StreamedFiles, paths: SinkPaths) -> None:
+    def __init__(self, fs: filesystem.StreamedFiles, paths: SinkPaths) -> None:
         self._fs = fs
         self._paths = paths
 
@@ -288,7 +283,7 @@ class ByRename(Publication):
     manifest from staged to aborting. So of a concurrent commit and abort only one proceeds.
     """
 
-    def __init__(self, fs: Renames, paths: SinkPaths) -> None:
+    def __init__(self, fs: filesystem.Renames, paths: SinkPaths) -> None:
         super().__init__(fs, paths)
         self._renaming = fs
 
@@ -372,7 +367,7 @@ class ByCopy(Publication):
     both.
     """
 
-    def __init__(self, fs: Copies, paths: SinkPaths) -> None:
+    def __init__(self, fs: filesystem.Copies, paths: SinkPaths) -> None:
         super().__init__(fs, paths)
         self._copying = fs
 
@@ -491,12 +486,12 @@ class ByCopy(Publication):
         return True
 
 
-def publication(fs: StreamedFiles, paths: SinkPaths) -> Publication:
+def publication(fs: filesystem.StreamedFiles, paths: SinkPaths) -> Publication:
     """Return the kind of publication that `fs` supports."""
     match fs:
-        case Renames():
+        case filesystem.Renames():
             return ByRename(fs, paths)
-        case Copies():
+        case filesystem.Copies():
             return ByCopy(fs, paths)
         case _:
             raise TypeError(f"{type(fs).__name__} neither renames nor copies")

@@ -17,14 +17,9 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles
 from onceflow.core.storage.filesystems.local import LocalFileSystem
+from onceflow.sinks.files import publication
 from onceflow.sinks.files.layout import HIDDEN, Owner
 from onceflow.sinks.files.partitions import NULL_DIRECTORY
-from onceflow.sinks.files.publication import (
-    PublishedFiles,
-    list_committed_files,
-    open_files,
-    sink_errors,
-)
 
 _PARQUET = ".parquet"
 _BATCH_ROWS = 50_000
@@ -47,7 +42,7 @@ class PublishedTable:
             ConfigError: No sink has written there, or not the requested one.
         """
         fs = self._open()
-        with sink_errors():
+        with publication.sink_errors():
             names = fs.list(HIDDEN)
             owners = [fs.read(f"{HIDDEN}/{name}/owner.json") for name in names]
         files = tuple(
@@ -132,7 +127,7 @@ class PublishedTable:
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
 
     def _open(self) -> StreamedFiles:
-        return open_files(
+        return publication.open_files(
             FileLocation.parse(self.url, publish=self.publish, options=self.storage_options)
         )
 
@@ -145,8 +140,8 @@ class PublishedTable:
             )
         return next(iter(sinks))
 
-    def _list_files(self, sink_id: str) -> PublishedFiles:
-        return list_committed_files(
+    def _list_files(self, sink_id: str) -> publication.PublishedFiles:
+        return publication.list_committed_files(
             self.url, sink_id, storage_options=self.storage_options, publish=self.publish
         )
 
@@ -164,7 +159,7 @@ class PublishedTable:
                 return pq.ParquetFile(where, memory_map=True)
             except FileNotFoundError as error:
                 raise SinkError(_describe_deleted(where)) from error
-        with sink_errors():
+        with publication.sink_errors():
             chunks = fs.read_chunks(path)
             if chunks is None:
                 raise SinkError(_describe_deleted(where))

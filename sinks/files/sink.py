@@ -18,24 +18,10 @@ from typing_extensions import override
 
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.protocol.committables import (
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
-from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.core.spi.options import (
-    COUNT,
-    JSON_VALUE,
-    NAMES,
-    choice,
-    document_options,
-    option,
-)
+from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext, options
 from onceflow.core.spi.refusals import waits_for_person
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles
@@ -68,7 +54,7 @@ class FileCommitter(Committer):
         self._pruned_before = CheckpointId(0)
 
     @override
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         """Return the outcome.
 
         Continue a publication that another process or a crash left half done.
@@ -78,12 +64,12 @@ class FileCommitter(Committer):
         try:
             return self._publication.commit(committable.transaction)
         except PublicationBegun as error:
-            return Unknown(str(error))
+            return committables.Unknown(str(error))
         except FAILURES as error:
-            return RetryLater(str(error), until_mended=waits_for_person(error))
+            return committables.RetryLater(str(error), until_mended=waits_for_person(error))
 
     @override
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         """Return the outcome.
 
         A publication that has begun is completed and reported as committed.
@@ -91,12 +77,12 @@ class FileCommitter(Committer):
         try:
             return self._publication.abort(committable.transaction)
         except PublicationBegun as error:
-            return Unknown(str(error))
+            return committables.Unknown(str(error))
         except FAILURES as error:
-            return RetryLater(str(error))
+            return committables.RetryLater(str(error))
 
     @override
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         """Return the transactions that are staged under exactly this sink id.
 
         Raises:
@@ -108,10 +94,10 @@ class FileCommitter(Committer):
             raise SinkError(
                 f"sink {self._sink_id}: cannot list its transactions in doubt: {error}"
             ) from error
-        return tuple(Committable(transaction) for transaction in in_doubt)
+        return tuple(committables.Committable(transaction) for transaction in in_doubt)
 
     @override
-    def find_prepare_time(self, committable: Committable) -> datetime | None:
+    def find_prepare_time(self, committable: committables.Committable) -> datetime | None:
         with sink_errors():
             return self._publication.find_stage_time(committable.transaction)
 
@@ -150,7 +136,7 @@ class FileCommitter(Committer):
         return all(forgotten)
 
 
-@document_options
+@options.document_options
 @check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FileSink(Sink):
@@ -171,7 +157,7 @@ class FileSink(Sink):
     instead_of_replacing: ClassVar[str] = "Write to a new directory, and let readers go there"
     url: str = field(
         kw_only=False,
-        metadata=option(
+        metadata=options.option(
             "The directory: a path or `file://…`, seen by driver and executors alike; or `s3://…`,"
             " `gs://…`, `abfs://…`, `hdfs://…` and whatever else fsspec has a package for",
             spark="path",
@@ -180,65 +166,69 @@ class FileSink(Sink):
     )
     format: Literal["parquet", "json"] = field(
         default="parquet",
-        metadata=option(
-            "`parquet`, or `json`: one object a line", choice("parquet", "json"), spark="fileFormat"
+        metadata=options.option(
+            "`parquet`, or `json`: one object a line",
+            options.choice("parquet", "json"),
+            spark="fileFormat",
         ),
     )
     compression: Compression | None = field(
         default=None,
-        metadata=option(
+        metadata=options.option(
             "Parquet: `zstd` (the default), `snappy`, `gzip`, `lz4` or `none`. JSON: `none` (the"
             " default) or `gzip`",
-            choice("zstd", "snappy", "gzip", "lz4", "none"),
+            options.choice("zstd", "snappy", "gzip", "lz4", "none"),
             spark="compression",
         ),
     )
     partition_by: tuple[str, ...] = field(
         default=(),
-        metadata=option(
+        metadata=options.option(
             "Columns that name directories, as Hive and Spark do, instead of being in the files",
-            NAMES,
+            options.NAMES,
             spark="partitionBy",
         ),
     )
     max_rows_per_file: int | None = field(
         default=None,
-        metadata=option("Maximum number of rows in a file", COUNT, spark="maxRecordsPerFile"),
+        metadata=options.option(
+            "Maximum number of rows in a file", options.COUNT, spark="maxRecordsPerFile"
+        ),
     )
     roll_bytes: int = field(
         default=256 * 1024 * 1024,
-        metadata=option(
+        metadata=options.option(
             "Size in bytes at which a file is closed and the next one begins. A file may be larger"
             " by one row group. A checkpoint closes all files anyway",
-            COUNT,
+            options.COUNT,
             spark="rollBytes",
         ),
     )
     max_open_files: int = field(
         default=256,
-        metadata=option(
+        metadata=options.option(
             "How many files one subtask keeps open, one for each partition. With more partitions,"
             " files get smaller",
-            COUNT,
+            options.COUNT,
             spark="maxOpenFiles",
         ),
     )
     publish: Publish = field(
         default="auto",
-        metadata=option(
+        metadata=options.option(
             "How a file becomes visible: `rename` for storage that renames in one step, `copy` for"
             " storage where a new file appears whole or not at all. `auto` chooses by the URL's"
             " protocol",
-            choice("auto", "rename", "copy"),
+            options.choice("auto", "rename", "copy"),
             spark="publish",
         ),
     )
     storage_options: Mapping[str, Any] = field(
         default_factory=dict[str, Any],
-        metadata=option(
+        metadata=options.option(
             "What fsspec's file system is made with: credentials, endpoint. A text may refer to a"
             " secret: `${env:NAME}` or `${file:/path}`, followed where it connects",
-            JSON_VALUE,
+            options.JSON_VALUE,
             spark="storage.*",
         ),
     )

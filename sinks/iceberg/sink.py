@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core import spi
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.spi import (
-    CommitterContext,
-    GlobalCommitter,
-    SinkWriter,
-    WriterContext,
-)
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.base.fence import check_sink_id
@@ -111,7 +106,7 @@ class IcebergSink(LakeSink):
         return f"IcebergSink({'.'.join(self.table)!r}, catalog_name={self.catalog_name!r})"
 
     @override
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def validate(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         check_sink_id(context.sink_id)
         with self._open_table(context.sink_id) as table:
             from onceflow.sinks.iceberg import layout
@@ -130,7 +125,7 @@ class IcebergSink(LakeSink):
                 )
 
     @override
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Create or evolve the table, if the user configured that, and claim the sink id."""
         self.validate(context, schema)
         with self._open_table(context.sink_id) as table:
@@ -146,14 +141,14 @@ class IcebergSink(LakeSink):
             self.claim(table, context)
 
     @override
-    def target_record(self, context: CommitterContext) -> TargetRecord:
+    def target_record(self, context: spi.CommitterContext) -> TargetRecord:
         with self._open_table(context.sink_id) as table:
             if table.find_table() is None:
                 return TargetRecord(context.sink_id)
             return read_target_record(table.load(), context)
 
     @override
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         from onceflow.sinks.iceberg.data_files import IcebergDataFiles
 
         bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
@@ -167,11 +162,11 @@ class IcebergSink(LakeSink):
         files = IcebergDataFiles(self._address, version.table, context, refused)
         return LakeWriter(context, files, refused)
 
-    def _load(self, context: WriterContext) -> IcebergVersion:
+    def _load(self, context: spi.WriterContext) -> IcebergVersion:
         with self._open_table(context.sink_id) as table:
             return table.load()
 
-    def _make_columns(self, version: IcebergVersion, context: WriterContext) -> TableColumns:
+    def _make_columns(self, version: IcebergVersion, context: spi.WriterContext) -> TableColumns:
         """Return how the rows of a writer become rows of the table.
 
         Raises:
@@ -183,7 +178,7 @@ class IcebergSink(LakeSink):
         return make_columns(str(self._address), table.schema(), table.spec(), rows)
 
     @override
-    def committer(self, context: CommitterContext) -> GlobalCommitter:
+    def committer(self, context: spi.CommitterContext) -> spi.GlobalCommitter:
         from onceflow.sinks.iceberg.table import IcebergTable
 
         return self.make_committer(IcebergTable(self._address, context.sink_id), context)

@@ -23,13 +23,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.batch_notes import BatchNotes, NotedBatches
-from onceflow.sinks.kafka.clients import (
-    Isolation,
-    call_repeatedly,
-    open_group_reader,
-    open_producer,
-    read_committed_metadata,
-)
+from onceflow.sinks.kafka import clients
 from onceflow.sinks.kafka.fence import owner_group, refusal
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
@@ -67,13 +61,13 @@ class KafkaBatchNotes(BatchNotes):
     def write(self, attempt: AttemptId, *, begun: int | None, written: tuple[int, ...]) -> None:
         deadline = time.monotonic() + self._settings.deadline_s
         name = owner_group(self._sink_id)
-        producer = open_producer(
+        producer = clients.open_producer(
             self._settings, client_id="onceflow-batches", transactional_id=name
         )
         owner, notes = self._reader(name), self._reader(self._group)
         try:
             # A process that claims at the same time is fenced by this call, or fences this one.
-            call_repeatedly(producer.init_transactions, deadline=deadline)
+            clients.call_repeatedly(producer.init_transactions, deadline=deadline)
             # Read after the fence, so that no claim can come between this read and the commit
             # below.
             newest = self._newest_claim(owner, deadline)
@@ -86,11 +80,11 @@ class KafkaBatchNotes(BatchNotes):
             offsets = [TopicPartition(topic, 0, attempt, text) for topic in self._settings.topics]
             group: Any = cast("Any", notes).consumer_group_metadata()
             producer.begin_transaction()
-            call_repeatedly(
+            clients.call_repeatedly(
                 lambda wait_s: producer.send_offsets_to_transaction(offsets, group, wait_s),
                 deadline=deadline,
             )
-            call_repeatedly(producer.commit_transaction, deadline=deadline)
+            clients.call_repeatedly(producer.commit_transaction, deadline=deadline)
         except KafkaException as error:
             raise self._to_error(error, "noted") from error
         except TimeoutError as error:
@@ -100,16 +94,16 @@ class KafkaBatchNotes(BatchNotes):
             notes.close()
 
     def _reader(self, group: str) -> Consumer:
-        return open_group_reader(self._settings, group, Isolation.DECIDED)
+        return clients.open_group_reader(self._settings, group, clients.Isolation.DECIDED)
 
     def _newest_claim(self, owner: Consumer, deadline: float) -> AttemptId:
-        texts = read_committed_metadata(owner, self._settings.topics, deadline=deadline)
+        texts = clients.read_committed_metadata(owner, self._settings.topics, deadline=deadline)
         claims = [json.loads(text) for text in texts.values()]
         ours = [int(claim["attempt"]) for claim in claims if claim["log"] == self._log_id]
         return AttemptId(max(ours, default=NO_ATTEMPT))
 
     def _read_notes(self, notes: Consumer, deadline: float) -> tuple[int | None, tuple[int, ...]]:
-        texts = read_committed_metadata(notes, self._settings.topics, deadline=deadline)
+        texts = clients.read_committed_metadata(notes, self._settings.topics, deadline=deadline)
         recorded = [json_decoder(_Note).decode(text) for text in texts.values()]
         newest = max(recorded, key=lambda note: note.attempt, default=_Note(0, None, ()))
         return newest.begun, newest.written

@@ -18,13 +18,8 @@ from confluent_kafka import (
     libversion,
 )
 
+from onceflow.clients.kafka import client
 from onceflow.clients.kafka.brokers import ASK_S, Brokers
-from onceflow.clients.kafka.client import (
-    ClientTroubles,
-    client_config,
-    error_of,
-    open_client,
-)
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import SinkError
 from onceflow.core.spi.client_options import OptionValue
@@ -60,7 +55,7 @@ def open_producer(
     *,
     client_id: str,
     transactional_id: str | None,
-    troubles: ClientTroubles | None = None,
+    troubles: client.ClientTroubles | None = None,
 ) -> Producer:
     """Return a producer, which is always idempotent. Does not wait for any broker.
 
@@ -74,7 +69,7 @@ def open_producer(
     config |= {"enable.idempotence": True, "acks": "all", "message.timeout.ms": timeout_ms}
     if transactional_id is not None:
         config |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
-    return open_client(Producer, config, settings)
+    return client.open_client(Producer, config, settings)
 
 
 class Isolation(Enum):
@@ -91,7 +86,7 @@ def open_group_reader(settings: KafkaSinkSettings, group: str, isolation: Isolat
     """Return a consumer that reads the committed offsets of `group`, and never subscribes."""
     config = _client_config(settings, group.replace("/", "."), None)
     config |= {"group.id": group, "isolation.level": isolation.value, "enable.auto.commit": False}
-    return open_client(Consumer, config, settings)
+    return client.open_client(Consumer, config, settings)
 
 
 def open_brokers(settings: KafkaSinkSettings) -> Brokers:
@@ -100,7 +95,7 @@ def open_brokers(settings: KafkaSinkSettings) -> Brokers:
     Raises:
         ConfigError: librdkafka refuses a setting; names it.
     """
-    troubles = ClientTroubles(settings)
+    troubles = client.ClientTroubles(settings)
     config = _client_config(settings, "onceflow-check", troubles)
     return Brokers(settings, config, troubles, SinkError)
 
@@ -132,7 +127,7 @@ def read_committed_metadata(
             raise KafkaException(failed)
         except KafkaException as error:
             # A broker that has just started may still be loading its groups.
-            if advise_on_rights(error_of(error)) or not backoff.pause():
+            if advise_on_rights(client.error_of(error)) or not backoff.pause():
                 raise
 
 
@@ -162,7 +157,7 @@ class BoundedCalls:
                 self.call(call, backoff.call_s(_CALL_S))
                 return
             except KafkaException as error:
-                if not error_of(error).retriable() or not backoff.pause():
+                if not client.error_of(error).retriable() or not backoff.pause():
                     raise
 
     def call(self, call: Callable[[float], object], timeout_s: float) -> None:
@@ -221,10 +216,10 @@ def is_fenced(error: KafkaError) -> bool:
 def _client_config(
     settings: KafkaSinkSettings,
     client_id: str,
-    troubles: ClientTroubles | None,
+    troubles: client.ClientTroubles | None,
     tuned: Mapping[str, OptionValue] = TUNED_DEFAULTS,
 ) -> dict[str, Any]:
     # Half of the timeout, so that a lost request can be sent again within the transaction.
     socket_s = min(_SOCKET_TIMEOUT_MAX_S, settings.transaction_timeout_s / 2)
     defaults = {**tuned, **_RECOVERY, "socket.timeout.ms": int(socket_s * 1000)}
-    return client_config(settings, client_id, defaults, troubles)
+    return client.client_config(settings, client_id, defaults, troubles)

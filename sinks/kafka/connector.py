@@ -20,20 +20,8 @@ from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.core.spi.resource_manager import ResourceManager
-from onceflow.sinks.kafka.clients import (
-    Isolation,
-    open_brokers,
-    open_group_reader,
-    read_committed_metadata,
-)
+from onceflow.sinks.kafka import clients, fence
 from onceflow.sinks.kafka.committer import KafkaCommitter
-from onceflow.sinks.kafka.fence import (
-    Claim,
-    newest_claim,
-    newest_commits,
-    owner_group,
-    record_of,
-)
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 from onceflow.sinks.kafka.sink import KafkaSink
 
@@ -45,7 +33,7 @@ class KafkaResourceManager(ResourceManager):
         """Connect to nothing yet; the topics of `settings` are not used."""
         self._servers, self._settings = settings.bootstrap_servers, settings
         self._topics: Sequence[str] | None = None
-        self._claims: dict[str, Claim | None] = {}
+        self._claims: dict[str, fence.Claim | None] = {}
 
     @property
     @override
@@ -72,20 +60,20 @@ class KafkaResourceManager(ResourceManager):
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
         claim = self._claim(context.sink_id)
-        commits = newest_commits(self._settings, claim, context)
-        return record_of(claim, commits, context.sink_id)
+        commits = fence.newest_commits(self._settings, claim, context)
+        return fence.record_of(claim, commits, context.sink_id)
 
-    def _claim(self, sink_id: str) -> Claim | None:
+    def _claim(self, sink_id: str) -> fence.Claim | None:
         if sink_id not in self._claims:
-            texts = self._read_committed(owner_group(sink_id))
-            self._claims[sink_id] = newest_claim(texts.values())
+            texts = self._read_committed(fence.owner_group(sink_id))
+            self._claims[sink_id] = fence.newest_claim(texts.values())
         return self._claims[sink_id]
 
     def _read_committed(self, group: str) -> Mapping[str, str]:
         deadline = time.monotonic() + self._settings.deadline_s
-        reader = open_group_reader(self._settings, group, Isolation.DECIDED)
+        reader = clients.open_group_reader(self._settings, group, clients.Isolation.DECIDED)
         try:
-            return read_committed_metadata(reader, self._all_topics(), deadline=deadline)
+            return clients.read_committed_metadata(reader, self._all_topics(), deadline=deadline)
         except KafkaException as error:
             raise SinkError(f"{self.name} does not tell who owns {group}: {error}") from error
         finally:
@@ -93,7 +81,7 @@ class KafkaResourceManager(ResourceManager):
 
     def _all_topics(self) -> Sequence[str]:
         if self._topics is None:
-            names = Topics(open_brokers(self._settings)).list_names()
+            names = Topics(clients.open_brokers(self._settings)).list_names()
             self._topics = [topic for topic in names if not topic.startswith("__")]
         return self._topics
 

@@ -19,12 +19,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.formats.encoding import WrittenSchema, value_encoder
 from onceflow.formats.faulty_parts import ENCODING_ERRORS
 from onceflow.formats.json.encoder import JsonObjects
-from onceflow.sinks.kafka.record_keys import (
-    EncodeRows,
-    RegisteredKeys,
-    holds_bytes,
-    plain_key_encoder,
-)
+from onceflow.sinks.kafka import record_keys
 from onceflow.sinks.kafka.records import (
     FRAME_BYTES,
     HEADER_TYPE,
@@ -72,9 +67,9 @@ _HEADERS_WANTED = "a list of structs (key: string, value: binary or string), or 
 def _require_raw(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
     if settings.key:
         raise ConfigError("format='raw' takes the key from the column 'key'; omit key=")
-    _require(schema, VALUE, "format='raw'", holds_bytes, "binary or string")
+    _require(schema, VALUE, "format='raw'", record_keys.holds_bytes, "binary or string")
     if KEY in schema.names:
-        _require(schema, KEY, "format='raw'", holds_bytes, "binary or string")
+        _require(schema, KEY, "format='raw'", record_keys.holds_bytes, "binary or string")
     if HEADERS in schema.names:
         _require(schema, HEADERS, "format='raw'", _is_headers, _HEADERS_WANTED)
     used = {settings.topic_column, settings.partition_column, settings.headers_column}
@@ -98,12 +93,12 @@ def _require(
 
 def _is_headers(kind: pa.DataType) -> bool:
     if arrow.is_map(kind):
-        return is_text(kind.key_type) and holds_bytes(kind.item_type)
+        return is_text(kind.key_type) and record_keys.holds_bytes(kind.item_type)
     if not is_list(kind) or not arrow.is_struct(kind.value_type):
         return False
     members = list(kind.value_type)
     return [member.name for member in members] == ["key", "value"] and all(
-        holds_bytes(member.type) for member in members
+        record_keys.holds_bytes(member.type) for member in members
     )
 
 
@@ -125,12 +120,12 @@ class RecordEncoder:
         if headers is None and settings.format is RecordFormat.RAW and HEADERS in schema.names:
             headers = HEADERS
         self._headers = headers
-        self._registered_keys: RegisteredKeys | None = None
+        self._registered_keys: record_keys.RegisteredKeys | None = None
         if settings.key_format is not None and settings.key_format.registered:
-            self._registered_keys = RegisteredKeys(settings, schema)
-            self._key: EncodeRows = _before_schema
+            self._registered_keys = record_keys.RegisteredKeys(settings, schema)
+            self._key: record_keys.EncodeRows = _before_schema
         else:
-            self._key = plain_key_encoder(settings, schema)
+            self._key = record_keys.plain_key_encoder(settings, schema)
         self._value = _value_encoder(settings, schema, headers)
 
     def ask_schema(self) -> None:
@@ -305,7 +300,7 @@ def _value_columns(
 
 def _value_encoder(
     settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None
-) -> EncodeRows:
+) -> record_keys.EncodeRows:
     match settings.format:
         case RecordFormat.RAW:
             return lambda rows: rows.column(VALUE).cast(pa.binary())
@@ -334,7 +329,7 @@ def _before_schema(rows: pa.RecordBatch) -> pa.Array:
 
 def _build_registered_encoder(
     settings: KafkaSinkSettings, columns: pa.Schema, schema: WrittenSchema
-) -> EncodeRows:
+) -> record_keys.EncodeRows:
     encode = value_encoder(settings.schema_kind, columns, schema, alone=False)
     return lambda rows: pa.array(encode([rows.column(name) for name in columns.names]), pa.binary())
 

@@ -24,14 +24,7 @@ from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner
-from onceflow.sinks.kafka.clients import (
-    Isolation,
-    call_repeatedly,
-    is_fenced,
-    open_group_reader,
-    open_producer,
-    read_committed_metadata,
-)
+from onceflow.sinks.kafka import clients
 from onceflow.sinks.kafka.commit_offsets import last_commits, read_texts
 from onceflow.sinks.kafka.refusals import advise_on_rights
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
@@ -123,16 +116,18 @@ class Fence:
 
     def _write_if(self, may_write: Callable[[FenceOwner | None], bool]) -> None:
         deadline = time.monotonic() + self._settings.deadline_s
-        producer = open_producer(
+        producer = clients.open_producer(
             self._settings, client_id="onceflow-owner", transactional_id=self._name
         )
-        reader = open_group_reader(self._settings, self._name, Isolation.DECIDED)
+        reader = clients.open_group_reader(self._settings, self._name, clients.Isolation.DECIDED)
         try:
             # A process that claims at the same time is fenced by this call, or fences this one.
-            call_repeatedly(producer.init_transactions, deadline=deadline)
+            clients.call_repeatedly(producer.init_transactions, deadline=deadline)
             # Read after the fence: another producer's unfinished claim is ended by now, and read
             # here.
-            texts = read_committed_metadata(reader, self._settings.topics, deadline=deadline)
+            texts = clients.read_committed_metadata(
+                reader, self._settings.topics, deadline=deadline
+            )
             before = newest_claim(texts.values())
             if may_write(before.owner if before else None):
                 newest = max(
@@ -168,8 +163,8 @@ class Fence:
             producer.send_offsets_to_transaction(offsets, group, timeout_s)
 
         producer.begin_transaction()
-        call_repeatedly(send, deadline=deadline)
-        call_repeatedly(producer.commit_transaction, deadline=deadline)
+        clients.call_repeatedly(send, deadline=deadline)
+        clients.call_repeatedly(producer.commit_transaction, deadline=deadline)
 
 
 def refusal(
@@ -177,7 +172,7 @@ def refusal(
 ) -> SettingsRefused | Fenced | SinkError:
     """Return the error for the user: `text`, the reason of `error`, and the right to grant."""
     reason = describe_error(error, settings)
-    if is_fenced(error_of(error)):
+    if clients.is_fenced(error_of(error)):
         return Fenced(f"{text}: another attempt claims it at this moment: {reason}")
     advice = advise_on_rights(error_of(error))
     return (

@@ -15,16 +15,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
+from onceflow.clients.kafka import fitness
 from onceflow.clients.kafka.brokers import Brokers, await_result
 from onceflow.clients.kafka.client import describe_error, error_of
-from onceflow.clients.kafka.fitness import (
-    RETENTION,
-    RETENTION_MINUTES_MIN,
-    broker_findings,
-    compaction_finding,
-    record_size_finding,
-    topic_findings,
-)
 from onceflow.clients.kafka.topics import Topics
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.connector import Area, require
@@ -32,7 +25,7 @@ from onceflow.sinks.kafka.clients import open_brokers
 from onceflow.sinks.kafka.record_keys import find_null_key
 from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings
 
-_TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
+_TRUSTED_S = fitness.RETENTION_MINUTES_MIN * 60 / 2
 """The age up to which a proof is trusted without a query: half of the minimum retention. The other
 half leaves hours for clocks that differ."""
 _MARGIN_S = 3600.0
@@ -60,7 +53,7 @@ def retention_minutes(brokers: Brokers) -> float | None:
     Raises:
         SinkError: No broker replied in time.
     """
-    text = broker_configuration(brokers).get(RETENTION)
+    text = broker_configuration(brokers).get(fitness.RETENTION)
     return None if text is None else float(text)
 
 
@@ -163,11 +156,11 @@ class Preflight:
             config = configuration(self._brokers, ConfigResource("TOPIC", topic))
             area, limit = Area(f"topic {topic}"), settings.message_bytes_max
             about = f"topic {topic!r} at {settings.bootstrap_servers}"
-            findings = [record_size_finding(area, config, limit, MESSAGE_BYTES_MAX)]
+            findings = [fitness.record_size_finding(area, config, limit, MESSAGE_BYTES_MAX)]
             if config:
                 keys = find_null_key(settings, schema)
-                findings.append(compaction_finding(area, config, keys))
-                findings += topic_findings(area, config, facts.replica_count, broker_count)
+                findings.append(fitness.compaction_finding(area, config, keys))
+                findings += fitness.topic_findings(area, config, facts.replica_count, broker_count)
             require(findings, about, _logger)
 
     def require_brokers_fit(self) -> None:
@@ -179,7 +172,7 @@ class Preflight:
         """
         config = broker_configuration(self._brokers)
         if config:
-            findings = broker_findings(Area("kafka"), config)
+            findings = fitness.broker_findings(Area("kafka"), config)
             require(findings, f"Kafka at {self._settings.bootstrap_servers}", _logger)
 
     def _create(self, topic: str, create: NewTopics) -> None:

@@ -9,14 +9,8 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.clients.kafka.keys import KeyFormat
+from onceflow.core.arrow import kinds
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
-from onceflow.core.arrow.kinds import (
-    cast_rows,
-    is_bytes,
-    is_text,
-    to_plain_column,
-    to_plain_type,
-)
 from onceflow.core.errors import ConfigError
 from onceflow.core.invariant import InvariantViolation
 from onceflow.formats.encoding import WrittenSchema, value_encoder
@@ -32,7 +26,7 @@ EncodeRows: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
 
 def holds_bytes(kind: pa.DataType) -> bool:
     """Return True if values of `kind` are text or bytes, which can be written unchanged."""
-    return is_text(kind) or is_bytes(kind)
+    return kinds.is_text(kind) or kinds.is_bytes(kind)
 
 
 def find_null_key(settings: KafkaSinkSettings, schema: pa.Schema) -> str | None:
@@ -76,14 +70,14 @@ def plain_key_encoder(settings: KafkaSinkSettings, schema: pa.Schema) -> EncodeR
 
 
 def _cast_encoder(name: str, kind: pa.DataType, key_format: KeyFormat) -> EncodeRows:
-    plain = to_plain_type(kind)
+    plain = kinds.to_plain_type(kind)
     if key_format is KeyFormat.RAW:
         if not holds_bytes(plain):
             raise ConfigError(
                 f"key_format='raw': column {name!r} is {kind} and must be binary or text"
             )
         return lambda rows: rows.column(name).cast(pa.binary())
-    if is_bytes(plain) or arrow.is_nested(plain):
+    if kinds.is_bytes(plain) or arrow.is_nested(plain):
         raise ConfigError(
             f"key_format='string': column {name!r} is {kind}, which cannot be written as text; give"
             " key_format='raw' for bytes, or 'json'"
@@ -97,7 +91,7 @@ def _cast_encoder(name: str, kind: pa.DataType, key_format: KeyFormat) -> Encode
             f"key_format='string': column {name!r} is {kind}, which cannot be written as text: cast"
             " it to a string before the sink"
         ) from error
-    return lambda rows: _texts(cast_rows(rows.column(name), kept)).cast(pa.binary())
+    return lambda rows: _texts(kinds.cast_rows(rows.column(name), kept)).cast(pa.binary())
 
 
 def _texts(column: pa.Array) -> pa.Array:
@@ -116,7 +110,7 @@ def _texts(column: pa.Array) -> pa.Array:
 
 
 def _single_key_encoder(name: str, kind: pa.DataType) -> EncodeRows:
-    if holds_bytes(to_plain_type(kind)):
+    if holds_bytes(kinds.to_plain_type(kind)):
         return lambda rows: rows.column(name).cast(pa.binary())
     values = JsonValues(kind, name)
     return lambda rows: pa.array(values.encode([rows.column(name)]), pa.binary())
@@ -164,7 +158,9 @@ class RegisteredKeys:
         def keys(rows: pa.RecordBatch) -> pa.Array:
             column = rows.column(self._first)
             there = column.drop_null()
-            members = list(map(to_plain_column, there.flatten())) if self._is_struct else [there]
+            members = (
+                list(map(kinds.to_plain_column, there.flatten())) if self._is_struct else [there]
+            )
             try:
                 keys = pa.array(encode(members), pa.binary())
             except FaultyPart as error:

@@ -11,29 +11,14 @@ import pyarrow as pa
 from onceflow.clients.kafka.keys import KeyFormat
 from onceflow.clients.kafka.settings import TopicDescription, list_names
 from onceflow.clients.kafka.topics import Topics
+from onceflow.core import spi
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import accept_durations, choice_of
 from onceflow.core.settings.pipeline_settings import Delivery
-from onceflow.core.spi import (
-    Committer,
-    CommitterContext,
-    OnBadRow,
-    Sink,
-    SinkWriter,
-    WriterContext,
-)
+from onceflow.core.spi import options
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.options import (
-    BOOLEAN,
-    COUNT,
-    NAMES,
-    choice,
-    copy_values,
-    document_options,
-    option,
-)
 from onceflow.core.spi.staging import require_staging
 from onceflow.sinks.kafka.clients import open_brokers
 from onceflow.sinks.kafka.committer import IdleCommitter, KafkaCommitter
@@ -51,11 +36,11 @@ from onceflow.sinks.kafka.settings import (
 from onceflow.sinks.kafka.writer import KafkaAtLeastOnceWriter, StagingWriter
 
 
-@document_options
+@options.document_options
 @accept_durations
 @check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
-class KafkaSink(WriteOptions, TopicDescription, Sink):
+class KafkaSink(WriteOptions, TopicDescription, spi.Sink):
     """Writes every row to a topic; a read_committed consumer sees each once, through any crash.
 
     Rows wait in checkpoint storage until their checkpoint is decided. They become visible in one
@@ -75,81 +60,83 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         " append, with a key and a topic of cleanup.policy=compact, or write to a new topic"
     )
     topic: str | Sequence[str] = field(
-        metadata=option(
+        metadata=options.option(
             "The topic. With topic_column: all topics that the column may name",
-            NAMES,
+            options.NAMES,
             spark="topic",
         )
     )
     key: str | Sequence[str] | None = field(
         default=None,
-        metadata=option(
+        metadata=options.option(
             "The columns of the key (not with `raw`). A key goes to the partition that Kafka's Java"
             " client would choose",
-            NAMES,
+            options.NAMES,
             spark="keyColumns",
         ),
     )
     key_format: Literal["string", "raw", "avro", "protobuf", "json-schema"] | None = field(
         default=None,
-        metadata=option(
+        metadata=options.option(
             "Format of the key: `string`, `raw` (bytes), or by the schema registry `avro`,"
             " `protobuf`, `json-schema`. By the registry, several key columns or one struct become"
             " a record, message or object; one other column becomes the key itself. With any of"
             " these formats a column _key (a source's key) is not part of the value. Default: one"
             " key column is written as text or bytes, several as a JSON object",
-            choice(KeyFormat),
+            options.choice(KeyFormat),
             spark="keyFormat",
         ),
     )
     format: Literal["json", "avro", "protobuf", "json-schema", "raw"] = field(
         default="json",
-        metadata=option(
+        metadata=options.option(
             "`json`: the value is a JSON object of all columns. `avro`, `protobuf`, `json-schema`:"
             " it is a record, message or object whose schema is in the registry. `raw`: the columns"
             " key, value and headers are written as they are, as in Spark",
-            choice(RecordFormat),
+            options.choice(RecordFormat),
             spark="valueFormat",
         ),
     )
     headers: str | None = field(
         default=None,
-        metadata=option(
+        metadata=options.option(
             "Column of headers: a list of (key, value), or a map (not with `raw`)",
             spark="headersColumn",
         ),
     )
     delivery: Literal["exactly_once", "at_least_once"] = field(
         default="exactly_once",
-        metadata=option(
+        metadata=options.option(
             "`at_least_once` produces rows at once, without transactions: readers see them before"
             " their checkpoint, and after a failure rows may be produced twice",
-            choice(Delivery),
+            options.choice(Delivery),
         ),
     )
     create: bool = field(
         default=False,
-        metadata=option("Whether to create topics that are missing", BOOLEAN, spark="createTopic"),
+        metadata=options.option(
+            "Whether to create topics that are missing", options.BOOLEAN, spark="createTopic"
+        ),
     )
     partitions: int | None = field(
         default=None,
-        metadata=option(
+        metadata=options.option(
             "Number of partitions of a topic that is created. Default: the broker's",
-            COUNT,
+            options.COUNT,
             spark="partitions",
         ),
     )
     replication_factor: int | None = field(
         default=None,
-        metadata=option(
+        metadata=options.option(
             "Number of replicas of a topic that is created. Default: the broker's",
-            COUNT,
+            options.COUNT,
             spark="replicationFactor",
         ),
     )
     stale_rows: str = field(
         default="fail",
-        metadata=option(
+        metadata=options.option(
             "What happens to decided rows that waited for longer than the broker keeps the proofs"
             " of commits. `fail`: the job stops and names them. `produce ID`: the rows of one"
             " transaction are produced. `discard ID`: they count as committed. `produce`: all such"
@@ -168,17 +155,17 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     def __repr__(self) -> str:
         return repr(self.settings)
 
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def validate(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Raise ConfigError unless such rows can become records; asks no broker.
 
         Raises:
             ConfigError: They cannot: settings, columns or types.
         """
-        RecordEncoder(self.settings, schema, BadRows(OnBadRow.FAIL, schema))
+        RecordEncoder(self.settings, schema, BadRows(spi.OnBadRow.FAIL, schema))
         if self.settings.delivery is Delivery.EXACTLY_ONCE:
             require_staging(context.staging, context.sink_id, STAGED)
 
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Prepare the target for rows of `schema`: create topics, fence the sink id.
 
         A second call in the same attempt is refused, as the SPI requires. A crash in this call
@@ -195,7 +182,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         self.validate(context, schema)
         if settings.asks_registry:
             # Before topics are created: rows that the registry refuses must leave nothing behind.
-            RecordEncoder(settings, schema, BadRows(OnBadRow.FAIL, schema)).ask_schema()
+            RecordEncoder(settings, schema, BadRows(spi.OnBadRow.FAIL, schema)).ask_schema()
         preflight = Preflight(settings)
         preflight.require_topics(
             NewTopics(self.partitions, self.replication_factor) if self.create else None
@@ -211,7 +198,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         """Return the brokers."""
         return f"Kafka at {self.settings.bootstrap_servers}"
 
-    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+    def target_record(self, context: spi.CommitterContext) -> TargetRecord | None:
         """Return the record of the commit offsets; None for at-least-once, or if Kafka has none.
 
         Kafka forgets the offsets of an unused group (`offsets.retention.minutes`).
@@ -230,7 +217,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         facts = Topics(open_brokers(self.settings)).find(self.settings.topics)
         return next((topic.cluster_id for topic in facts.values()), "")
 
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         """Return a writer; for exactly-once it connects only if rows choose their partition.
 
         Raises:
@@ -241,7 +228,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
             return KafkaAtLeastOnceWriter(self.settings, context)
         return StagingWriter(self.settings, context)
 
-    def committer(self, context: CommitterContext) -> Committer:
+    def committer(self, context: spi.CommitterContext) -> spi.Committer:
         """Return a committer, which connects when it is first asked.
 
         With at-least-once delivery it has nothing to commit. It still finds transactions in doubt
@@ -255,7 +242,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     def settings(self) -> KafkaSinkSettings:
         """The resolved settings; they may contain secrets, and their repr does not show them."""
         return KafkaSinkSettings(
-            **copy_values(self, WriteOptions),
+            **options.copy_values(self, WriteOptions),
             **self.resolve_topic_settings(RULES, self.key_format),
             topics=list_names(self.topic),
             format=choice_of(RecordFormat, self.format, setting="format"),

@@ -45,24 +45,13 @@ from typing import Any, cast
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
-from onceflow.clients.kafka.client import (
-    ClientTroubles,
-    describe_error,
-    error_of,
-    make_login_error,
-)
+from onceflow.clients.kafka import client
+from onceflow.clients.kafka.client import describe_error
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.staging import StagingArea
-from onceflow.sinks.kafka.clients import (
-    BoundedCalls,
-    Isolation,
-    is_fenced,
-    open_group_reader,
-    open_producer,
-    read_committed_metadata,
-)
+from onceflow.sinks.kafka import clients
 from onceflow.sinks.kafka.records import Produces, produce, topics_in
 from onceflow.sinks.kafka.refusals import advise, is_rejected
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
@@ -233,7 +222,7 @@ def read_decided_commit_offsets(
     Raises:
         LaneFailed: There was no reply.
     """
-    return _commit_offsets(settings, name, topics, Isolation.DECIDED, deadline)
+    return _commit_offsets(settings, name, topics, clients.Isolation.DECIDED, deadline)
 
 
 def last_commit_offsets(
@@ -244,21 +233,21 @@ def last_commit_offsets(
     Raises:
         LaneFailed: There was no reply.
     """
-    return _commit_offsets(settings, name, topics, Isolation.LAST, deadline)
+    return _commit_offsets(settings, name, topics, clients.Isolation.LAST, deadline)
 
 
 def _commit_offsets(
     settings: KafkaSinkSettings,
     name: str,
     topics: Sequence[str],
-    isolation: Isolation,
+    isolation: clients.Isolation,
     deadline: float,
 ) -> Mapping[str, str]:
-    reader = open_group_reader(settings, name, isolation)
+    reader = clients.open_group_reader(settings, name, isolation)
     try:
-        return read_committed_metadata(reader, topics, deadline=deadline)
+        return clients.read_committed_metadata(reader, topics, deadline=deadline)
     except KafkaException as error:
-        advice = advise(error_of(error))
+        advice = advise(client.error_of(error))
         reason = _unread(settings, name, topics, error)
         raise LaneFailed(
             f"{reason}{advice and f'; {advice}'}", waits_for_person=bool(advice)
@@ -275,9 +264,9 @@ def _unread(
     Source: KAFKA-20734.
     """
     reason = f"the commit offset of {name} was not read: {describe_error(error, settings)}"
-    reader = open_group_reader(settings, name, Isolation.LAST)
+    reader = clients.open_group_reader(settings, name, clients.Isolation.LAST)
     try:
-        read_committed_metadata(reader, topics, deadline=time.monotonic() + _LOOK_S)
+        clients.read_committed_metadata(reader, topics, deadline=time.monotonic() + _LOOK_S)
     except KafkaException:
         return reason
     finally:
@@ -312,9 +301,9 @@ class TransactionalLane:
         """
         self._settings = settings
         self.name = name
-        self._calls = BoundedCalls()
-        self._troubles = ClientTroubles(settings)
-        self._producer: Producer = open_producer(
+        self._calls = clients.BoundedCalls()
+        self._troubles = client.ClientTroubles(settings)
+        self._producer: Producer = clients.open_producer(
             settings,
             client_id=name.replace("/", "."),
             transactional_id=name,
@@ -483,7 +472,7 @@ class TransactionalLane:
         # A commit that was sent may have succeeded: do not abort; the commit offset will tell.
         # Otherwise an abort saves consumers the wait for the timeout. The client requests the
         # commit only after the broker has accepted all records.
-        sent = sent and not is_rejected(error_of(error))
+        sent = sent and not is_rejected(client.error_of(error))
         # Runs the error callback, which alone receives a refused password: the call only timed out.
         # It raises a fatal error, such as a fence, which is the same as `error`.
         with contextlib.suppress(KafkaException):
@@ -493,12 +482,12 @@ class TransactionalLane:
         else:
             self.abandon()
         if refused := self._troubles.authentication:
-            login = make_login_error(self._settings, refused)
+            login = client.make_login_error(self._settings, refused)
             return LaneFailed(f"{self.name}: {failure}: {login}", sent=sent, waits_for_person=True)
-        reason, advice = describe_error(error, self._settings), advise(error_of(error))
+        reason, advice = describe_error(error, self._settings), advise(client.error_of(error))
         return LaneFailed(
             f"{self.name}: {failure}: {reason}{advice and f'; {advice}'}",
-            fenced=is_fenced(error_of(error)),
+            fenced=clients.is_fenced(client.error_of(error)),
             sent=sent,
             waits_for_person=bool(advice),
         )
@@ -506,7 +495,7 @@ class TransactionalLane:
 
 def _group_of(settings: KafkaSinkSettings, name: str) -> Any:
     """Return the lane's group as the opaque value that `send_offsets_to_transaction` requires."""
-    reader = open_group_reader(settings, name, Isolation.DECIDED)
+    reader = clients.open_group_reader(settings, name, clients.Isolation.DECIDED)
     try:
         return cast("Any", reader).consumer_group_metadata()
     finally:

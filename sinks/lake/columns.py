@@ -8,12 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.arrow.kinds import (
-    cast_rows,
-    to_plain_column,
-    to_plain_rows,
-    to_plain_type,
-)
+from onceflow.core.arrow import kinds
 from onceflow.core.arrow.nested_rows import ValueTrait, find_rows
 from onceflow.core.arrow.required_parts import complete_column, hide_values, to_optional_parts
 from onceflow.core.errors import ConfigError
@@ -74,7 +69,7 @@ class TableColumns:
         Raises:
             BadRow: There is such a row, and bad rows fail the job.
         """
-        rows = self._sift_values(to_plain_rows(rows), bad_rows, None)
+        rows = self._sift_values(kinds.to_plain_rows(rows), bad_rows, None)
         try:
             return self.cast(rows)
         except pa.ArrowInvalid:
@@ -166,7 +161,7 @@ class TableColumns:
 
 def to_plain_schema(rows: pa.Schema) -> pa.Schema:
     """Return `rows` without dictionaries, run ends and extensions."""
-    return pa.schema([field.with_type(to_plain_type(field.type)) for field in rows])
+    return pa.schema([field.with_type(kinds.to_plain_type(field.type)) for field in rows])
 
 
 def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -175,14 +170,14 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     Raises:
         ArrowInvalid: A value does not fit, or a required part of it is null.
     """
-    column = to_plain_column(column)
+    column = kinds.to_plain_column(column)
     if column.type != kind:
         # A cast to the same type costs only its call.
         optional = to_optional_parts(kind, column.type)
         try:
-            column = cast_rows(column, optional)
+            column = kinds.cast_rows(column, optional)
         except pa.ArrowInvalid:
-            column = cast_rows(hide_values(column), optional)
+            column = kinds.cast_rows(hide_values(column), optional)
     return complete_column(column, kind)
 
 

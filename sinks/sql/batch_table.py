@@ -33,25 +33,11 @@ from onceflow.clients.sql.session import (
     refusal,
 )
 from onceflow.clients.sql.tables import TableName
+from onceflow.core import errors
 from onceflow.core.backoff import Backoff
-from onceflow.core.errors import (
-    BadRow,
-    CommitOutcomeUnknown,
-    ConfigError,
-    Fenced,
-    SinkError,
-)
 from onceflow.core.msgspec_decoders import json_decoder
-from onceflow.core.protocol.batches import (
-    BatchClaim,
-    BatchDecision,
-    BatchId,
-    Decide,
-    Overtaken,
-    Stands,
-    check_decision,
-    forgotten_before,
-)
+from onceflow.core.protocol import batches
+from onceflow.core.protocol.batches import forgotten_before
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.spi import CommitterContext, Sink
@@ -119,7 +105,7 @@ class SqlBatchDecisions(BatchDecisions):
     @override
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
-    ) -> BatchClaim:
+    ) -> batches.BatchClaim:
         # Read the newest attempt, then claim the next. `Fenced` reports a claim made in between.
         for _ in range(CLAIM_TRIES_MAX):
             newest = self._ask(self._newest, _WHO)
@@ -128,19 +114,19 @@ class SqlBatchDecisions(BatchDecisions):
             attempt = AttemptId(newest + 1)
             try:
                 open_sink(attempt)
-            except Fenced:
+            except errors.Fenced:
                 # Another run was faster. Try again: that run may claim once, and decide.
                 continue
             return self._ask(partial(self._load_claim, attempt), _DECIDED)
-        raise Fenced(
+        raise errors.Fenced(
             f"sink id {self._sink_id!r}: {CLAIM_TRIES_MAX} times another run claimed it first; stop"
             " all but one"
         )
 
     @override
-    def read_claim(self) -> BatchClaim:
+    def read_claim(self) -> batches.BatchClaim:
         attempt = AttemptId(self._ask(self._newest, _WHO))
-        return BatchClaim(attempt, self._ask(self._all_if_any, _DECIDED) if attempt else ())
+        return batches.BatchClaim(attempt, self._ask(self._all_if_any, _DECIDED) if attempt else ())
 
     @override
     def claimant(self) -> Claimant:
@@ -155,13 +141,13 @@ class SqlBatchDecisions(BatchDecisions):
     def fence(self) -> None:
         newest = self.read_claim().attempt
         if self.claim_next(newest) is None:
-            raise Fenced(
+            raise errors.Fenced(
                 f"sink id {self._sink_id!r}: its attempt was {newest}, and is not or could not be"
                 " raised; look again"
             )
 
     @override
-    def claim_next(self, after: AttemptId) -> BatchClaim | None:
+    def claim_next(self, after: AttemptId) -> batches.BatchClaim | None:
         try:
             session = self._open_session()
             updated = session.execute(
@@ -170,25 +156,27 @@ class SqlBatchDecisions(BatchDecisions):
                 f"AND log_id = {self._literal(self._owner)} AND attempt = {int(after)}"
             )
             return self._load_claim(AttemptId(after + 1)) if updated == 1 else None
-        except (SqlError, SinkError):
+        except (SqlError, errors.SinkError):
             # It is unknown whether the claim succeeded; `claim` finds out.
             return None
 
     @override
-    def with_committables(self, claim: BatchClaim) -> BatchClaim:
+    def with_committables(self, claim: batches.BatchClaim) -> batches.BatchClaim:
         """Read the decisions again. A claim reads the committables only of unsettled decisions."""
         decisions = self._ask(lambda: self._all(self._open_session(), _COLUMNS), _DECIDED)
         return replace(claim, decisions=decisions)
 
     @override
-    def decide(self, decision: BatchDecision) -> BatchDecision:
+    def decide(self, decision: batches.BatchDecision) -> batches.BatchDecision:
         return self._record(decision, lambda _: None)
 
     @override
-    def decide_with_rows(self, decision: BatchDecision) -> BatchDecision:
+    def decide_with_rows(self, decision: batches.BatchDecision) -> batches.BatchDecision:
         return self._record(decision, partial(self._apply_staged, decision))
 
-    def _record(self, decision: BatchDecision, with_it: Callable[[Session], None]) -> BatchDecision:
+    def _record(
+        self, decision: batches.BatchDecision, with_it: Callable[[Session], None]
+    ) -> batches.BatchDecision:
         """Return the decision that stands; `with_it` runs in the transaction that records it."""
         endpoint = self._settings.endpoint
         backoff: Backoff | None = None
@@ -200,29 +188,29 @@ class SqlBatchDecisions(BatchDecisions):
             except ConnectionLost as error:
                 lost = str(error)
             # A BadRow is a SinkError, too, and final: the table refuses the row again each time.
-            except BadRow:
+            except errors.BadRow:
                 raise
-            except (SinkError, ConfigError) as error:
+            except (errors.SinkError, errors.ConfigError) as error:
                 # Nothing was sent, so nothing can be decided. After a lost reply the server must be
                 # asked again.
                 if not lost:
                     raise
                 lost = f"{lost}; then {error}"
             except SqlError as error:
-                raise SinkError(
+                raise errors.SinkError(
                     f"{decision.batch} is not decided at {endpoint}: {error}"
                 ) from error
             # Count the time from the first lost reply, because applying rows takes time.
             backoff = backoff or Backoff(until=time.monotonic() + self._reconnect_timeout_s)
             if not backoff.pause():
-                raise CommitOutcomeUnknown(
+                raise errors.CommitOutcomeUnknown(
                     f"the decision of {decision.batch}, attempt {decision.attempt} of sink id "
                     f"{self._sink_id}, was sent to {endpoint} and not answered ({lost}); the next "
                     "run finds out what became of it"
                 )
 
     @override
-    def mark_committed(self, decision: BatchDecision) -> None:
+    def mark_committed(self, decision: batches.BatchDecision) -> None:
         batch = decision.batch
         of_source = (
             f"sink_id = {self._literal(self._sink_id)} AND source = {self._literal(batch.source)}"
@@ -242,7 +230,7 @@ class SqlBatchDecisions(BatchDecisions):
                     f"DELETE FROM {self._table} WHERE {of_source} AND settled = 1 "
                     f"AND attempt < {int(forgotten_before(decision))}"
                 )
-        except (SqlError, SinkError, ConfigError) as error:
+        except (SqlError, errors.SinkError, errors.ConfigError) as error:
             self._dialect.log.warning(
                 "sink %s: that %s is settled is not noted: %s", self._sink_id, batch, error
             )
@@ -291,7 +279,7 @@ class SqlBatchDecisions(BatchDecisions):
         except TableMissing:
             return 0
         if others:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{self._owner} has written under sink id {others[0][0]!r}, and now it would under "
                 f"{self._sink_id!r}: what it has decided there would not be known here. Was its "
                 f"checkpoint moved? Then give it option sinkId={others[0][0]}"
@@ -301,7 +289,7 @@ class SqlBatchDecisions(BatchDecisions):
     def _require_ours(self, owner: FenceOwner) -> None:
         if owner.log_id == self._owner:
             return
-        raise ConfigError(
+        raise errors.ConfigError(
             f"sink id {self._sink_id!r} at {self._settings.endpoint} belongs to {owner.log_id} "
             f"(attempt {owner.attempt}), and this is {self._owner}. If that one still runs, or is "
             "to run again, give this one a sink id of its own (option sinkId). If it is gone for "
@@ -309,7 +297,7 @@ class SqlBatchDecisions(BatchDecisions):
             f"its sink id over: {self._ledger.take_over(self._sink_id)}"
         )
 
-    def _load_claim(self, attempt: AttemptId) -> BatchClaim:
+    def _load_claim(self, attempt: AttemptId) -> batches.BatchClaim:
         session = self._open_session()
         if not self._has_table:
             self._ensure_table(session)
@@ -321,22 +309,24 @@ class SqlBatchDecisions(BatchDecisions):
         unsettled = _COLUMNS.replace(
             "committables", "CASE WHEN settled = 1 THEN '[]' ELSE committables END"
         )
-        return BatchClaim(attempt, self._all(session, unsettled))
+        return batches.BatchClaim(attempt, self._all(session, unsettled))
 
-    def _all(self, session: Session, columns: str) -> tuple[BatchDecision, ...]:
+    def _all(self, session: Session, columns: str) -> tuple[batches.BatchDecision, ...]:
         rows = session.query(
             f"SELECT {columns} FROM {self._table} "
             f"WHERE sink_id = {self._literal(self._sink_id)} ORDER BY attempt"
         )
         return tuple(self._decision(row) for row in rows)
 
-    def _all_if_any(self) -> tuple[BatchDecision, ...]:
+    def _all_if_any(self) -> tuple[batches.BatchDecision, ...]:
         try:
             return self._all(self._open_session(), _COLUMNS)
         except TableMissing:
             return ()
 
-    def _decide(self, decision: BatchDecision, with_it: Callable[[Session], None]) -> BatchDecision:
+    def _decide(
+        self, decision: batches.BatchDecision, with_it: Callable[[Session], None]
+    ) -> batches.BatchDecision:
         session = self._open_session()
         try:
             session.begin()
@@ -348,13 +338,13 @@ class SqlBatchDecisions(BatchDecisions):
             )
             owner = AttemptId(int(owners[0][0])) if owners else None
             existing = self._existing(session, decision.batch)
-            match check_decision(decision, owner=owner, existing=existing):
-                case Stands(standing):
+            match batches.check_decision(decision, owner=owner, existing=existing):
+                case batches.Stands(standing):
                     return standing
-                case Overtaken(reason):
+                case batches.Overtaken(reason):
                     session.roll_back()
-                    raise Fenced(f"sink id {self._sink_id!r}: {reason}: {self.claimant()}")
-                case Decide():
+                    raise errors.Fenced(f"sink id {self._sink_id!r}: {reason}: {self.claimant()}")
+                case batches.Decide():
                     with_it(session)
             session.execute(
                 f"INSERT INTO {self._table} (sink_id, {_COLUMNS}) VALUES ({self._row(decision)})"
@@ -364,11 +354,11 @@ class SqlBatchDecisions(BatchDecisions):
         # The owner's row is locked, so only a process without that lock can have inserted the
         # batch.
         except DuplicateKey as error:
-            raise SinkError(f"{decision.batch}: decided twice at once: {error}") from error
+            raise errors.SinkError(f"{decision.batch}: decided twice at once: {error}") from error
         finally:
             session.roll_back()
 
-    def _apply_staged(self, decision: BatchDecision, session: Session) -> None:
+    def _apply_staged(self, decision: batches.BatchDecision, session: Session) -> None:
         """Apply the rows that are staged for this database, in the open transaction."""
         for part_id, (part, staged) in self._parts.items():
             own = [
@@ -380,12 +370,12 @@ class SqlBatchDecisions(BatchDecisions):
                 for committable in filter(is_staged, own):
                     staged.apply(session, committable)
             except RowRefused as error:
-                raise BadRow(
+                raise errors.BadRow(
                     f"{decision.batch} is not decided, and nothing of it is written: the database"
                     f" refuses its rows: {error}"
                 ) from error
             except LockTimeout as error:
-                raise SinkError(
+                raise errors.SinkError(
                     f"{decision.batch} is not decided, and nothing of it is written: its staged"
                     " rows wait for the locks of another transaction, or of another task that has"
                     f" rows of the same key (then repartition by the key): {error}"
@@ -395,12 +385,12 @@ class SqlBatchDecisions(BatchDecisions):
         """Delete all rows of a table, not by TRUNCATE: that shows readers an empty table."""
         table = self._dialect.find_table(session, name)
         if table is None:
-            raise SinkError(
+            raise errors.SinkError(
                 f"table {name}, whose rows are to be replaced, is gone from"
                 f" {self._settings.endpoint}; create it again, and repeat the write"
             )
         if cascades := self._dialect.cascades_of(session, table.name):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"table {name} is to be replaced, and rows of other tables would go or change"
                 f" with its rows, by foreign key {', '.join(cascades)}. Nothing was changed."
                 " Give that key ON DELETE NO ACTION; or append, with writeMode=upsert"
@@ -430,7 +420,7 @@ class SqlBatchDecisions(BatchDecisions):
                 else f"DELETE FROM {self._table} {of_batch}"
             )
 
-    def _existing(self, session: Session, batch: BatchId) -> BatchDecision | None:
+    def _existing(self, session: Session, batch: batches.BatchId) -> batches.BatchDecision | None:
         rows = session.query(
             f"SELECT {_COLUMNS} FROM {self._table} "
             f"WHERE sink_id = {self._literal(self._sink_id)} "
@@ -438,18 +428,18 @@ class SqlBatchDecisions(BatchDecisions):
         )
         return self._decision(rows[0]) if rows else None
 
-    def _row(self, decision: BatchDecision) -> str:
+    def _row(self, decision: batches.BatchDecision) -> str:
         batch = decision.batch
         texts = (self._sink_id, batch.source), (decision.fingerprint, decision.run)
         first, then = (", ".join(map(self._literal, pair)) for pair in texts)
         listed = self._literal(_encode_committables(decision.committables, self._sink_id))
         return f"{first}, {int(batch.number)}, {int(decision.attempt)}, {then}, {listed}, 0"
 
-    def _decision(self, row: Sequence[Any]) -> BatchDecision:
+    def _decision(self, row: Sequence[Any]) -> batches.BatchDecision:
         source, number, attempt, fingerprint, run, committables, is_committed = row
         attempt = AttemptId(int(attempt))
-        return BatchDecision(
-            BatchId(str(source), int(number)),
+        return batches.BatchDecision(
+            batches.BatchId(str(source), int(number)),
             attempt,
             str(fingerprint),
             str(run),
@@ -483,7 +473,7 @@ class SqlBatchDecisions(BatchDecisions):
                 session.execute(statement)
         except AccessDenied as error:
             user = self._dialect.look_at_server(session).user
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{name} cannot be created at {self._settings.endpoint}: {error}. Run as the owner "
                 f"of {self._ledger.sinks}: {statement}; GRANT SELECT, INSERT, UPDATE, DELETE ON"
                 f" {self._table} TO {user}"
@@ -513,7 +503,7 @@ class SqlBatchDecisions(BatchDecisions):
                 return ask()
         except AccessDenied as error:
             if remedy := self._grants():
-                raise ConfigError(f"{where}: {error}. Run: {remedy}") from error
+                raise errors.ConfigError(f"{where}: {error}. Run: {remedy}") from error
             raise refusal(error, where) from error
         except SqlError as error:
             raise refusal(error, where) from error
@@ -539,11 +529,11 @@ class SqlBatchDecisions(BatchDecisions):
         while True:
             try:
                 self._open_session()
-            except SinkError as error:
+            except errors.SinkError as error:
                 # Count the time from the first refusal, because a refusal may take long, too.
                 backoff = backoff or Backoff(until=time.monotonic() + self._reconnect_timeout_s)
                 if not backoff.pause():
-                    raise SinkError(
+                    raise errors.SinkError(
                         f"{text}: {error}. It was tried for {self._reconnect_timeout_s:g} s"
                     ) from error
             else:

@@ -26,17 +26,10 @@ from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import require
 from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner, check_sink_id
 from onceflow.sinks.base.row_columns import require_any_column
+from onceflow.sinks.sql import table_resolver
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, chosen_mode
-from onceflow.sinks.sql.table_resolver import (
-    add_columns,
-    check_additions,
-    create_table,
-    match_columns,
-    missing,
-    require_writable,
-)
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _NO_TWO_PHASE = TwoPhaseSupport(
@@ -129,18 +122,18 @@ class _Preflight:
         table = self._dialect.find_table(session, settings.table)
         if table is None:
             if not settings.create:
-                raise missing(settings, settings.table, schema)
+                raise table_resolver.missing(settings, settings.table, schema)
             return
         self._check_known_columns(table, schema)
 
     def _check_known_columns(self, table: Table, schema: pa.Schema) -> None:
         """Raise ConfigError unless `table` accepts the rows' columns that it has already."""
         settings = self._settings
-        require_writable(table)
+        table_resolver.require_writable(table)
         if settings.evolve:
-            check_additions(settings.dialect, table, schema, settings.rules)
+            table_resolver.check_additions(settings.dialect, table, schema, settings.rules)
             schema = _select_known_columns(table, schema, settings.rules)
-        match_columns(self._dialect, table, schema, settings.rules)
+        table_resolver.match_columns(self._dialect, table, schema, settings.rules)
         if settings.rules.tombstones or settings.rules.operation_column:
             self._dialect.require_delete(self._session, table)
 
@@ -269,9 +262,11 @@ class _Preflight:
         table = self._dialect.find_table(session, settings.table)
         if table is None:
             if not settings.create:
-                raise missing(settings, settings.table, schema)
+                raise table_resolver.missing(settings, settings.table, schema)
             self._require_nothing_prepared()
-            table = create_table(settings, session, settings.table, schema, settings.rules)
+            table = table_resolver.create_table(
+                settings, session, settings.table, schema, settings.rules
+            )
         self._check_known_columns(table, schema)
         if not settings.evolve:
             return
@@ -282,8 +277,8 @@ class _Preflight:
                 len(waiting),
             )
             return
-        table = add_columns(settings, session, table, schema, settings.rules)
-        match_columns(self._dialect, table, schema, settings.rules)
+        table = table_resolver.add_columns(settings, session, table, schema, settings.rules)
+        table_resolver.match_columns(self._dialect, table, schema, settings.rules)
 
     def _require_nothing_prepared(self) -> None:
         two_phase, prepared = self._settings.two_phase, self._list_prepared()

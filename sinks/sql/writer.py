@@ -29,35 +29,16 @@ from onceflow.clients.sql.session import (
     refusal,
 )
 from onceflow.clients.sql.tables import TableName, Target
+from onceflow.core import errors
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import (
-    BadRow,
-    ConfigError,
-    Fenced,
-    PreCommitFailed,
-    SinkError,
-    StorageError,
-)
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import RowStager, require_staging
-from onceflow.sinks.sql.row_loader import (
-    BatchedInserts,
-    BufferedChanges,
-    OpenTransaction,
-    RowLoader,
-    StagedChanges,
-    StreamedInserts,
-)
+from onceflow.sinks.sql import row_loader, table_resolver
 from onceflow.sinks.sql.row_validator import RowValidator
 from onceflow.sinks.sql.settings import STAGED, SqlSettings
-from onceflow.sinks.sql.table_resolver import (
-    TableResolver,
-    require_same_columns,
-    require_unaltered,
-)
 from onceflow.sinks.sql.transactions import (
     PlainTransactions,
     PreparedTransactions,
@@ -87,7 +68,7 @@ class SqlWriter(SinkWriter):
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
         self._written: dict[TableName, Target] = {}
         """The tables of the rows that were written since the last transaction ended."""
-        tables = TableResolver(settings, context.schema, self._open_session)
+        tables = table_resolver.TableResolver(settings, context.schema, self._open_session)
         self._validator = RowValidator(settings, tables.ensure_target, self._bad_rows)
         try:
             self._loader = self._new_loader(tables.ensure_target(settings.table))
@@ -109,12 +90,12 @@ class SqlWriter(SinkWriter):
             SinkError: The server refused or is gone; the transaction is rolled back.
         """
         if batch.num_rows:
-            with self._or_close("rows were not written", SinkError):
+            with self._or_close("rows were not written", errors.SinkError):
                 try:
                     for part in self._validator.take(batch):
                         self._written[part.target.name] = part.target
                         self._loader.load(part)
-                except BadRow:
+                except errors.BadRow:
                     self._require_same_columns()
                     raise
 
@@ -134,10 +115,10 @@ class SqlWriter(SinkWriter):
         """Raise TableAltered if columns that refused rows have changed since."""
         refusing = self._validator.take_refusing()
         if refusing:
-            require_same_columns(self._settings, refusing)
+            table_resolver.require_same_columns(self._settings, refusing)
 
     @abstractmethod
-    def _new_loader(self, target: Target) -> RowLoader:
+    def _new_loader(self, target: Target) -> row_loader.RowLoader:
         """Return the loader of rows; `target` is the table of rows that do not name one."""
 
     @abstractmethod
@@ -149,7 +130,7 @@ class SqlWriter(SinkWriter):
         """Disconnect, so that the server rolls back an open transaction. May be called twice."""
 
     @contextmanager
-    def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
+    def _or_close(self, doing: str, kind: type[errors.SinkError]) -> Generator[None, None, None]:
         if self._closed:
             raise kind(f"{self._where}: {doing}: the writer is closed, or has failed before")
         text = f"{self._where}: {doing}"
@@ -161,13 +142,13 @@ class SqlWriter(SinkWriter):
         except SqlError as error:
             self.close()
             raise kind(f"{text}: {error}{self._advice(error)}") from error
-        except StorageError as error:
+        except errors.StorageError as error:
             self.close()
             raise kind(f"{text}: {error}") from error
-        except SinkError as error:
+        except errors.SinkError as error:
             self.close()
             # A more specific class already says what to do, so it is passed on unchanged.
-            if type(error) is SinkError:
+            if type(error) is errors.SinkError:
                 raise kind(f"{text}: {error}") from error
             raise
         except BaseException:
@@ -199,7 +180,7 @@ class SqlWriter(SinkWriter):
                     session, settings.table, self._context, _HOLDERS_MAX
                 )
         # The advice is an addition: if it fails, the original error must still be raised.
-        except (SqlError, SinkError, ConfigError):
+        except (SqlError, errors.SinkError, errors.ConfigError):
             pass
         others = [holder for holder in holders if not any(str(own) in holder for own in prepared)]
         if not prepared and not others:
@@ -247,7 +228,7 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
                 no decision lists, and will be rolled back.
         """
         doing = f"checkpoint {checkpoint} was not pre-committed"
-        with self._or_close(doing, PreCommitFailed):
+        with self._or_close(doing, errors.PreCommitFailed):
             self._require_same_columns()
             if not self._loader.rows:
                 # A transaction is open even if every row was refused. It may have this checkpoint's
@@ -270,21 +251,23 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
             # Check after the last row: the written rows prevent other sessions from altering the
             # tables.
             targets = self._written.values()
-            require_unaltered(self._settings, self._transactions.session, targets)
+            table_resolver.require_unaltered(self._settings, self._transactions.session, targets)
         self._written.clear()
         return rows
 
     @override
-    def _new_loader(self, target: Target) -> RowLoader:
+    def _new_loader(self, target: Target) -> row_loader.RowLoader:
         settings, transactions = self._settings, self._transactions
         rules = settings.rules
         executor = settings.dialect.executor(transactions.session, rules.mode, rules.primary_key)
-        destination = OpenTransaction(transactions, executor, self._bad_rows, self._context.schema)
+        destination = row_loader.OpenTransaction(
+            transactions, executor, self._bad_rows, self._context.schema
+        )
         if rules.uses_key:
-            return BufferedChanges(rules, destination)
+            return row_loader.BufferedChanges(rules, destination)
         if self._bad_rows.fail and rules.table_column is None:
-            return StreamedInserts(transactions, executor.inserts(target))
-        return BatchedInserts(destination)
+            return row_loader.StreamedInserts(transactions, executor.inserts(target))
+        return row_loader.BatchedInserts(destination)
 
     @override
     def _open_session(self) -> Session:
@@ -328,7 +311,7 @@ class TwoPhaseWriter(TransactionWriter[PreparedTransactions]):
         try:
             recorded = ledger.record(session, transaction, rows)
         except DuplicateKey as error:
-            raise PreCommitFailed(
+            raise errors.PreCommitFailed(
                 f"{self._where}: transaction {transaction} was committed before: the ledger has "
                 "it. Attempt or checkpoint numbers were used twice; was the decision log deleted?"
             ) from error
@@ -336,16 +319,18 @@ class TwoPhaseWriter(TransactionWriter[PreparedTransactions]):
             return
         owner = ledger.owner(session, transaction.sink_id)
         if owner is None:
-            raise PreCommitFailed(
+            raise errors.PreCommitFailed(
                 f"{self._where}: sink id {transaction.sink_id!r} is not in {ledger.sinks}: "
                 "it was not checked before this attempt, or somebody deleted its row"
             )
         if owner.attempt > transaction.attempt:
-            raise Fenced(
+            raise errors.Fenced(
                 f"{self._where}: attempt {owner.attempt} has claimed the sink; attempt "
                 f"{transaction.attempt} stops and prepares nothing more"
             )
-        raise PreCommitFailed(f"{self._where}: {self._transactions.name_in_use(transaction)}")
+        raise errors.PreCommitFailed(
+            f"{self._where}: {self._transactions.name_in_use(transaction)}"
+        )
 
 
 class AtLeastOnceWriter(TransactionWriter[PlainTransactions]):
@@ -364,7 +349,7 @@ class AtLeastOnceWriter(TransactionWriter[PlainTransactions]):
         """
         super().write(batch)
         if self._loader.rows >= self._settings.flush_rows:
-            with self._or_close("rows were not committed", SinkError):
+            with self._or_close("rows were not committed", errors.SinkError):
                 self._commit()
 
     @override
@@ -427,18 +412,20 @@ class SqlStagedWriter(SqlWriter):
         Raises:
             PreCommitFailed: Nothing of this checkpoint is durable.
         """
-        with self._or_close(f"checkpoint {checkpoint} was not pre-committed", PreCommitFailed):
+        with self._or_close(
+            f"checkpoint {checkpoint} was not pre-committed", errors.PreCommitFailed
+        ):
             self._require_same_columns()
             self._loader.finish()
             return self._stager.pre_commit(checkpoint)
 
     @override
-    def _new_loader(self, target: Target) -> RowLoader:
+    def _new_loader(self, target: Target) -> row_loader.RowLoader:
         rules = self._settings.rules
-        destination = StagedChanges(self._stager, rules)
+        destination = row_loader.StagedChanges(self._stager, rules)
         if rules.uses_key:
-            return BufferedChanges(rules, destination)
-        return BatchedInserts(destination)
+            return row_loader.BufferedChanges(rules, destination)
+        return row_loader.BatchedInserts(destination)
 
     @override
     def _open_session(self) -> Session:

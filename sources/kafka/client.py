@@ -21,14 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from typing_extensions import override
 
+from onceflow.clients.kafka import client
 from onceflow.clients.kafka.brokers import Brokers
-from onceflow.clients.kafka.client import (
-    ClientTroubles,
-    client_config,
-    error_of,
-    make_login_error,
-    open_client,
-)
 from onceflow.core.errors import ConfigError, OnceflowError, SourceUnavailable
 from onceflow.core.spi import Outage
 from onceflow.core.spi.client_options import OptionValue
@@ -50,7 +44,7 @@ _RECEIVE_BYTES_MAX = 2**31 - 1
 """The largest `receive.message.max.bytes` that librdkafka accepts."""
 
 
-class LoggedTroubles(ClientTroubles):
+class LoggedTroubles(client.ClientTroubles):
     """The troubles of a client, each logged once rather than at every reconnection attempt."""
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -90,7 +84,7 @@ class LoggedTroubles(ClientTroubles):
 
 def open_consumer(
     settings: KafkaSettings,
-    troubles: ClientTroubles,
+    troubles: client.ClientTroubles,
     *,
     group_id: str,
     client_id: str,
@@ -104,7 +98,7 @@ def open_consumer(
         ConfigError: librdkafka refuses a setting; the message names it.
     """
     config = {
-        **client_config(settings, client_id, defaults, troubles),
+        **client.client_config(settings, client_id, defaults, troubles),
         "group.id": group_id,
         "auto.offset.reset": "error",
         "enable.auto.commit": False,
@@ -112,7 +106,7 @@ def open_consumer(
         "enable.partition.eof": True,
         "on_commit": _OffsetCommits(group_id),
     }
-    return open_client(Consumer, config, settings)
+    return client.open_client(Consumer, config, settings)
 
 
 def open_brokers(settings: KafkaSettings) -> Brokers:
@@ -122,7 +116,7 @@ def open_brokers(settings: KafkaSettings) -> Brokers:
         ConfigError: librdkafka refuses a setting; the message names it.
     """
     troubles = LoggedTroubles(settings)
-    config = client_config(settings, "onceflow-topics", TUNED_DEFAULTS, troubles)
+    config = client.client_config(settings, "onceflow-topics", TUNED_DEFAULTS, troubles)
     return Brokers(settings, config, troubles, SourceUnavailable)
 
 
@@ -275,12 +269,12 @@ class LivenessWatch:
                     TopicPartition(topic, partition), timeout=_ANSWER_S, cached=False
                 )
         except KafkaException as error:
-            return error_of(error).str()
+            return client.error_of(error).str()
         return None
 
     def _outage_error(self, reason: str, down_s: float) -> OnceflowError:
         if self._troubles.authentication:
-            return make_login_error(self._settings, self._troubles.authentication)
+            return client.make_login_error(self._settings, self._troubles.authentication)
         last = self._troubles.last
         return SourceUnavailable(
             f"Kafka at {self._settings.bootstrap_servers} has not served"

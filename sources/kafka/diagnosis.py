@@ -20,19 +20,7 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from onceflow.clients.kafka.client import (
-    ClientTroubles,
-    client_config,
-    hide_secrets,
-    open_client,
-)
-from onceflow.clients.kafka.fitness import (
-    KafkaConfig,
-    as_far_as_known,
-    broker_findings,
-    replication_findings,
-    topic_findings,
-)
+from onceflow.clients.kafka import client, fitness
 from onceflow.clients.kafka.settings import KafkaCluster
 from onceflow.core.spi.connector import Area, Finding, Questions, ServerAccess
 from onceflow.sources.kafka.settings import RULES
@@ -79,11 +67,13 @@ class _Examination:
         self._topics = topics
         self._parallelism = parallelism
         self._area = Area("kafka")
-        self._troubles = ClientTroubles(self._cluster)
+        self._troubles = client.ClientTroubles(self._cluster)
         self._deadline = time.monotonic() + self._cluster.deadline_s
         defaults = {"socket.connection.setup.timeout.ms": 5_000, "log_level": 0}
-        self._config = client_config(self._cluster, "onceflow-doctor", defaults, self._troubles)
-        self._admin = cast("Any", open_client(AdminClient, self._config, self._cluster))
+        self._config = client.client_config(
+            self._cluster, "onceflow-doctor", defaults, self._troubles
+        )
+        self._admin = cast("Any", client.open_client(AdminClient, self._config, self._cluster))
 
     def examine(self) -> list[Finding]:
         area, servers = self._area, self._servers
@@ -153,7 +143,7 @@ class _Examination:
             )
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
-            findings += topic_findings(area, self._read_config(resource), replicas, brokers)
+            findings += fitness.topic_findings(area, self._read_config(resource), replicas, brokers)
         except (KafkaException, TimeoutError) as error:
             unread = f"its settings cannot be read: {self._text(error)}"
             findings.append(area.warning(unread, "", ""))
@@ -249,11 +239,11 @@ class _Examination:
                 )
             ]
         return [
-            *as_far_as_known(broker_findings(self._area, value)),
-            *replication_findings(self._area, value, brokers),
+            *fitness.as_far_as_known(fitness.broker_findings(self._area, value)),
+            *fitness.replication_findings(self._area, value, brokers),
         ]
 
-    def _read_config(self, resource: ConfigResource) -> KafkaConfig:
+    def _read_config(self, resource: ConfigResource) -> fitness.KafkaConfig:
         futures = self._admin.describe_configs([resource], request_timeout=self._remaining_s())
         entries: dict[str, Any] = self._await_answer(futures[resource])
         return {name: entry.value for name, entry in entries.items()}
@@ -275,7 +265,7 @@ class _Examination:
         )
 
     def _hide_secrets(self, text: str) -> str:
-        return hide_secrets(text, self._cluster.options)
+        return client.hide_secrets(text, self._cluster.options)
 
 
 def _refusal(server: str) -> str:

@@ -7,12 +7,8 @@ from enum import Enum
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from onceflow.clients.kafka.client import (
-    ClientTroubles,
-    error_of,
-    is_denied,
-    make_access_error,
-)
+from onceflow.clients.kafka import client
+from onceflow.clients.kafka.client import error_of
 from onceflow.core.errors import SourceError, SourceUnavailable
 from onceflow.sources.kafka.position import cut_error, describe_cut, describe_gap, gap_error
 from onceflow.sources.kafka.settings import KafkaSettings
@@ -63,7 +59,7 @@ class Event(Enum):
 def classify_error(
     error: KafkaError,
     settings: KafkaSettings,
-    troubles: ClientTroubles,
+    troubles: client.ClientTroubles,
     *,
     topic: str,
     partition: int | None,
@@ -80,8 +76,8 @@ def classify_error(
         return Event.END
     if code in GAP_CODES:
         return Event.GAP
-    if is_denied(code):
-        raise make_access_error(settings, topic)
+    if client.is_denied(code):
+        raise client.make_access_error(settings, topic)
     # Without a topic, the error is about a broker's answer that was not received completely. The
     # client asks again, and no log is damaged.
     if topic and (error.fatal() or code in DAMAGED_CODES):

@@ -22,14 +22,8 @@ from onceflow.core.errors import StateIncompatible
 from onceflow.core.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, Outage, ReaderContext, SourceReader, Split
 from onceflow.core.spi.dead_letters import DeadLetter
+from onceflow.sources.kafka import client
 from onceflow.sources.kafka.catalog import Catalog, check_not_replaced, with_ids
-from onceflow.sources.kafka.client import (
-    LivenessWatch,
-    LoggedTroubles,
-    close_in_time,
-    group_id_of,
-    open_consumer,
-)
 from onceflow.sources.kafka.events import Event, Gaps, classify_error, is_cut
 from onceflow.sources.kafka.intake import Intake, Taken, open_intake
 from onceflow.sources.kafka.messages import Records, messages_of, sample_times
@@ -111,15 +105,15 @@ class KafkaReader(SourceReader):
         self._closed = threading.Event()
         self._is_woken = False
         """True if `wake` was called since the last `poll` ended."""
-        self._troubles = LoggedTroubles(settings)
+        self._troubles = client.LoggedTroubles(settings)
         self._published = PublishedOffsets(settings, self._troubles)
         self._gaps = Gaps(settings)
         self._times: deque[tuple[int, int]] = deque(maxlen=_TIMES_MAX)
-        self._group_id = group_id_of(settings, job=context.job, uid=context.uid)
+        self._group_id = client.group_id_of(settings, job=context.job, uid=context.uid)
         self._client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
         self._consumer: Consumer | None = None
         self._intake: Intake | None = None
-        self._watch: LivenessWatch | None = None
+        self._watch: client.LivenessWatch | None = None
         if self._open:
             self._begin()
 
@@ -265,7 +259,7 @@ class KafkaReader(SourceReader):
 
     def _begin(self) -> None:
         self._consumer = self._open_client()
-        self._watch = LivenessWatch(
+        self._watch = client.LivenessWatch(
             self._settings,
             lambda: tuple(self._open),
             group_id=self._group_id,
@@ -275,7 +269,7 @@ class KafkaReader(SourceReader):
 
     def _open_client(self) -> Consumer:
         """Return a client that reads the open partitions from their positions."""
-        consumer = open_consumer(
+        consumer = client.open_consumer(
             self._settings,
             self._troubles,
             group_id=self._group_id,
@@ -289,7 +283,7 @@ class KafkaReader(SourceReader):
 
     def _close_client(self) -> None:
         self._require_intake().close()
-        close_in_time(self._require_client())
+        client.close_in_time(self._require_client())
         self._consumer = self._intake = None
 
     def _assignment(self, partitions: Sequence[_Partition]) -> list[TopicPartition]:

@@ -23,18 +23,13 @@ from typing_extensions import assert_never
 from onceflow.core.invariant import InvariantViolation
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.formats.decoding import BatchDecoder, read_headers
+from onceflow.formats.json import instants
 from onceflow.formats.json.columns import (
     CONVERSION_ERRORS,
     Convert,
     converter_of,
     has_late_checks,
     record_type,
-)
-from onceflow.formats.json.instants import (
-    FINER,
-    any_finer,
-    holds_instants,
-    make_exact,
 )
 from onceflow.formats.json.records import (
     DECODE_ERRORS,
@@ -295,7 +290,7 @@ class JsonRows:
         decoder = json_decoder(kind)
         self._decode = cast("Callable[[Any], Any]", decoder.decode)
         self._decode_lines = cast("Callable[[bytes], list[Any]]", decoder.decode_lines)
-        self._has_instants = any(holds_instants(column.type) for column in self._columns)
+        self._has_instants = any(instants.holds_instants(column.type) for column in self._columns)
         self._header_bytes = 0
         if settings.format is ValueFormat.JSON_SCHEMA:
             self._header_bytes = HEADER_BYTES
@@ -339,7 +334,7 @@ class JsonRows:
         except DECODE_ERRORS:
             # A record of the chunk cannot be decoded. Only now decode each record separately.
             records, messages = self._add_one_by_one(messages)
-        if self._has_instants and any_finer(values):
+        if self._has_instants and instants.any_finer(values):
             records, messages = self._with_exact_instants(records, messages)
         self._collect(records, messages)
 
@@ -375,7 +370,9 @@ class JsonRows:
             records = self._decode_lines(fetched.values)
         except DECODE_ERRORS:
             return None
-        if len(records) != len(fetched) or (self._has_instants and any_finer([fetched.values])):
+        if len(records) != len(fetched) or (
+            self._has_instants and instants.any_finer([fetched.values])
+        ):
             return None
         return records
 
@@ -440,8 +437,8 @@ class JsonRows:
             # digits.
             text = (message.value() or b"")[self._header_bytes :]
             try:
-                if FINER.search(text):
-                    make_exact(record, msgspec.json.decode(text), self._columns)
+                if instants.FINER.search(text):
+                    instants.make_exact(record, msgspec.json.decode(text), self._columns)
             except ValueError as error:
                 self.refusals.refuse(message, str(error))
             else:

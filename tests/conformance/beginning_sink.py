@@ -10,14 +10,7 @@ import sqlite3
 
 from tests.conformance.reference_sink import ReferenceCommitter, ReferenceSink, transaction
 
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 
@@ -29,7 +22,7 @@ class BeginningCommitter(ReferenceCommitter):
         super().__init__(sink, context)
         self.subtasks: set[int] = set()
 
-    def begin_commit(self, committable: Committable) -> bool:
+    def begin_commit(self, committable: committables.Committable) -> bool:
         if committable.transaction.subtask not in self.subtasks:
             return False
         try:
@@ -50,18 +43,18 @@ class BeginningCommitter(ReferenceCommitter):
         )
         return True
 
-    def withdraw_commit(self, committable: Committable) -> None:
+    def withdraw_commit(self, committable: committables.Committable) -> None:
         with transaction(self.sink.path) as connection:
             self.withdraw(connection, self.stored_name(committable.transaction))
 
     def withdraw(self, connection: sqlite3.Connection, name: str) -> None:
         self.forget_begun(connection, name)
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         name = self.stored_name(committable.transaction)
         with transaction(self.sink.path) as connection:
             if self.is_committed(connection, name):
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             rows = self.prepared_rows(connection, name)
             if rows is None:
                 return self.unknown(name)
@@ -69,7 +62,7 @@ class BeginningCommitter(ReferenceCommitter):
                 self.apply(connection, rows)
             self.record(connection, committable.transaction)
         self.subtasks.add(committable.transaction.subtask)
-        return Committed()
+        return committables.Committed()
 
     def end(self, connection: sqlite3.Connection, name: str) -> bool:
         """Show what is begun, whoever has begun it; return whether there was something."""
@@ -79,14 +72,14 @@ class BeginningCommitter(ReferenceCommitter):
         self.forget_begun(connection, name)
         return shown.rowcount > 0
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         name = self.stored_name(committable.transaction)
         with transaction(self.sink.path) as connection:
             if self.is_committed(connection, name):
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             connection.execute("DELETE FROM prepared WHERE name = ?", (name,))
             self.forget_begun(connection, name)
-        return Aborted()
+        return committables.Aborted()
 
     def forget_begun(self, connection: sqlite3.Connection, name: str) -> None:
         connection.execute("DELETE FROM begun WHERE name = ?", (name,))

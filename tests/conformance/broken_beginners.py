@@ -11,12 +11,7 @@ from tests.conformance.beginning_sink import BeginningCommitter
 from tests.conformance.broken_sink import BrokenSink
 from tests.conformance.reference_sink import ReferenceSink, transaction
 
-from onceflow.core.protocol.committables import (
-    CommitOutcome,
-    Committable,
-    Committed,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 
@@ -118,7 +113,7 @@ class ForgetsToForgetWhatIsWithdrawn(BrokenSink):
 
 
 class _EndsUnasked(_Remembering):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         name = self.stored_name(committable.transaction)
         rows = self.begun.pop(name, None)
         if rows is None:
@@ -128,7 +123,7 @@ class _EndsUnasked(_Remembering):
             self.forget_begun(connection, name)
             if not self.is_committed(connection, name):
                 self.record(connection, committable.transaction)
-        return Committed()
+        return committables.Committed()
 
 
 class EndsWhatAnotherHasCommitted(BrokenSink):
@@ -184,7 +179,7 @@ class PreparesAgainWhatIsWithdrawn(BrokenSink):
 
 
 class _RollsBackAtClose(_Remembering):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         self.begun.pop(self.stored_name(committable.transaction), None)
         return super().commit(committable)
 
@@ -238,7 +233,7 @@ class LosesWhatADeadProcessHasBegun(BrokenSink):
 
 
 class _WaitsForTheSubtask(_Remembering):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         own = committable.transaction
         with transaction(self.sink.path) as connection:
             names = [name for (name,) in connection.execute("SELECT DISTINCT name FROM begun")]
@@ -248,7 +243,9 @@ class _WaitsForTheSubtask(_Remembering):
             if one and (one.sink_id, one.subtask) == (own.sink_id, own.subtask)
         ]
         if others:
-            return RetryLater(f"{others[0]} is begun, and holds the lock of its subtask")
+            return committables.RetryLater(
+                f"{others[0]} is begun, and holds the lock of its subtask"
+            )
         return super().commit(committable)
 
 
@@ -260,7 +257,7 @@ class LocksTheSubtaskAtBegin(BrokenSink):
 
 
 class _RecordsLater(BeginningCommitter):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         name = self.stored_name(committable.transaction)
         with transaction(self.sink.path) as connection:
             is_open = self.prepared_rows(connection, name) is not None
@@ -269,7 +266,7 @@ class _RecordsLater(BeginningCommitter):
             return super().commit(committable)
         with transaction(self.sink.path) as connection:
             self.record(connection, committable.transaction)
-        return Committed()
+        return committables.Committed()
 
 
 class ProvesBegunCommitsLater(BrokenSink):

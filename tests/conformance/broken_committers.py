@@ -17,15 +17,7 @@ from tests.conformance.reference_sink import (
 )
 
 from onceflow.core.errors import SinkError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
@@ -37,8 +29,8 @@ _INSERT = "INSERT INTO target VALUES (:id, :account, :amount)"
 
 
 class _UnknownIsCommitted(ReferenceCommitter):
-    def unknown(self, name: str) -> CommitOutcome:
-        return AlreadyCommitted()
+    def unknown(self, name: str) -> committables.CommitOutcome:
+        return committables.AlreadyCommitted()
 
 
 class TakesUnknownForCommitted(BrokenSink):
@@ -83,16 +75,20 @@ class AppendsAtEveryCommit(BrokenSink):
 class _RemembersInProcess(ReferenceCommitter):
     known: ClassVar[set[str]] = set()
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         name = str(committable.transaction)
         with transaction(self.sink.path) as connection:
             rows = self.prepared_rows(connection, name)
             if name in self.known or rows is None:
-                return super().unknown(name) if name not in self.known else AlreadyCommitted()
+                return (
+                    super().unknown(name)
+                    if name not in self.known
+                    else committables.AlreadyCommitted()
+                )
             self.apply(connection, rows)
             self.record(connection, committable.transaction)
         self.known.add(name)
-        return Committed()
+        return committables.Committed()
 
 
 class RemembersCommitsInMemory(BrokenSink):
@@ -103,11 +99,11 @@ class RemembersCommitsInMemory(BrokenSink):
 
 
 class _ChecksThenActs(ReferenceCommitter):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         name = str(committable.transaction)
         with closing(sqlite3.connect(self.sink.path, timeout=30)) as connection:
             if self.is_committed(connection, name):
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             rows = self.prepared_rows(connection, name)
         if rows is None:
             return self.unknown(name)
@@ -120,7 +116,7 @@ class _ChecksThenActs(ReferenceCommitter):
                 "INSERT OR IGNORE INTO ledger VALUES (?, ?, ?)",
                 (name, self.context.sink_id, committable.transaction.checkpoint),
             )
-        return Committed()
+        return committables.Committed()
 
 
 class ChecksThenActs(BrokenSink):
@@ -131,7 +127,7 @@ class ChecksThenActs(BrokenSink):
 
 
 class _CommitsAllBefore(ReferenceCommitter):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         own = committable.transaction
         older = [
             other
@@ -171,11 +167,11 @@ class ProvesInAnotherTransaction(BrokenSink):
 
 
 class _AbortsInName(ReferenceCommitter):
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         with transaction(self.sink.path) as connection:
             if self.is_committed(connection, str(committable.transaction)):
-                return AlreadyCommitted()
-        return Aborted()
+                return committables.AlreadyCommitted()
+        return committables.Aborted()
 
 
 class AbortsInNameOnly(BrokenSink):
@@ -186,7 +182,7 @@ class AbortsInNameOnly(BrokenSink):
 
 
 class _AbortsOnce(ReferenceCommitter):
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         name = str(committable.transaction)
         with transaction(self.sink.path) as connection:
             known = self.prepared_rows(connection, name) is not None
@@ -211,12 +207,12 @@ class _AbortsCommitted(ReferenceCommitter):
             "INSERT INTO prepared VALUES (?, 'undo', ?)", (f"undo {transaction_id}", rows)
         )
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         with transaction(self.sink.path) as connection:
             rows = self.prepared_rows(connection, f"undo {committable.transaction}")
             if rows is not None:
                 connection.executemany("DELETE FROM target WHERE id = :id", json.loads(rows))
-                return Aborted()
+                return committables.Aborted()
         return super().abort(committable)
 
 
@@ -262,7 +258,7 @@ class ListsByPattern(BrokenSink):
 
 
 class _ListsFirstSubtask(ReferenceCommitter):
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         return [one for one in super().in_doubt() if one.transaction.subtask < 4]
 
 
@@ -274,7 +270,7 @@ class ForgetsRemovedSubtasks(BrokenSink):
 
 
 class _ListsOwnAttempt(ReferenceCommitter):
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         return [
             one for one in super().in_doubt() if one.transaction.attempt == self.context.attempt
         ]
@@ -379,8 +375,8 @@ class TellsAnyJob(BrokenSink):
 
 
 class _HopesForTheBest(ReferenceCommitter):
-    def refused(self, why: str) -> CommitOutcome:
-        return RetryLater(why)
+    def refused(self, why: str) -> committables.CommitOutcome:
+        return committables.RetryLater(why)
 
 
 class TakesARefusedCommitForATargetThatIsBusy(BrokenSink):
@@ -395,7 +391,7 @@ class _ServiceUnavailable(Exception):
 
 
 class _BlamesTheService(ReferenceCommitter):
-    def refused(self, why: str) -> CommitOutcome:
+    def refused(self, why: str) -> committables.CommitOutcome:
         raise _ServiceUnavailable(f"400: {why}")
 
 

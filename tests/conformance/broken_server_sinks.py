@@ -13,16 +13,7 @@ from psycopg import sql
 from typing_extensions import LiteralString
 
 from onceflow.core.errors import PreCommitFailed, SinkError
-from onceflow.core.protocol.committables import (
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks import PostgresSink
@@ -36,13 +27,13 @@ class _Committer(Committer):
         self.sink = sink
         self.inner = sink.committer(context)
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         return self.inner.commit(committable)
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         return self.inner.abort(committable)
 
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         return self.inner.in_doubt()
 
     def close(self) -> None:
@@ -59,7 +50,7 @@ class _Writer(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self.inner.write(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         return self.inner.pre_commit(checkpoint)
 
     def close(self) -> None:
@@ -87,9 +78,13 @@ class BrokenServerSink(Sink):
 
 
 class _SilenceIsSuccess(_Committer):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         outcome = super().commit(committable)
-        return Committed() if isinstance(outcome, (RetryLater, Unknown)) else outcome
+        return (
+            committables.Committed()
+            if isinstance(outcome, (committables.RetryLater, committables.Unknown))
+            else outcome
+        )
 
 
 class TakesSilenceForSuccess(BrokenServerSink):
@@ -100,7 +95,7 @@ class TakesSilenceForSuccess(BrokenServerSink):
 
 
 class _NothingInDoubt(_Committer):
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         try:
             return super().in_doubt()
         except SinkError:
@@ -115,7 +110,7 @@ class FindsNothingWhenAway(BrokenServerSink):
 
 
 class _LooksAtBegin(_Committer):
-    def begin_commit(self, committable: Committable) -> bool:
+    def begin_commit(self, committable: committables.Committable) -> bool:
         return committable.transaction in [one.transaction for one in self.in_doubt()]
 
 
@@ -130,7 +125,7 @@ class _NoReply(Exception):
     """The connection broke while the server was at it."""
 
 
-def _did(url: str, statement: LiteralString, committable: Committable) -> bool:
+def _did(url: str, statement: LiteralString, committable: committables.Committable) -> bool:
     """Return whether the server did it; not when it is away or has no such transaction.
 
     Raises:
@@ -151,12 +146,12 @@ def _did(url: str, statement: LiteralString, committable: Committable) -> bool:
 
 
 class _LostReplyIsLost(_Committer):
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         try:
             done = _did(self.sink.url, "COMMIT PREPARED {}", committable)
         except _NoReply as error:
-            return Lost(f"the connection broke: {error.__cause__}")
-        return Committed() if done else self.inner.commit(committable)
+            return committables.Lost(f"the connection broke: {error.__cause__}")
+        return committables.Committed() if done else self.inner.commit(committable)
 
 
 class TakesLostReplyForLostRows(BrokenServerSink):
@@ -167,11 +162,11 @@ class TakesLostReplyForLostRows(BrokenServerSink):
 
 
 class _LostReplyIsGone(_Committer):
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         try:
             _did(self.sink.url, "ROLLBACK PREPARED {}", committable)
         except _NoReply:
-            return AlreadyCommitted()
+            return committables.AlreadyCommitted()
         return self.inner.abort(committable)
 
 
@@ -183,7 +178,7 @@ class TakesLostReplyForCommitted(BrokenServerSink):
 
 
 class _AcksWhatFailed(_Writer):
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         try:
             return super().pre_commit(checkpoint)
         except PreCommitFailed:
@@ -191,7 +186,7 @@ class _AcksWhatFailed(_Writer):
             transaction = TransactionId(
                 context.sink_id, context.attempt, checkpoint, context.subtask
             )
-            return (Committable(transaction, 3),)
+            return (committables.Committable(transaction, 3),)
 
 
 class AcksWhatItCouldNotPrepare(BrokenServerSink):

@@ -9,12 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from tests.conformance import reference_sink
 from tests.conformance.broken_sink import BrokenSink
-from tests.conformance.reference_sink import (
-    ReferenceCommitter,
-    ReferenceWriter,
-    transaction,
-)
 
 from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (
@@ -28,10 +24,10 @@ _INSERT = "INSERT INTO target VALUES (:id, :account, :amount)"
 # --- visible too early --------------------------------------------------------------------------
 
 
-class _WritesThrough(ReferenceWriter):
+class _WritesThrough(reference_sink.ReferenceWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         super().write(batch)
-        with transaction(self.sink.path) as connection:
+        with reference_sink.transaction(self.sink.path) as connection:
             connection.executemany(_INSERT, batch.to_pylist())
 
 
@@ -42,10 +38,10 @@ class ShowsRowsAsTheyCome(BrokenSink):
     writer_class = _WritesThrough
 
 
-class _CommitsAtPreCommit(ReferenceWriter):
+class _CommitsAtPreCommit(reference_sink.ReferenceWriter):
     def prepare(self, transaction_id: TransactionId) -> None:
         super().prepare(transaction_id)
-        with transaction(self.sink.path) as connection:
+        with reference_sink.transaction(self.sink.path) as connection:
             connection.executemany(_INSERT, self.rows)
 
 
@@ -56,9 +52,9 @@ class CommitsAtPreCommit(BrokenSink):
     writer_class = _CommitsAtPreCommit
 
 
-class _CommitsOnClose(ReferenceWriter):
+class _CommitsOnClose(reference_sink.ReferenceWriter):
     def close(self) -> None:
-        with transaction(self.sink.path) as connection:
+        with reference_sink.transaction(self.sink.path) as connection:
             connection.executemany(_INSERT, self.rows)
         super().close()
 
@@ -75,16 +71,16 @@ class FlushesOnClose(BrokenSink):
 _IN_MEMORY: dict[str, str] = {}
 
 
-class _PreparesInMemory(ReferenceWriter):
+class _PreparesInMemory(reference_sink.ReferenceWriter):
     def prepare(self, transaction_id: TransactionId) -> None:
         super().prepare(transaction_id)
         name = str(transaction_id)
         _IN_MEMORY[name] = json.dumps(self.rows)
-        with transaction(self.sink.path) as connection:
+        with reference_sink.transaction(self.sink.path) as connection:
             connection.execute("UPDATE prepared SET rows = '[]' WHERE name = ?", (name,))
 
 
-class _CommitsFromMemory(ReferenceCommitter):
+class _CommitsFromMemory(reference_sink.ReferenceCommitter):
     def prepared_rows(self, connection: sqlite3.Connection, name: str) -> str | None:
         rows = super().prepared_rows(connection, name)
         return rows if rows is None else _IN_MEMORY.get(name, "[]")
@@ -98,9 +94,9 @@ class KeepsPreparedRowsInMemory(BrokenSink):
     committer_class = _CommitsFromMemory
 
 
-class _ClosesByAborting(ReferenceWriter):
+class _ClosesByAborting(reference_sink.ReferenceWriter):
     def close(self) -> None:
-        with transaction(self.sink.path) as connection:
+        with reference_sink.transaction(self.sink.path) as connection:
             connection.execute(
                 "DELETE FROM prepared WHERE name LIKE ?",
                 (f"{self.context.sink_id}/{self.context.attempt}/%/{self.context.subtask}/%",),
@@ -115,7 +111,7 @@ class AbortsPreparedOnClose(BrokenSink):
     writer_class = _ClosesByAborting
 
 
-class _LosesRowsOfLargeBatches(ReferenceWriter):
+class _LosesRowsOfLargeBatches(reference_sink.ReferenceWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         super().write(batch.slice(0, 250))
 
@@ -127,7 +123,7 @@ class CutsLargeBatches(BrokenSink):
     writer_class = _LosesRowsOfLargeBatches
 
 
-class _AltersValues(ReferenceWriter):
+class _AltersValues(reference_sink.ReferenceWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         super().write(batch)
         for row in self.rows:
@@ -141,7 +137,7 @@ class ClampsValues(BrokenSink):
     writer_class = _AltersValues
 
 
-class _KeepsWrittenRows(ReferenceWriter):
+class _KeepsWrittenRows(reference_sink.ReferenceWriter):
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         rows = list(self.rows)
         committables = super().pre_commit(checkpoint)
@@ -156,7 +152,7 @@ class CarriesRowsOver(BrokenSink):
     writer_class = _KeepsWrittenRows
 
 
-class _EmptyIsAnError(ReferenceWriter):
+class _EmptyIsAnError(reference_sink.ReferenceWriter):
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         if not self.rows:
             raise SinkError("there is no open transaction")
@@ -170,7 +166,7 @@ class FailsOnEmptyCheckpoint(BrokenSink):
     writer_class = _EmptyIsAnError
 
 
-class _SwallowsBadRows(ReferenceWriter):
+class _SwallowsBadRows(reference_sink.ReferenceWriter):
     def require_good(self) -> None:
         self.rows = list({row["id"]: row for row in self.rows}.values())
 
@@ -185,7 +181,7 @@ class SwallowsBadRows(BrokenSink):
 # --- names and committables ---------------------------------------------------------------------
 
 
-class _RandomNames(ReferenceWriter):
+class _RandomNames(reference_sink.ReferenceWriter):
     def name(self, checkpoint: CheckpointId) -> TransactionId:
         attempt = random.randrange(10**7, 10**8)
         return TransactionId(self.context.sink_id, attempt, checkpoint, self.context.subtask)
@@ -203,7 +199,7 @@ def _without_attempt(transaction_id: TransactionId) -> str:
     return str(TransactionId(own.sink_id, 1, own.checkpoint, own.subtask))
 
 
-class _NamesWithoutAttempt(ReferenceWriter):
+class _NamesWithoutAttempt(reference_sink.ReferenceWriter):
     def stored_name(self, transaction_id: TransactionId) -> str:
         return _without_attempt(transaction_id)
 
@@ -214,7 +210,7 @@ class _NamesWithoutAttempt(ReferenceWriter):
             raise SinkError(f"transaction {transaction_id} is prepared already") from error
 
 
-class _WithoutAttempt(ReferenceCommitter):
+class _WithoutAttempt(reference_sink.ReferenceCommitter):
     def stored_name(self, transaction_id: TransactionId) -> str:
         return _without_attempt(transaction_id)
 
@@ -227,7 +223,7 @@ class NamesWithoutAttempt(BrokenSink):
     committer_class = _WithoutAttempt
 
 
-class _CarriesPassword(ReferenceWriter):
+class _CarriesPassword(reference_sink.ReferenceWriter):
     def payload(self) -> bytes:
         return f"sqlite://kit:{self.sink.password}@{self.sink.path}".encode()
 
@@ -249,7 +245,7 @@ class PrintsPassword(BrokenSink):
         return f"PrintsPassword({self.path!r}, password={self.password!r})"
 
 
-class _CarriesRows(ReferenceWriter):
+class _CarriesRows(reference_sink.ReferenceWriter):
     def payload(self) -> bytes:
         return json.dumps(self.rows).encode()[:60_000]
 
@@ -261,14 +257,14 @@ class CarriesRowsInCommittable(BrokenSink):
     writer_class = _CarriesRows
 
 
-class _PreparesTheNameFirst(ReferenceWriter):
+class _PreparesTheNameFirst(reference_sink.ReferenceWriter):
     """Prepares in two steps, rows last."""
 
     def prepare(self, transaction_id: TransactionId) -> None:
         rows, self.rows = self.rows, []
         super().prepare(transaction_id)
         self.rows = rows
-        with transaction(self.sink.path) as connection:
+        with reference_sink.transaction(self.sink.path) as connection:
             connection.execute(
                 "UPDATE prepared SET rows = ? WHERE name = ?",
                 (json.dumps(rows), str(transaction_id)),
@@ -286,7 +282,7 @@ class PreparesTheNameFirst(BrokenSink):
 # --- tried again without an end -----------------------------------------------------------------
 
 
-class _BlamesTheTarget(ReferenceWriter):
+class _BlamesTheTarget(reference_sink.ReferenceWriter):
     def require_good(self) -> None:
         try:
             super().require_good()
@@ -305,7 +301,7 @@ class _ServiceUnavailable(Exception):
     """An error class of a client's own, with a word for a connection in its name."""
 
 
-class _BlamesTheService(ReferenceWriter):
+class _BlamesTheService(reference_sink.ReferenceWriter):
     def require_good(self) -> None:
         try:
             super().require_good()

@@ -21,16 +21,7 @@ import pyarrow as pa
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import BadRow, ConfigError, Fenced
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
@@ -91,14 +82,14 @@ class ReferenceWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.to_pylist()
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         if not self.rows:
             return ()
         self.require_good()
         transaction_id = self.name(checkpoint)
         reach("flushed")
         self.prepare(transaction_id)
-        committable = Committable(transaction_id, len(self.rows), self.payload())
+        committable = committables.Committable(transaction_id, len(self.rows), self.payload())
         self.rows = []
         return (committable,)
 
@@ -142,12 +133,12 @@ class ReferenceCommitter(Committer):
         self.sink = sink
         self.context = context
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         name = self.stored_name(committable.transaction)
         try:
             with transaction(self.sink.path) as connection:
                 if self.is_committed(connection, name):
-                    return AlreadyCommitted()
+                    return committables.AlreadyCommitted()
                 rows = self.prepared_rows(connection, name)
                 if rows is None:
                     return self.unknown(name)
@@ -155,10 +146,10 @@ class ReferenceCommitter(Committer):
                 self.record(connection, committable.transaction)
         except sqlite3.IntegrityError as error:
             return self.refused(str(error))
-        return Committed()
+        return committables.Committed()
 
-    def refused(self, why: str) -> CommitOutcome:
-        return RetryLater(why, until_mended=True)
+    def refused(self, why: str) -> committables.CommitOutcome:
+        return committables.RetryLater(why, until_mended=True)
 
     def apply(self, connection: sqlite3.Connection, rows: str) -> None:
         connection.executemany(
@@ -173,22 +164,22 @@ class ReferenceCommitter(Committer):
             (name, self.context.sink_id, transaction_id.checkpoint),
         )
 
-    def unknown(self, name: str) -> CommitOutcome:
-        return Lost(f"{name} is neither prepared nor in the ledger")
+    def unknown(self, name: str) -> committables.CommitOutcome:
+        return committables.Lost(f"{name} is neither prepared nor in the ledger")
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         name = self.stored_name(committable.transaction)
         with transaction(self.sink.path) as connection:
             if self.is_committed(connection, name):
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             connection.execute("DELETE FROM prepared WHERE name = ?", (name,))
-        return Aborted()
+        return committables.Aborted()
 
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         with transaction(self.sink.path) as connection:
             names = self.listed(connection)
         parsed = [TransactionId.parse(name) for name in names]
-        return [Committable(one) for one in parsed if one is not None]
+        return [committables.Committable(one) for one in parsed if one is not None]
 
     def listed(self, connection: sqlite3.Connection) -> list[str]:
         found = connection.execute(
@@ -301,7 +292,7 @@ class ReferenceTarget(SinkTarget):
     def secrets(self) -> Sequence[str]:
         return [PASSWORD]
 
-    def lose(self, committable: Committable) -> None:
+    def lose(self, committable: committables.Committable) -> None:
         with transaction(self._path) as connection:
             connection.execute(
                 "DELETE FROM prepared WHERE name = ?", (str(committable.transaction),)

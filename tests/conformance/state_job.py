@@ -10,21 +10,8 @@ from typing import Any
 import pyarrow as pa
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
+from onceflow.core import state
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state import (
-    AccumulatorColumn,
-    AccumulatorTable,
-    HeapBackend,
-    KeyedStateStore,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    RocksDBBackend,
-    StateBackend,
-    StateContext,
-    StateHandle,
-    StateReader,
-    ValueStateDescriptor,
-)
 from onceflow.core.state.heap.store import HeapStore
 from onceflow.core.state.heap.tables import LayerLimits
 from onceflow.core.state.states.operator_state import OperatorStateStore
@@ -33,47 +20,50 @@ MAX_PARALLELISM = 128
 
 
 @dataclass(frozen=True, slots=True)
-class LayeredHeap(StateBackend):
+class LayeredHeap(state.StateBackend):
     """The heap, which writes what has changed however small the state is."""
 
     def open(
-        self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
-    ) -> KeyedStateStore:
+        self,
+        context: state.StateContext,
+        restored: Sequence[state.StateHandle],
+        reader: state.StateReader,
+    ) -> state.KeyedStateStore:
         limits = LayerLimits(entries_min=0, changed_share_max=2, layers_share_max=1_000)
         return HeapStore.open(context, restored, reader, limits)
 
 
-BACKENDS: dict[str, StateBackend] = {
-    "heap": HeapBackend(),
+BACKENDS: dict[str, state.StateBackend] = {
+    "heap": state.HeapBackend(),
     "heap-layers": LayeredHeap(),
-    "rocksdb-incremental": RocksDBBackend(incremental=True),
-    "rocksdb-full": RocksDBBackend(incremental=False),
-    "rocksdb-small-cache": RocksDBBackend(incremental=True, cache_entries=16),
+    "rocksdb-incremental": state.RocksDBBackend(incremental=True),
+    "rocksdb-full": state.RocksDBBackend(incremental=False),
+    "rocksdb-small-cache": state.RocksDBBackend(incremental=True, cache_entries=16),
 }
 
 SUITE_BACKENDS = ["heap", "rocksdb-incremental", "rocksdb-small-cache"]
 """Those that every test runs over; full snapshots differ in their upload alone."""
 
-BALANCE = ValueStateDescriptor[int]("balance", int, default=0)
-RECENT = ListStateDescriptor[str]("recent", str)
-BY_DAY = MapStateDescriptor[str, int]("by day", str, int)
+BALANCE = state.ValueStateDescriptor[int]("balance", int, default=0)
+RECENT = state.ListStateDescriptor[str]("recent", str)
+BY_DAY = state.MapStateDescriptor[str, int]("by day", str, int)
 COLUMNS = (
-    AccumulatorColumn("total", "sum", pa.int64()),
-    AccumulatorColumn("mean", "sum", pa.float64()),
-    AccumulatorColumn("rows", "count", pa.int64()),
-    AccumulatorColumn("low", "min", pa.int64()),
-    AccumulatorColumn("high", "max", pa.float64()),
+    state.AccumulatorColumn("total", "sum", pa.int64()),
+    state.AccumulatorColumn("mean", "sum", pa.float64()),
+    state.AccumulatorColumn("rows", "count", pa.int64()),
+    state.AccumulatorColumn("low", "min", pa.int64()),
+    state.AccumulatorColumn("high", "max", pa.float64()),
 )
 
 
 class Job:
     """Opens stores of one backend, snapshots and restores them, and closes them all."""
 
-    def __init__(self, backend: StateBackend, scratch: Path, storage: MemoryStorage) -> None:
+    def __init__(self, backend: state.StateBackend, scratch: Path, storage: MemoryStorage) -> None:
         self.backend = backend
         self.storage = storage
         self._scratch = scratch
-        self.stores: list[KeyedStateStore] = []
+        self.stores: list[state.KeyedStateStore] = []
         self._checkpoint = 0
 
     def without_keys(self, index: int, parallelism: int) -> OperatorStateStore:
@@ -89,22 +79,22 @@ class Job:
 
     def context(
         self, index: int = 0, parallelism: int = 1, max_parallelism: int = MAX_PARALLELISM
-    ) -> StateContext:
+    ) -> state.StateContext:
         start = -(-index * max_parallelism // parallelism)
         stop = -(-(index + 1) * max_parallelism // parallelism)
         scratch = self._scratch / str(len(self.stores))
-        return StateContext("op", index, range(start, stop), max_parallelism, scratch)
+        return state.StateContext("op", index, range(start, stop), max_parallelism, scratch)
 
     def open(
         self,
-        handles: Sequence[StateHandle] = (),
+        handles: Sequence[state.StateHandle] = (),
         *,
         index: int = 0,
         parallelism: int = 1,
         max_parallelism: int = MAX_PARALLELISM,
-        backend: StateBackend | None = None,
+        backend: state.StateBackend | None = None,
         allow_non_restored_state: bool = False,
-    ) -> KeyedStateStore:
+    ) -> state.KeyedStateStore:
         context = replace(
             self.context(index, parallelism, max_parallelism),
             allow_non_restored_state=allow_non_restored_state,
@@ -112,19 +102,19 @@ class Job:
         mine = [handle for handle in handles if self.overlaps(handle, context.key_groups)]
         return self.adopt((backend or self.backend).open(context, mine, self.storage))
 
-    def adopt(self, store: KeyedStateStore) -> KeyedStateStore:
+    def adopt(self, store: state.KeyedStateStore) -> state.KeyedStateStore:
         self.stores.append(store)
         return store
 
     @staticmethod
-    def overlaps(handle: StateHandle, groups: range) -> bool:
+    def overlaps(handle: state.StateHandle, groups: range) -> bool:
         return handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
 
     def next_checkpoint(self) -> CheckpointId:
         self._checkpoint += 1
         return CheckpointId(self._checkpoint)
 
-    def snapshot(self, store: KeyedStateStore) -> tuple[StateHandle, ...]:
+    def snapshot(self, store: state.KeyedStateStore) -> tuple[state.StateHandle, ...]:
         checkpoint = self.next_checkpoint()
         handles = store.snapshot(checkpoint).upload(self.storage)
         store.notify_completed(checkpoint)
@@ -139,7 +129,7 @@ class Job:
 class States:
     """A store's states, with helpers that set the key first."""
 
-    store: KeyedStateStore
+    store: state.KeyedStateStore
 
     def __post_init__(self) -> None:
         self.value = self.store.value_state(BALANCE)
@@ -162,12 +152,12 @@ def keys_named(count: int) -> list[str]:
     return [f"account-{number}" for number in range(count)]
 
 
-def table_of(store: KeyedStateStore) -> AccumulatorTable:
+def table_of(store: state.KeyedStateStore) -> state.AccumulatorTable:
     return store.accumulators("running", [pa.string()], COLUMNS)
 
 
 def aggregate(
-    store: KeyedStateStore, keys: Sequence[str], amounts: Sequence[int | None]
+    store: state.KeyedStateStore, keys: Sequence[str], amounts: Sequence[int | None]
 ) -> dict[str, Any]:
     integers = pa.array(amounts, pa.int64())
     floats = integers.cast(pa.float64(), safe=False)

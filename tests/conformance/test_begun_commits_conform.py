@@ -10,19 +10,14 @@ from tests.conformance.beginning_sink import BeginningCommitter, BeginningSink
 from tests.conformance.reference_sink import ReferenceSink, ReferenceTarget
 
 from onceflow.core.protocol.committables import Committable
-from onceflow.integration.conformance import (
-    ClauseOutcome,
-    SinkConformance,
-    SinkTarget,
-    run_clauses,
-)
+from onceflow.integration import conformance
 from onceflow.integration.conformance.clauses import beginning, running
 from onceflow.integration.conformance.processes import Processes
 
 
-class TestBeginningSink(SinkConformance):
+class TestBeginningSink(conformance.SinkConformance):
     @pytest.fixture
-    def sink_target(self, tmp_path: Path) -> SinkTarget:
+    def sink_target(self, tmp_path: Path) -> conformance.SinkTarget:
         return ReferenceTarget(tmp_path, BeginningSink)
 
 
@@ -50,9 +45,11 @@ def test_clauses_about_begun_commits_are_not_passed_by_a_sink_that_begins_none(
     clauses = [one for one in beginning.CLAUSES if not one.needs]
     if sink is ReferenceSink:
         clauses.append(running.job_killed_at_begun)
-    results = run_clauses(lambda: ReferenceTarget(tmp_path, sink), clauses, onceflow_processes)
+    results = conformance.run_clauses(
+        lambda: ReferenceTarget(tmp_path, sink), clauses, onceflow_processes
+    )
     ends = {one.clause.id: (one.outcome, one.reason) for one in results}
-    assert ends == {one.id: (ClauseOutcome.NOT_TESTED, reason) for one in clauses}
+    assert ends == {one.id: (conformance.ClauseOutcome.NOT_TESTED, reason) for one in clauses}
 
 
 def test_each_clause_about_begun_commits_has_a_sink_that_breaks_it() -> None:

@@ -13,14 +13,7 @@ from deltalake import DeltaTable
 from examples.delta_sink import DeltaCommitter, DeltaSink
 from tests.conformance.test_delta_example_conforms import DeltaTarget
 
-from onceflow.connectors import (
-    AlreadyCommitted,
-    CheckpointId,
-    CommitOutcome,
-    Committable,
-    CommitterContext,
-    GlobalCommitter,
-)
+from onceflow import connectors
 from onceflow.integration.conformance import ClauseOutcome, run_clauses
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clause_catalog import CLAUSES
@@ -32,10 +25,10 @@ class _TakesOlder(DeltaCommitter):
     """Compares with the last checkpoint for equality, as a sink does that expects no late word."""
 
     def commit_checkpoint(
-        self, checkpoint: CheckpointId, committables: Sequence[Committable]
-    ) -> CommitOutcome:
+        self, checkpoint: connectors.CheckpointId, committables: Sequence[connectors.Committable]
+    ) -> connectors.CommitOutcome:
         if self.read_committed_through() == checkpoint:
-            return AlreadyCommitted()
+            return connectors.AlreadyCommitted()
         return self.append(DeltaTable(self.path), checkpoint, committables)
 
 
@@ -43,8 +36,8 @@ class _SkipsWhatIsGone(DeltaCommitter):
     """Makes a version of the files that it finds."""
 
     def commit_checkpoint(
-        self, checkpoint: CheckpointId, committables: Sequence[Committable]
-    ) -> CommitOutcome:
+        self, checkpoint: connectors.CheckpointId, committables: Sequence[connectors.Committable]
+    ) -> connectors.CommitOutcome:
         found = [one for one in committables if self.files.path(one.transaction).exists()]
         return super().commit_checkpoint(checkpoint, found)
 
@@ -53,8 +46,8 @@ class _OneVersionAFile(DeltaCommitter):
     """Makes a version of each file, all with the proof of the checkpoint."""
 
     def commit_checkpoint(
-        self, checkpoint: CheckpointId, committables: Sequence[Committable]
-    ) -> CommitOutcome:
+        self, checkpoint: connectors.CheckpointId, committables: Sequence[connectors.Committable]
+    ) -> connectors.CommitOutcome:
         outcomes = [
             super(_OneVersionAFile, self).commit_checkpoint(checkpoint, [c]) for c in committables
         ]
@@ -70,7 +63,7 @@ class BrokenDeltaSink(DeltaSink):
         kind.__name__: kind for kind in (_TakesOlder, _SkipsWhatIsGone, _OneVersionAFile)
     }
 
-    def committer(self, context: CommitterContext) -> GlobalCommitter:
+    def committer(self, context: connectors.CommitterContext) -> connectors.GlobalCommitter:
         return self.kinds[self.kind](self.path, context.sink_id)
 
 

@@ -9,15 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.conformance import broken_committers, broken_latecomers
+from tests.conformance import broken_committers, broken_latecomers, reference_sink
 from tests.conformance.broken_sink import BrokenSink
 from tests.conformance.broken_sinks import GALLERY
-from tests.conformance.reference_sink import (
-    ReferenceCommitter,
-    ReferenceSink,
-    ReferenceTarget,
-    ReferenceWriter,
-)
 
 from onceflow.core.errors import BadRow
 from onceflow.core.protocol.committables import CommitOutcome
@@ -64,7 +58,7 @@ class _ClientError(Exception):
     """An error class of a client's own."""
 
 
-class _RefusingWriter(ReferenceWriter):
+class _RefusingWriter(reference_sink.ReferenceWriter):
     def require_good(self) -> None:
         try:
             super().require_good()
@@ -72,12 +66,12 @@ class _RefusingWriter(ReferenceWriter):
             raise _ClientError("400: the id is there already") from None
 
 
-class _RefusingCommitter(ReferenceCommitter):
+class _RefusingCommitter(reference_sink.ReferenceCommitter):
     def refused(self, why: str) -> CommitOutcome:
         raise _ClientError(f"400: {why}")
 
 
-class _SinkWithErrorsOfItsOwn(ReferenceSink):
+class _SinkWithErrorsOfItsOwn(reference_sink.ReferenceSink):
     writer_class = _RefusingWriter
     committer_class = _RefusingCommitter
 
@@ -143,12 +137,14 @@ def _failed(
     return {one.clause.id: one.reason for one in results if one.outcome is ClauseOutcome.FAILED}
 
 
-def _targets(directory: Path, broken: type[ReferenceSink]) -> Callable[[], ReferenceTarget]:
+def _targets(
+    directory: Path, broken: type[reference_sink.ReferenceSink]
+) -> Callable[[], reference_sink.ReferenceTarget]:
     numbers = itertools.count()
 
-    def make() -> ReferenceTarget:
+    def make() -> reference_sink.ReferenceTarget:
         own = directory / str(next(numbers))
         own.mkdir()
-        return ReferenceTarget(own, broken)
+        return reference_sink.ReferenceTarget(own, broken)
 
     return make

@@ -17,18 +17,9 @@ from tests.support.clouds import Cloud, cloud_of
 from tests.support.servers.hdfs import EmbeddedHdfs
 
 from onceflow.core.errors import StorageError
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.file_location import FileLocation
-from onceflow.core.storage.filesystems.filesystem import (
-    AdoptsFiles,
-    AlreadyExists,
-    Copies,
-    Created,
-    CreateOutcome,
-    CreatesAtomically,
-    FileSystem,
-    Renames,
-    StreamedFiles,
-)
+from onceflow.core.storage.filesystems.filesystem import StreamedFiles
 from onceflow.core.storage.filesystems.fsspec import RemoteDirectory
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
 from onceflow.core.storage.memory_storage import MemoryFiles
@@ -127,54 +118,56 @@ def fs(anew: Callable[[], StreamedFiles]) -> StreamedFiles:
 
 
 def test_the_first_creator_wins_and_the_second_is_shown_what_stands(
-    fs: FileSystem, anew: Callable[[], FileSystem]
+    fs: filesystem.FileSystem, anew: Callable[[], filesystem.FileSystem]
 ) -> None:
-    assert fs.create_if_absent("log/1", b"first") == Created()
-    assert anew().create_if_absent("log/1", b"second") == AlreadyExists(b"first")
+    assert fs.create_if_absent("log/1", b"first") == filesystem.Created()
+    assert anew().create_if_absent("log/1", b"second") == filesystem.AlreadyExists(b"first")
     assert fs.read("log/1") == b"first"
     assert fs.list("log") == ("1",)
     assert fs.list_unfinished("log") == ()
 
 
-def test_a_creation_that_is_repeated_shows_the_callers_own_bytes(fs: FileSystem) -> None:
-    assert fs.create_if_absent("owner", b"token") == Created()
-    assert fs.create_if_absent("owner", b"token") == AlreadyExists(b"token")
+def test_a_creation_that_is_repeated_shows_the_callers_own_bytes(fs: filesystem.FileSystem) -> None:
+    assert fs.create_if_absent("owner", b"token") == filesystem.Created()
+    assert fs.create_if_absent("owner", b"token") == filesystem.AlreadyExists(b"token")
 
 
 def _create_at_once(
-    fs: FileSystem,
+    fs: filesystem.FileSystem,
     path: str,
     start: threading.Barrier,
-    outcomes: list[tuple[bytes, CreateOutcome]],
+    outcomes: list[tuple[bytes, filesystem.CreateOutcome]],
     mine: bytes,
 ) -> None:
     start.wait()
     outcomes.append((mine, fs.create_if_absent(path, mine)))
 
 
-def test_what_a_file_system_promises_is_what_it_is_tried_for(fs: FileSystem, kind: str) -> None:
-    assert isinstance(fs, CreatesAtomically) == (kind in ATOMIC)
-    assert isinstance(fs, AdoptsFiles) == (kind in ADOPTS)
-    assert isinstance(fs, Renames) == (kind in RENAMES)
-    assert isinstance(fs, Copies) == (kind in STREAMED and kind not in RENAMES)
+def test_what_a_file_system_promises_is_what_it_is_tried_for(
+    fs: filesystem.FileSystem, kind: str
+) -> None:
+    assert isinstance(fs, filesystem.CreatesAtomically) == (kind in ATOMIC)
+    assert isinstance(fs, filesystem.AdoptsFiles) == (kind in ADOPTS)
+    assert isinstance(fs, filesystem.Renames) == (kind in RENAMES)
+    assert isinstance(fs, filesystem.Copies) == (kind in STREAMED and kind not in RENAMES)
 
 
 @_on(*ATOMIC)
-def test_of_many_threads_exactly_one_creates(fs: FileSystem, kind: str) -> None:
+def test_of_many_threads_exactly_one_creates(fs: filesystem.FileSystem, kind: str) -> None:
     fs.make_directory("log")
     for round_number in range(5 if kind in ("s3", "hdfs", "azure", "google") else 40):
         start = threading.Barrier(8)
-        outcomes: list[tuple[bytes, CreateOutcome]] = []
+        outcomes: list[tuple[bytes, filesystem.CreateOutcome]] = []
         create = partial(_create_at_once, fs, f"log/{round_number}", start, outcomes)
         threads = [threading.Thread(target=create, args=(b"%d" % i,)) for i in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        winners = [mine for mine, outcome in outcomes if outcome == Created()]
+        winners = [mine for mine, outcome in outcomes if outcome == filesystem.Created()]
         assert len(winners) == 1
-        losers = [outcome for _, outcome in outcomes if outcome != Created()]
-        assert losers == [AlreadyExists(winners[0])] * 7
+        losers = [outcome for _, outcome in outcomes if outcome != filesystem.Created()]
+        assert losers == [filesystem.AlreadyExists(winners[0])] * 7
         assert fs.read(f"log/{round_number}") == winners[0]
 
 
@@ -182,7 +175,7 @@ def test_of_many_threads_exactly_one_creates(fs: FileSystem, kind: str) -> None:
 
 
 def test_a_written_file_is_read_back_and_replaced_as_a_whole(
-    fs: FileSystem, anew: Callable[[], FileSystem]
+    fs: filesystem.FileSystem, anew: Callable[[], filesystem.FileSystem]
 ) -> None:
     assert fs.write("chk-1/a1/f", (b"one", memoryview(b"two"))) == 6
     assert anew().read("chk-1/a1/f") == b"onetwo"
@@ -193,7 +186,7 @@ def test_a_written_file_is_read_back_and_replaced_as_a_whole(
     assert fs.read("chk-1/a1/f") == b""
 
 
-def test_a_large_file_comes_back_in_pieces(fs: FileSystem) -> None:
+def test_a_large_file_comes_back_in_pieces(fs: filesystem.FileSystem) -> None:
     data = os.urandom(3 * CHUNK_BYTES + 17)
     assert fs.write("f", (data[:CHUNK_BYTES], data[CHUNK_BYTES:])) == len(data)
     chunks = fs.read_chunks("f")
@@ -204,7 +197,7 @@ def test_a_large_file_comes_back_in_pieces(fs: FileSystem) -> None:
     assert b"".join(pieces) == data
 
 
-def test_what_is_not_there_is_none_and_nothing(fs: FileSystem) -> None:
+def test_what_is_not_there_is_none_and_nothing(fs: filesystem.FileSystem) -> None:
     fs.write("yes/such", (b"",))
     assert fs.read("no/such") is None
     assert fs.read_chunks("no/such") is None
@@ -217,7 +210,7 @@ def test_what_is_not_there_is_none_and_nothing(fs: FileSystem) -> None:
     fs.delete_directory_if_empty("no")
 
 
-def test_a_path_below_a_file_is_missing(fs: FileSystem) -> None:
+def test_a_path_below_a_file_is_missing(fs: filesystem.FileSystem) -> None:
     fs.write("README", (b"a file",))
     assert fs.list("README/log") == ()
     assert fs.list("README") == ()
@@ -232,7 +225,7 @@ def test_a_path_below_a_file_is_missing(fs: FileSystem) -> None:
     assert fs.read("README") == b"a file"
 
 
-def test_a_file_says_when_it_was_written(fs: FileSystem) -> None:
+def test_a_file_says_when_it_was_written(fs: filesystem.FileSystem) -> None:
     fs.write("early", (b"",))
     fs.write("late", (b"",))
     early, late = fs.find_modified_time("early"), fs.find_modified_time("late")
@@ -242,7 +235,7 @@ def test_a_file_says_when_it_was_written(fs: FileSystem) -> None:
     assert early <= late
 
 
-def test_a_source_that_fails_midway_leaves_no_file(fs: FileSystem) -> None:
+def test_a_source_that_fails_midway_leaves_no_file(fs: filesystem.FileSystem) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"half"
         yield b"more"
@@ -259,7 +252,7 @@ def test_a_source_that_fails_midway_leaves_no_file(fs: FileSystem) -> None:
 
 
 def test_a_listing_has_every_name_that_stood_before_it_in_order(
-    fs: FileSystem, anew: Callable[[], FileSystem]
+    fs: filesystem.FileSystem, anew: Callable[[], filesystem.FileSystem]
 ) -> None:
     for name in ("b", "a/deep/er", "c", "a.b"):
         fs.write(f"log/{name}", (b"x",))
@@ -270,7 +263,7 @@ def test_a_listing_has_every_name_that_stood_before_it_in_order(
 
 
 def test_a_listing_of_more_names_than_a_page_holds_is_whole_and_a_tree_of_them_goes(
-    fs: FileSystem, kind: str
+    fs: filesystem.FileSystem, kind: str
 ) -> None:
     # A page of S3's has 1,000. One of Azure's has 5,000, which Azurite takes minutes to create.
     count = 1_050 if kind in ("s3", "google") else 50
@@ -283,16 +276,18 @@ def test_a_listing_of_more_names_than_a_page_holds_is_whole_and_a_tree_of_them_g
 
 @pytest.mark.parametrize("name", ["a1@uid@0@x+9f.sst", "a b", "50%", "ü", "a=1,b;c", "a%2Fb", "~x"])
 def test_a_name_is_what_it_was_written_as(
-    fs: FileSystem, anew: Callable[[], FileSystem], name: str
+    fs: filesystem.FileSystem, anew: Callable[[], filesystem.FileSystem], name: str
 ) -> None:
-    assert fs.create_if_absent(f"names/{name}", b"one") == Created()
+    assert fs.create_if_absent(f"names/{name}", b"one") == filesystem.Created()
     assert anew().list("names") == (name,)
     assert anew().read(f"names/{name}") == b"one"
     fs.delete(f"names/{name}")
     assert anew().list("names") == ()
 
 
-def test_a_deleted_tree_is_gone_with_all_in_it_and_nothing_beside_it(fs: FileSystem) -> None:
+def test_a_deleted_tree_is_gone_with_all_in_it_and_nothing_beside_it(
+    fs: filesystem.FileSystem,
+) -> None:
     for name in ("chk-1/a1/f", "chk-1/a1/g", "chk-1/a2/f", "chk-10/a1/f"):
         fs.write(name, (b"x",))
     fs.delete_tree("chk-1")
@@ -302,7 +297,7 @@ def test_a_deleted_tree_is_gone_with_all_in_it_and_nothing_beside_it(fs: FileSys
     fs.delete_tree("chk-1")
 
 
-def test_only_an_empty_directory_is_deleted_if_empty(fs: FileSystem) -> None:
+def test_only_an_empty_directory_is_deleted_if_empty(fs: filesystem.FileSystem) -> None:
     fs.write("chk/f", (b"",))
     fs.delete_directory_if_empty("chk")
     assert fs.read("chk/f") == b""
@@ -311,7 +306,7 @@ def test_only_an_empty_directory_is_deleted_if_empty(fs: FileSystem) -> None:
     assert fs.list("") == ()
 
 
-def test_a_directory_that_is_taken_away_is_made_again(fs: FileSystem) -> None:
+def test_a_directory_that_is_taken_away_is_made_again(fs: filesystem.FileSystem) -> None:
     """`discard` removes directories that are empty; a writer may be about to write there."""
     fs.write("chk-1/a1/f", (b"",))
     fs.delete_tree("chk-1")
@@ -319,7 +314,7 @@ def test_a_directory_that_is_taken_away_is_made_again(fs: FileSystem) -> None:
     assert fs.read("chk-1/a1/g") == b"data"
 
 
-def test_each_path_is_called_and_a_failure_comes_out(fs: FileSystem) -> None:
+def test_each_path_is_called_and_a_failure_comes_out(fs: filesystem.FileSystem) -> None:
     for number in range(20):
         fs.write(f"open/{number}", (b"x",))
     fs.for_each(fs.delete, [f"open/{number}" for number in range(20)])
@@ -379,8 +374,8 @@ def test_readers_of_directories_see_what_is_not_hidden(fs: StreamedFiles) -> Non
 @_on(*RENAMES)
 def test_a_renamed_file_moves_once(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
     other = anew()
-    assert isinstance(fs, Renames)
-    assert isinstance(other, Renames)
+    assert isinstance(fs, filesystem.Renames)
+    assert isinstance(other, filesystem.Renames)
     fs.write("staged/1", (WHOLE,))
     assert fs.rename("staged/1", "new/directory/1")
     assert not other.rename("staged/1", "new/directory/1")
@@ -391,7 +386,7 @@ def test_a_renamed_file_moves_once(fs: StreamedFiles, anew: Callable[[], Streame
 
 @_on(*(kind for kind in STREAMED if kind not in RENAMES))
 def test_a_copied_file_is_there_twice(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
-    assert isinstance(fs, Copies)
+    assert isinstance(fs, filesystem.Copies)
     fs.write("staged/1", (WHOLE,))
     assert fs.copy("staged/1", "public/1")
     assert fs.copy("staged/1", "public/1")
@@ -405,8 +400,10 @@ def test_a_copied_file_is_there_twice(fs: StreamedFiles, anew: Callable[[], Stre
 
 
 @_on(*ADOPTS)
-def test_an_adopted_file_stays_when_its_source_goes(fs: FileSystem, tmp_path: Path) -> None:
-    assert isinstance(fs, AdoptsFiles)
+def test_an_adopted_file_stays_when_its_source_goes(
+    fs: filesystem.FileSystem, tmp_path: Path
+) -> None:
+    assert isinstance(fs, filesystem.AdoptsFiles)
     source = tmp_path / "000012.sst"
     source.write_bytes(WHOLE)
     assert fs.adopt("shared/f", source)

@@ -8,93 +8,86 @@ import pytest
 from tests.conformance.sink_targets import KafkaTarget, MySQLTarget, PostgresTarget
 
 from onceflow.integration.conformance import SinkConformance, SinkTarget
-from onceflow.integration.servers.kinds import (
-    OwnDatabase,
-    OwnKafka,
-    make_kafka,
-    make_mariadb,
-    make_mysql,
-    make_postgres,
-)
+from onceflow.integration.servers import kinds
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[OwnDatabase]:
-    with make_postgres() as server:
+def postgres() -> Iterator[kinds.OwnDatabase]:
+    with kinds.make_postgres() as server:
         PostgresTarget(server).create()
         yield server
 
 
 class TestPostgresTwoPhase(SinkConformance):
     @pytest.fixture
-    def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
+    def sink_target(self, postgres: kinds.OwnDatabase) -> SinkTarget:
         return PostgresTarget(postgres, {"commit_mode": "two_phase"})
 
 
 class TestPostgresLedger(SinkConformance):
     @pytest.fixture
-    def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
+    def sink_target(self, postgres: kinds.OwnDatabase) -> SinkTarget:
         return PostgresTarget(postgres, {"commit_mode": "ledger"})
 
 
 @pytest.mark.slow
 class TestPostgresUpsert(SinkConformance):
     @pytest.fixture
-    def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
+    def sink_target(self, postgres: kinds.OwnDatabase) -> SinkTarget:
         return PostgresTarget(postgres, {"commit_mode": "two_phase", "write_mode": "upsert"})
 
 
 @pytest.fixture(scope="module")
-def mysql() -> Iterator[OwnDatabase]:
-    with make_mysql() as server:
+def mysql() -> Iterator[kinds.OwnDatabase]:
+    with kinds.make_mysql() as server:
         MySQLTarget(server).create()
         yield server
 
 
 class TestMySQLTwoPhase(SinkConformance):
     @pytest.fixture
-    def sink_target(self, mysql: OwnDatabase) -> SinkTarget:
+    def sink_target(self, mysql: kinds.OwnDatabase) -> SinkTarget:
         return MySQLTarget(mysql, {"commit_mode": "two_phase"})
 
 
 @pytest.mark.slow
 class TestMySQLLedger(SinkConformance):
     @pytest.fixture
-    def sink_target(self, mysql: OwnDatabase) -> SinkTarget:
+    def sink_target(self, mysql: kinds.OwnDatabase) -> SinkTarget:
         return MySQLTarget(mysql, {"commit_mode": "ledger"})
 
 
 @pytest.fixture(scope="module")
-def mariadb() -> Iterator[OwnDatabase]:
-    with make_mariadb() as server:
+def mariadb() -> Iterator[kinds.OwnDatabase]:
+    with kinds.make_mariadb() as server:
         MySQLTarget(server).create()
         yield server
 
 
 class TestMariaDBTwoPhase(SinkConformance):
     @pytest.fixture
-    def sink_target(self, mariadb: OwnDatabase) -> SinkTarget:
+    def sink_target(self, mariadb: kinds.OwnDatabase) -> SinkTarget:
         return MySQLTarget(mariadb, {"commit_mode": "two_phase"})
 
 
 @pytest.mark.slow
 class TestMariaDBLedger(SinkConformance):
     @pytest.fixture
-    def sink_target(self, mariadb: OwnDatabase) -> SinkTarget:
+    def sink_target(self, mariadb: kinds.OwnDatabase) -> SinkTarget:
         return MySQLTarget(mariadb, {"commit_mode": "ledger"})
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[OwnKafka]:
-    with make_kafka() as server:
+def broker() -> Iterator[kinds.OwnKafka]:
+    with kinds.make_kafka() as server:
         yield server
 
 
 class TestKafka(SinkConformance):
     @pytest.fixture
-    def sink_target(self, broker: OwnKafka) -> Iterator[SinkTarget]:
+    def sink_target(self, broker: kinds.OwnKafka) -> Iterator[SinkTarget]:
         target = KafkaTarget(broker)
         yield target
         target.close()

@@ -21,16 +21,9 @@ from tests.conformance.state_job import (
 )
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
+from onceflow.core import state
 from onceflow.core.errors import CheckpointCorrupt, ConfigError, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.state import (
-    ListStateDescriptor,
-    MapStateDescriptor,
-    StateBackend,
-    StateHandle,
-    ValueStateDescriptor,
-    key_group_of,
-)
 from onceflow.core.storage import FileSystemStorage
 
 
@@ -63,13 +56,13 @@ def test_setting_none_clears_and_the_default_comes_back(job: Job) -> None:
     states.value.set(7)
     states.value.set(None)  # type: ignore[arg-type]
     assert states.value.get() == 0
-    plain = states.store.value_state(ValueStateDescriptor[Any]("plain"))
+    plain = states.store.value_state(state.ValueStateDescriptor[Any]("plain"))
     assert plain.get() is None
 
 
 def test_map_entries_are_found_removed_and_listed_one_by_one(job: Job) -> None:
     store = job.open()
-    mapped = store.map_state(MapStateDescriptor[tuple[str, int], float]("m", Any, float))
+    mapped = store.map_state(state.MapStateDescriptor[tuple[str, int], float]("m", Any, float))
     store.set_current_key(1)
     for number in range(10):
         mapped.put(("k", number), float(number))
@@ -79,7 +72,7 @@ def test_map_entries_are_found_removed_and_listed_one_by_one(job: Job) -> None:
     mapped.put(("k", 3), 0.5)
     restored = job.open(job.snapshot(store))
     for each in (store, restored):
-        again = each.map_state(MapStateDescriptor[tuple[str, int], float]("m", Any, float))
+        again = each.map_state(state.MapStateDescriptor[tuple[str, int], float]("m", Any, float))
         each.set_current_key(1)
         assert sorted(again.keys()) == [("k", n) for n in range(10) if n != 3]
         assert again.get(("k", 4)) == 4.0
@@ -102,10 +95,12 @@ def test_a_map_may_be_changed_while_its_items_are_read(job: Job) -> None:
 
 def test_a_value_changed_in_place_changes_neither_state_nor_snapshot(job: Job) -> None:
     store = job.open()
-    descriptor = ValueStateDescriptor[list[int]]("value", list[int], default=[0])
+    descriptor = state.ValueStateDescriptor[list[int]]("value", list[int], default=[0])
     value = store.value_state(descriptor)
-    elements = store.list_state(ListStateDescriptor[dict[str, int]]("elements", dict[str, int]))
-    mapped = store.map_state(MapStateDescriptor[str, list[int]]("mapped", str, list[int]))
+    elements = store.list_state(
+        state.ListStateDescriptor[dict[str, int]]("elements", dict[str, int])
+    )
+    mapped = store.map_state(state.MapStateDescriptor[str, list[int]]("mapped", str, list[int]))
     store.set_current_key("a")
     value.get().append(99)
     assert value.get() == [0]
@@ -122,9 +117,9 @@ def test_a_value_changed_in_place_changes_neither_state_nor_snapshot(job: Job) -
     for each in (store, restored):
         each.set_current_key("a")
         assert each.value_state(descriptor).get() == [1, 2]
-        list_descriptor = ListStateDescriptor[dict[str, int]]("elements", dict[str, int])
+        list_descriptor = state.ListStateDescriptor[dict[str, int]]("elements", dict[str, int])
         assert each.list_state(list_descriptor).get() == [{"n": 1}]
-        map_descriptor = MapStateDescriptor[str, list[int]]("mapped", str, list[int])
+        map_descriptor = state.MapStateDescriptor[str, list[int]]("mapped", str, list[int])
         assert each.map_state(map_descriptor).get("e") == [5]
 
 
@@ -133,16 +128,16 @@ def test_after_rescaling_every_key_is_in_its_own_range_and_only_there(
     job: Job, old: int, new: int
 ) -> None:
     keys = keys_named(120)
-    handles: list[StateHandle] = []
+    handles: list[state.StateHandle] = []
     for index in range(old):
         store = job.open(index=index, parallelism=old)
         groups = job.context(index, old).key_groups
-        mine = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+        mine = [key for key in keys if state.key_group_of(key, MAX_PARALLELISM) in groups]
         states = States(store)
         states.fill(mine, "x", 1)
         if index % 2:  # not every subtask has asked for every state
             store.set_current_key("odd")
-            store.value_state(ValueStateDescriptor[int]("only in odd ones", int))
+            store.value_state(state.ValueStateDescriptor[int]("only in odd ones", int))
         aggregate(store, mine, [1] * len(mine))
         job.snapshot(store)
         states.fill(mine, "y", 2)
@@ -151,7 +146,7 @@ def test_after_rescaling_every_key_is_in_its_own_range_and_only_there(
         groups = job.context(index, new).key_groups
         store = job.open(handles, index=index, parallelism=new)
         states = States(store)
-        inside = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+        inside = [key for key in keys if state.key_group_of(key, MAX_PARALLELISM) in groups]
         outside = [key for key in keys if key not in set(inside)]
         for key in inside:
             assert states.read(key) == (3, [f"x-{key}", f"y-{key}"], {"x": 1, "y": 2})
@@ -164,13 +159,13 @@ def test_after_rescaling_every_key_is_in_its_own_range_and_only_there(
 
 def test_rescaling_there_and_back_keeps_every_key(job: Job) -> None:
     keys = keys_named(90)
-    handles: list[StateHandle] = []
+    handles: list[state.StateHandle] = []
     for step, parallelism in enumerate([1, 3, 2, 4, 1, 2]):
-        written: list[StateHandle] = []
+        written: list[state.StateHandle] = []
         for index in range(parallelism):
             groups = job.context(index, parallelism).key_groups
             states = States(job.open(handles, index=index, parallelism=parallelism))
-            mine = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+            mine = [key for key in keys if state.key_group_of(key, MAX_PARALLELISM) in groups]
             assert all(states.read(key)[0] == step for key in mine)
             states.fill(mine, str(step), 1)
             written += job.snapshot(states.store)
@@ -227,11 +222,11 @@ def test_restoring_with_another_type_or_kind_is_refused_by_name(job: Job) -> Non
     handles = job.snapshot(states.store)
     restored = job.open(handles)
     with pytest.raises(StateIncompatible, match=r"'balance'.*msgpack/1:int.*msgpack/1:str"):
-        restored.value_state(ValueStateDescriptor[str]("balance", str))
+        restored.value_state(state.ValueStateDescriptor[str]("balance", str))
     with pytest.raises(StateIncompatible, match=r"'recent'.*list .*str.*value .*str"):
-        restored.value_state(ValueStateDescriptor[str]("recent", str))
+        restored.value_state(state.ValueStateDescriptor[str]("recent", str))
     with pytest.raises(StateIncompatible, match=r"'by day'.*str -> msgpack/1:int.*int -> "):
-        restored.map_state(MapStateDescriptor[int, int]("by day", int, int))
+        restored.map_state(state.MapStateDescriptor[int, int]("by day", int, int))
     with pytest.raises(StateIncompatible, match="'running'"):
         restored.accumulators("running", [pa.int64()], COLUMNS)
     with pytest.raises(StateIncompatible, match="'running'"):
@@ -243,7 +238,7 @@ def test_one_name_for_two_states_of_one_store_is_refused(job: Job) -> None:
     store = job.open()
     assert store.value_state(BALANCE) is store.value_state(BALANCE)
     with pytest.raises(ConfigError, match="'balance'"):
-        store.list_state(ListStateDescriptor[int]("balance", int))
+        store.list_state(state.ListStateDescriptor[int]("balance", int))
 
 
 def test_another_max_parallelism_is_refused_with_both_numbers(job: Job) -> None:
@@ -271,7 +266,7 @@ def test_a_savepoint_is_restored_by_every_backend(job: Job, target: str, paralle
         groups = job.context(index, parallelism).key_groups
         store = job.open(handles, index=index, parallelism=parallelism, backend=BACKENDS[target])
         for number, key in enumerate(keys):
-            if key_group_of(key, MAX_PARALLELISM) in groups:
+            if state.key_group_of(key, MAX_PARALLELISM) in groups:
                 assert States(store).read(key) == (1, [f"x-{key}"], {"x": 1})
                 assert aggregate(store, [key], [0])["total"].tolist() == [number]
                 seen += 1
@@ -295,12 +290,12 @@ def test_damaged_and_missing_files_are_refused(job: Job) -> None:
 
 
 def test_state_outlives_attempts_and_rescales_in_checkpoint_storage(
-    backend: StateBackend, tmp_path: Path
+    backend: state.StateBackend, tmp_path: Path
 ) -> None:
     job = Job(backend, tmp_path / "scratch", MemoryStorage())
     storage = FileSystemStorage(str(tmp_path / "storage")).open("ledger")
     keys = keys_named(60)
-    handles: list[StateHandle] = []
+    handles: list[state.StateHandle] = []
     for attempt, parallelism in enumerate([2, 2, 1, 3], start=1):
         for index in range(parallelism):
             context = job.context(index, parallelism)
@@ -309,11 +304,11 @@ def test_state_outlives_attempts_and_rescales_in_checkpoint_storage(
         stores = job.stores[-parallelism:]
         for round_ in range(3):
             checkpoint = CheckpointId(10 * attempt + round_)
-            written: list[StateHandle] = []
+            written: list[state.StateHandle] = []
             for index, store in enumerate(stores):
                 groups = job.context(index, parallelism).key_groups
                 states = States(store)
-                inside = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+                inside = [key for key in keys if state.key_group_of(key, MAX_PARALLELISM) in groups]
                 assert all(states.read(key)[0] == 3 * (attempt - 1) + round_ for key in inside)
                 states.fill(inside, f"{attempt}.{round_}", 1)
                 writer = storage.writer(AttemptId(attempt), checkpoint, "op", index)

@@ -8,44 +8,33 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import (
-    BALANCE,
-    BY_DAY,
-    RECENT,
-    Job,
-    States,
-    keys_named,
-)
+from tests.conformance import state_job
 
+from onceflow.core import state
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.state import (
-    AccumulatorColumn,
-    AccumulatorTable,
-    KeyedStateStore,
-    StateHandle,
-    ValueStateDescriptor,
-)
 
-TOTAL = AccumulatorColumn("total", "sum", pa.int64())
-MEAN = AccumulatorColumn("mean", "sum", pa.float64())
-ROWS = AccumulatorColumn("rows", "count", pa.int64())
-LOW = AccumulatorColumn("low", "min", pa.int64())
-FIRST = AccumulatorColumn("first", "min", pa.timestamp("us", "UTC"))
-KEYS = keys_named(300)
+TOTAL = state.AccumulatorColumn("total", "sum", pa.int64())
+MEAN = state.AccumulatorColumn("mean", "sum", pa.float64())
+ROWS = state.AccumulatorColumn("rows", "count", pa.int64())
+LOW = state.AccumulatorColumn("low", "min", pa.int64())
+FIRST = state.AccumulatorColumn("first", "min", pa.timestamp("us", "UTC"))
+KEYS = state_job.keys_named(300)
 
 
 @pytest.fixture
-def three_states(job: Job) -> tuple[StateHandle, ...]:
-    states = States(job.open())
+def three_states(job: state_job.Job) -> tuple[state.StateHandle, ...]:
+    states = state_job.States(job.open())
     states.fill(KEYS, "x", 7)
     return job.snapshot(states.store)
 
 
-def table_of(store: KeyedStateStore, *columns: AccumulatorColumn) -> AccumulatorTable:
+def table_of(
+    store: state.KeyedStateStore, *columns: state.AccumulatorColumn
+) -> state.AccumulatorTable:
     return store.accumulators("running", [pa.string()], columns)
 
 
-def added(table: AccumulatorTable, amount: int) -> dict[str, list[float]]:
+def added(table: state.AccumulatorTable, amount: int) -> dict[str, list[float]]:
     """Add `amount` to each key's aggregates and return the distinct results of each."""
     amounts = pa.array([amount] * len(KEYS), pa.int64())
     given = {
@@ -67,12 +56,12 @@ def _plain(value: np.generic) -> float:
 
 
 def test_a_state_that_is_not_asked_for_is_refused_by_name(
-    job: Job, three_states: tuple[StateHandle, ...]
+    job: state_job.Job, three_states: tuple[state.StateHandle, ...]
 ) -> None:
     store = job.open(three_states)
-    store.list_state(RECENT)
-    store.map_state(BY_DAY)
-    store.value_state(ValueStateDescriptor[int]("saldo", int, default=0))
+    store.list_state(state_job.RECENT)
+    store.map_state(state_job.BY_DAY)
+    store.value_state(state.ValueStateDescriptor[int]("saldo", int, default=0))
     said = r"'balance' \(value msgpack/1:int\) of op\[0\].*asks for 'by day', 'recent', 'saldo'"
     with pytest.raises(StateIncompatible, match=said) as refused:
         store.finish_open()
@@ -80,52 +69,52 @@ def test_a_state_that_is_not_asked_for_is_refused_by_name(
 
 
 def test_only_what_is_not_asked_for_is_dropped_where_that_is_allowed(
-    job: Job, three_states: tuple[StateHandle, ...]
+    job: state_job.Job, three_states: tuple[state.StateHandle, ...]
 ) -> None:
     store = job.open(three_states, allow_non_restored_state=True)
-    recent, by_day = store.list_state(RECENT), store.map_state(BY_DAY)
-    saldo = store.value_state(ValueStateDescriptor[int]("saldo", int, default=0))
+    recent, by_day = store.list_state(state_job.RECENT), store.map_state(state_job.BY_DAY)
+    saldo = store.value_state(state.ValueStateDescriptor[int]("saldo", int, default=0))
     assert store.finish_open() == ("state 'balance' of op",)
     store.set_current_key(KEYS[7])
     assert (recent.get(), by_day.get("x"), saldo.get()) == ([f"x-{KEYS[7]}"], 7, 0)
     # It is gone from the next snapshot, too: asked for again, it is new.
     again = job.open(job.snapshot(store), allow_non_restored_state=True)
-    assert States(again).read(KEYS[7]) == (0, [f"x-{KEYS[7]}"], {"x": 7})
+    assert state_job.States(again).read(KEYS[7]) == (0, [f"x-{KEYS[7]}"], {"x": 7})
     assert again.finish_open() == ("state 'saldo' of op",)
 
 
 def test_a_state_of_another_type_begins_anew_where_that_is_allowed(
-    job: Job, three_states: tuple[StateHandle, ...]
+    job: state_job.Job, three_states: tuple[state.StateHandle, ...]
 ) -> None:
     store = job.open(three_states, allow_non_restored_state=True)
-    balance = store.value_state(ValueStateDescriptor[str]("balance", str, default="none"))
-    recent = store.list_state(RECENT)
-    store.map_state(BY_DAY)
+    balance = store.value_state(state.ValueStateDescriptor[str]("balance", str, default="none"))
+    recent = store.list_state(state_job.RECENT)
+    store.map_state(state_job.BY_DAY)
     assert store.finish_open() == ("state 'balance' of op",)
     for key in (KEYS[0], KEYS[-1]):
         store.set_current_key(key)
         assert (balance.get(), recent.get()) == ("none", [f"x-{key}"])
     balance.set("all of it")
     restored = job.open(job.snapshot(store))
-    balance = restored.value_state(ValueStateDescriptor[str]("balance", str, default="none"))
+    balance = restored.value_state(state.ValueStateDescriptor[str]("balance", str, default="none"))
     restored.set_current_key(KEYS[-1])
     assert balance.get() == "all of it"
 
 
-def test_a_class_that_was_only_renamed_keeps_its_state(job: Job) -> None:
+def test_a_class_that_was_only_renamed_keeps_its_state(job: state_job.Job) -> None:
     old = make_dataclass("Average", [("total", int)])
     store = job.open()
     store.set_current_key("a")
-    store.value_state(ValueStateDescriptor[Any]("mean", old)).set(old(7))
+    store.value_state(state.ValueStateDescriptor[Any]("mean", old)).set(old(7))
     handles = job.snapshot(store)
     new = make_dataclass("Mean", [("total", int)])
     with pytest.raises(StateIncompatible, match=r"Average.*Mean.*__qualname__ = 'Old'"):
-        job.open(handles).value_state(ValueStateDescriptor[Any]("mean", new))
+        job.open(handles).value_state(state.ValueStateDescriptor[Any]("mean", new))
     renamed = make_dataclass("Mean", [("total", int)])
     renamed.__qualname__ = "Average"
     store = job.open(handles)
     store.set_current_key("a")
-    assert store.value_state(ValueStateDescriptor[Any]("mean", renamed)).get() == renamed(7)
+    assert store.value_state(state.ValueStateDescriptor[Any]("mean", renamed)).get() == renamed(7)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +123,7 @@ def test_a_class_that_was_only_renamed_keeps_its_state(job: Job) -> None:
         pytest.param((TOTAL, ROWS, LOW), (), {"total": 12, "rows": 2, "low": 5}, id="added"),
         pytest.param((ROWS,), ("total",), {"rows": 2}, id="removed"),
         pytest.param(
-            (AccumulatorColumn("sum", "sum", pa.int64()), ROWS),
+            (state.AccumulatorColumn("sum", "sum", pa.int64()), ROWS),
             ("total",),
             {"sum": 5, "rows": 2},
             id="renamed",
@@ -148,8 +137,8 @@ def test_a_class_that_was_only_renamed_keeps_its_state(job: Job) -> None:
     ],
 )
 def test_one_aggregate_comes_or_goes_and_the_others_stay(
-    job: Job,
-    columns: tuple[AccumulatorColumn, ...],
+    job: state_job.Job,
+    columns: tuple[state.AccumulatorColumn, ...],
     gone: tuple[str, ...],
     after: dict[str, float],
 ) -> None:
@@ -169,7 +158,7 @@ def test_one_aggregate_comes_or_goes_and_the_others_stay(
     assert len(added(table, 0)["rows"]) == 1
 
 
-def test_aggregates_in_another_order_are_the_same(job: Job) -> None:
+def test_aggregates_in_another_order_are_the_same(job: state_job.Job) -> None:
     store = job.open()
     added(table_of(store, TOTAL, MEAN, ROWS), 7)
     store = job.open(job.snapshot(store))
@@ -178,7 +167,7 @@ def test_aggregates_in_another_order_are_the_same(job: Job) -> None:
     assert added(table, 1) == {"rows": [2], "total": [8], "mean": [8.0]}
 
 
-def test_aggregates_of_another_key_are_dropped_as_a_whole(job: Job) -> None:
+def test_aggregates_of_another_key_are_dropped_as_a_whole(job: state_job.Job) -> None:
     store = job.open()
     added(table_of(store, TOTAL), 7)
     store = job.open(job.snapshot(store), allow_non_restored_state=True)
@@ -186,10 +175,12 @@ def test_aggregates_of_another_key_are_dropped_as_a_whole(job: Job) -> None:
     assert store.finish_open() == ("state 'running' of op",)
 
 
-def test_a_state_that_is_asked_for_late_is_refused_from_the_first_run_on(job: Job) -> None:
+def test_a_state_that_is_asked_for_late_is_refused_from_the_first_run_on(
+    job: state_job.Job,
+) -> None:
     store = job.open()
-    early = store.value_state(BALANCE)
+    early = store.value_state(state_job.BALANCE)
     assert store.finish_open() == ()
-    assert store.value_state(BALANCE) is early
+    assert store.value_state(state_job.BALANCE) is early
     with pytest.raises(ConfigError, match=r"'recent' of op\[0\].*ask for every state in open\(\)"):
-        store.list_state(RECENT)
+        store.list_state(state_job.RECENT)

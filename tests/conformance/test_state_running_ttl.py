@@ -16,25 +16,18 @@ from tests.conformance.test_state_ttl import Wall
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import sum_
+from onceflow.core import state
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.plan.functions import check_running_ttl, running_schema
 from onceflow.core.plan.graph import RunAggregates
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
-from onceflow.core.state import (
-    AccumulatorColumn,
-    AccumulatorTable,
-    KeyedStateStore,
-    StateHandle,
-    StateTtlConfig,
-    key_group_of,
-)
 from onceflow.core.state.api.clock import StateClock
 from onceflow.core.state.snapshots.canonical import read_canonical
 
-TEN_S = StateTtlConfig(10)
-TOTAL = AccumulatorColumn("total", "sum", pa.int64())
-COLUMNS = [TOTAL, AccumulatorColumn("low", "min", pa.int64())]
+TEN_S = state.StateTtlConfig(10)
+TOTAL = state.AccumulatorColumn("total", "sum", pa.int64())
+COLUMNS = [TOTAL, state.AccumulatorColumn("low", "min", pa.int64())]
 KEYS = [f"key-{number}" for number in range(40)]
 
 
@@ -52,13 +45,13 @@ class Balances:
         self,
         job: Job,
         wall: Wall,
-        ttl: StateTtlConfig | None = TEN_S,
-        handles: Sequence[StateHandle] = (),
+        ttl: state.StateTtlConfig | None = TEN_S,
+        handles: Sequence[state.StateHandle] = (),
         **options: Any,
     ) -> None:
         self._job = job
-        self.store: KeyedStateStore = job.open(handles, **options)
-        self.table: AccumulatorTable = self.store.accumulators(
+        self.store: state.KeyedStateStore = job.open(handles, **options)
+        self.table: state.AccumulatorTable = self.store.accumulators(
             "running", [pa.string()], COLUMNS, ttl=ttl
         )
         self.clock = StateClock(wall)
@@ -76,14 +69,14 @@ class Balances:
         for _ in range(rounds):
             self.store.clean(7)
 
-    def snapshot(self) -> tuple[StateHandle, ...]:
+    def snapshot(self) -> tuple[state.StateHandle, ...]:
         return self._job.snapshot(self.store)
 
-    def savepoint(self) -> tuple[StateHandle, ...]:
+    def savepoint(self) -> tuple[state.StateHandle, ...]:
         return self.store.savepoint(self._job.next_checkpoint()).upload(self._job.storage)
 
 
-def rows_in(handles: Sequence[StateHandle], job: Job) -> set[str]:
+def rows_in(handles: Sequence[state.StateHandle], job: Job) -> set[str]:
     """Return the keys that a savepoint holds, whether they have expired or not."""
     parts = read_canonical(job.storage, handles, job.context())
     return {key.decode() for _, rows in parts for key in rows.keys.to_pylist()}
@@ -125,7 +118,7 @@ def test_balances_that_expire_equal_a_model_through_snapshots_and_rescaling(job:
         for index, part in enumerate(parts):
             part.clock.now_ms()
             groups = job.context(index, len(parts)).key_groups
-            mine = [one for one in batch if key_group_of(one[0], MAX_PARALLELISM) in groups]
+            mine = [one for one in batch if state.key_group_of(one[0], MAX_PARALLELISM) in groups]
             made = part.add([key for key, _ in mine], [amount for _, amount in mine])
             found: dict[str, list[tuple[int, int]]] = {}
             for (key, _), one in zip(mine, made, strict=True):
@@ -187,7 +180,7 @@ def test_a_time_to_live_is_changed_and_not_taken_away(job: Job) -> None:
     first.add(["a"], [5])
     handles = first.snapshot()
     wall.now_s += 15
-    longer = Balances(job, wall, StateTtlConfig(20), handles)
+    longer = Balances(job, wall, state.StateTtlConfig(20), handles)
     assert longer.add(["a"], [1]) == [(6, 1)]
     with pytest.raises(StateIncompatible, match="time to live cannot be taken away"):
         Balances(job, wall, None, handles)
@@ -205,7 +198,7 @@ def test_the_operator_deletes_what_has_expired_as_its_records_come(job: Job) -> 
     made: list[int] = []
     operator.outputs.append(lambda batch: made.extend(batch.rows.column("total").to_pylist()))
     wall = Wall()
-    column = AccumulatorColumn("total", "sum", pa.int64())
+    column = state.AccumulatorColumn("total", "sum", pa.int64())
     table = store.accumulators("running", [pa.string()], [column], ttl=TEN_S)
     assert table.expiry is not None
     table.expiry.clock = StateClock(wall)
@@ -229,7 +222,7 @@ def test_the_operator_deletes_what_has_expired_as_its_records_come(job: Job) -> 
 @pytest.mark.parametrize(
     ("ttl", "says"),
     [
-        (StateTtlConfig(1, visibility="return_expired_if_not_cleaned_up"), "begins anew"),
+        (state.StateTtlConfig(1, visibility="return_expired_if_not_cleaned_up"), "begins anew"),
         (sum_("amount"), "give a StateTtlConfig; an aggregate needs another name"),
     ],
     ids=["visibility", "an aggregate"],

@@ -7,26 +7,19 @@ import re
 import pytest
 from tests.conformance.state_job import BALANCE, MAX_PARALLELISM, Job
 
+from onceflow.core import state
 from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
-from onceflow.core.state import (
-    KeyedStates,
-    KeyedStateStore,
-    StateHandle,
-    Timers,
-    ValueStateDescriptor,
-    key_group_of,
-)
 from onceflow.core.state.rocksdb.database import Database
 
 KEYS = [f"key-{number}" for number in range(30)]
 
 
-def timers_of(store: KeyedStateStore) -> Timers:
-    return KeyedStates(store).timers()
+def timers_of(store: state.KeyedStateStore) -> state.Timers:
+    return state.KeyedStates(store).timers()
 
 
-def fired(timers: Timers, until_ms: int) -> list[tuple[int, str]]:
+def fired(timers: state.Timers, until_ms: int) -> list[tuple[int, str]]:
     return [(timer.at_ms, timer.key) for timer in timers.event.fire_due(until_ms)]
 
 
@@ -54,7 +47,7 @@ def test_timers_move_with_their_keys_and_fire_once(job: Job) -> None:
 
 
 def fired_by_all(
-    job: Job, handles: tuple[StateHandle, ...], parallelism: int
+    job: Job, handles: tuple[state.StateHandle, ...], parallelism: int
 ) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for index in range(parallelism):
@@ -66,7 +59,7 @@ def fired_by_all(
         again = job.open(job.snapshot(store), index=index, parallelism=parallelism)
         rest = fired(timers_of(again), 1_000)
         assert fired(timers, 1_000) == rest
-        assert all(key_group_of(key, MAX_PARALLELISM) in mine for _, key in first + rest)
+        assert all(state.key_group_of(key, MAX_PARALLELISM) in mine for _, key in first + rest)
         found += first + rest
     return found
 
@@ -123,7 +116,7 @@ def test_a_time_at_the_ends_of_64_bits_is_refused_with_the_nearest_that_is_taken
 
 
 def test_the_values_of_all_keys_are_found_changed_ones_too(job: Job) -> None:
-    descriptor = ValueStateDescriptor[int]("value", int)
+    descriptor = state.ValueStateDescriptor[int]("value", int)
     store = job.open()
     value = store.value_state(descriptor)
     for number, key in enumerate(KEYS):
@@ -159,7 +152,7 @@ def test_pending_timers_are_not_read_for_records_that_use_none(
         return count
 
     monkeypatch.setattr(Database, "get_many", counting)
-    states = KeyedStates(job.open())
+    states = state.KeyedStates(job.open())
     balance, timers = states.value_state(BALANCE), states.timers()
     store = job.stores[0]
     waiting = [f"waits-{number}" for number in range(100)]

@@ -9,22 +9,11 @@ from typing import Any
 import pytest
 from tests.conformance.state_job import BACKENDS, Job
 
+from onceflow.core import state
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.state import (
-    KeyedStates,
-    KeyedStateStore,
-    ListState,
-    ListStateDescriptor,
-    MapState,
-    MapStateDescriptor,
-    StateHandle,
-    StateTtlConfig,
-    ValueState,
-    ValueStateDescriptor,
-)
 from onceflow.core.state.api.clock import StateClock
 
-TEN_S = StateTtlConfig(10)
+TEN_S = state.StateTtlConfig(10)
 KEYS = [f"key-{number}" for number in range(40)]
 
 
@@ -42,10 +31,10 @@ class Wall:
 class Expiring:
     """One state of each kind with a time to live, or without."""
 
-    store: KeyedStateStore
-    value: ValueState[int]
-    elements: ListState[str]
-    mapped: MapState[str, int]
+    store: state.KeyedStateStore
+    value: state.ValueState[int]
+    elements: state.ListState[str]
+    mapped: state.MapState[str, int]
 
     def fill(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -62,17 +51,17 @@ class Expiring:
 def expiring(
     job: Job,
     wall: Wall,
-    ttl: StateTtlConfig | None = TEN_S,
-    handles: Sequence[StateHandle] = (),
+    ttl: state.StateTtlConfig | None = TEN_S,
+    handles: Sequence[state.StateHandle] = (),
     **options: Any,
 ) -> Expiring:
     store = job.open(handles, **options)
-    states = KeyedStates(store, StateClock(wall))
+    states = state.KeyedStates(store, StateClock(wall))
     found = Expiring(
         store,
-        states.value_state(ValueStateDescriptor[int]("value", int, default=0, ttl=ttl)),
-        states.list_state(ListStateDescriptor[str]("list", str, ttl)),
-        states.map_state(MapStateDescriptor[str, int]("map", str, int, ttl)),
+        states.value_state(state.ValueStateDescriptor[int]("value", int, default=0, ttl=ttl)),
+        states.list_state(state.ListStateDescriptor[str]("list", str, ttl)),
+        states.map_state(state.MapStateDescriptor[str, int]("map", str, int, ttl)),
     )
     store.finish_open()
     return found
@@ -101,7 +90,7 @@ def test_a_value_lives_for_its_time_after_the_last_write_also_after_a_restore(jo
 
 def test_a_read_is_a_use_where_that_is_asked_for(job: Job) -> None:
     wall = Wall()
-    states = expiring(job, wall, StateTtlConfig(10, update="on_read_and_write"))
+    states = expiring(job, wall, state.StateTtlConfig(10, update="on_read_and_write"))
     states.fill(["a", "b"])
     for _ in range(3):
         wall.now_s += 6
@@ -113,7 +102,9 @@ def test_what_has_expired_is_handed_out_until_it_is_deleted_where_that_is_asked_
     job: Job,
 ) -> None:
     wall = Wall()
-    states = expiring(job, wall, StateTtlConfig(10, visibility="return_expired_if_not_cleaned_up"))
+    states = expiring(
+        job, wall, state.StateTtlConfig(10, visibility="return_expired_if_not_cleaned_up")
+    )
     states.fill(KEYS)
     job.snapshot(states.store)
     wall.now_s += 11
@@ -122,7 +113,7 @@ def test_what_has_expired_is_handed_out_until_it_is_deleted_where_that_is_asked_
     assert all(states.read(key) == EMPTY for key in KEYS)
 
 
-def cleaned_away(store: KeyedStateStore) -> None:
+def cleaned_away(store: state.KeyedStateStore) -> None:
     """Look at every entry, as records that come do little by little."""
     for _ in range(200):
         store.clean(7)
@@ -139,7 +130,7 @@ def test_what_has_expired_leaves_the_backend_as_records_come(job: Job) -> None:
     cleaned_away(states.store)
     wall.now_s = 0
     # Read without a time to live, all that is stored is seen.
-    seen = expiring(job, wall, StateTtlConfig("9 h"), job.snapshot(states.store))
+    seen = expiring(job, wall, state.StateTtlConfig("9 h"), job.snapshot(states.store))
     assert [key for key in KEYS if seen.read(key) != EMPTY] == KEYS[:3]
     assert seen.read(KEYS[0]) == FULL
 
@@ -147,14 +138,14 @@ def test_what_has_expired_leaves_the_backend_as_records_come(job: Job) -> None:
 @pytest.mark.parametrize("cleanup", [True, False])
 def test_a_savepoint_leaves_out_what_has_expired_if_told_to(job: Job, cleanup: bool) -> None:
     wall = Wall()
-    states = expiring(job, wall, StateTtlConfig(10, cleanup_full_snapshot=cleanup))
+    states = expiring(job, wall, state.StateTtlConfig(10, cleanup_full_snapshot=cleanup))
     states.fill(KEYS)
     wall.now_s += 6
     states.fill(KEYS[:2])
     wall.now_s += 6
     handles = states.store.savepoint(job.next_checkpoint()).upload(job.storage)
     for name in BACKENDS:
-        seen = expiring(job, Wall(), StateTtlConfig("9 h"), handles, backend=BACKENDS[name])
+        seen = expiring(job, Wall(), state.StateTtlConfig("9 h"), handles, backend=BACKENDS[name])
         assert seen.read(KEYS[5]) == (EMPTY if cleanup else FULL)
         assert seen.read(KEYS[0]) == (
             (1, ["x"], {"x": 1}) if cleanup else (1, ["x", "x"], {"x": 1})
@@ -172,7 +163,7 @@ def test_a_time_to_live_is_added_and_changed_on_restore_and_runs_from_then(job: 
         added = expiring(job, wall, TEN_S, handles)
         wall.now_s += 9
         assert all(added.read(key) == FULL for key in KEYS)
-        longer = expiring(job, wall, StateTtlConfig(20), job.snapshot(added.store))
+        longer = expiring(job, wall, state.StateTtlConfig(20), job.snapshot(added.store))
         wall.now_s += 2
         assert all(added.read(key) == EMPTY for key in KEYS)
         assert all(longer.read(key) == FULL for key in KEYS)
@@ -206,10 +197,12 @@ def test_a_clock_that_jumps_back_neither_revives_nor_ends_anything(job: Job) -> 
 
 
 def test_one_name_with_two_times_to_live_is_refused(job: Job) -> None:
-    states = KeyedStates(job.open())
-    states.value_state(ValueStateDescriptor[int]("value", int, ttl=TEN_S))
+    states = state.KeyedStates(job.open())
+    states.value_state(state.ValueStateDescriptor[int]("value", int, ttl=TEN_S))
     with pytest.raises(ConfigError, match=r"'value'.*ttl=10.*ttl='1 h'"):
-        states.value_state(ValueStateDescriptor[int]("value", int, ttl=StateTtlConfig("1 h")))
+        states.value_state(
+            state.ValueStateDescriptor[int]("value", int, ttl=state.StateTtlConfig("1 h"))
+        )
 
 
 @pytest.mark.parametrize(
@@ -220,4 +213,4 @@ def test_one_name_with_two_times_to_live_is_refused(job: Job) -> None:
 def test_settings_that_mean_nothing_are_refused_by_name(options: dict[str, Any]) -> None:
     ten_s: dict[str, Any] = {"ttl": 10}
     with pytest.raises(ConfigError, match=next(iter(options))):
-        StateTtlConfig(**(ten_s | options))
+        state.StateTtlConfig(**(ten_s | options))

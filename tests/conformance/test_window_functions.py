@@ -33,16 +33,10 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import StateIncompatible, UserFunctionError
+from onceflow.core.plan import window_functions
 from onceflow.core.plan.graph import AggregateWindows, Feed, ProcessConnected, ProcessKeyed
 from onceflow.core.plan.join_functions import MergedColumns, WindowPairs
-from onceflow.core.plan.window_functions import (
-    CoWindowedFunction,
-    KeptAccumulators,
-    KeptRecords,
-    WindowContent,
-    WindowedFunction,
-    WindowInput,
-)
+from onceflow.core.plan.window_functions import KeptRecords
 from onceflow.core.plan.windows import WindowAssigner, window_schema
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -195,7 +189,7 @@ class Running:
         job: Job,
         windows: WindowAssigner,
         lateness: int,
-        content: WindowContent,
+        content: window_functions.WindowContent,
         parallelism: int = 1,
         handles: Sequence[StateHandle] = (),
         event_time: Sequence[bytes] = (),
@@ -219,12 +213,12 @@ class Running:
             operator: SnapshottedOperator
             if content is CONTENTS["records of two streams"]:
                 of_both = cast("KeptRecords[CoGroupFunction]", mine)
-                both = CoWindowedFunction(windows, lateness, of_both, *INPUTS)
+                both = window_functions.CoWindowedFunction(windows, lateness, of_both, *INPUTS)
                 connected = ProcessConnected((INPUTS[0].key, INPUTS[1].key), both)
                 connect = CoProcessor if by_record else connect_streams
                 operator = connect("op", connected, store, states, OUT, restored)
             else:
-                one = WindowedFunction(windows, lateness, mine, INPUTS[0])
+                one = window_functions.WindowedFunction(windows, lateness, mine, INPUTS[0])
                 keyed = ProcessKeyed(INPUTS[0].key, one)
                 schema = content.output_schema(SCHEMA)
                 operator = KeyedProcessor("op", keyed, store, states, schema, restored)
@@ -276,11 +270,11 @@ def counted(records: Iterable[Record]) -> Counter[tuple[Any, ...]]:
 
 
 LATE = tuple(OutputTag(f"late-{side}", SCHEMA) for side in range(2))
-INPUTS = tuple(WindowInput(("account",), "at", tag) for tag in LATE)
-CONTENTS: dict[str, WindowContent] = {
+INPUTS = tuple(window_functions.WindowInput(("account",), "at", tag) for tag in LATE)
+CONTENTS: dict[str, window_functions.WindowContent] = {
     "records of two streams": KeptRecords(OfBoth(), SCHEMA, SCHEMA),
     "records": KeptRecords(Several(), SCHEMA),
-    "accumulators": KeptAccumulators(SeveralAggregates(), ["account"], OUT),
+    "accumulators": window_functions.KeptAccumulators(SeveralAggregates(), ["account"], OUT),
 }
 KINDS: list[tuple[WindowAssigner, int]] = [
     (TumblingEventTimeWindows(0.010), 6),
@@ -433,7 +427,9 @@ def test_records_of_a_window_come_back_with_the_types_of_their_columns(job: Job)
 
     def opened(schema: pa.Schema, handles: Sequence[StateHandle] = ()) -> KeyedProcessor:
         content = KeptRecords(Seen(seen), schema)
-        function = WindowedFunction(TumblingEventTimeWindows(0.010), 0, content, INPUTS[0])
+        function = window_functions.WindowedFunction(
+            TumblingEventTimeWindows(0.010), 0, content, INPUTS[0]
+        )
         work = ProcessKeyed(("account",), function)
         return KeyedProcessor("op", work, job.open(handles), job.without_keys(0, 1), schema)
 
@@ -468,7 +464,7 @@ class Prices(AggregateFunction[Record, Decimal, Record]):
 
 def test_accumulator_of_a_window_comes_back_with_the_type_that_it_was_given(job: Job) -> None:
     prices = window_schema(SCHEMA, ["account"], "at", {"price": pa.decimal128(12, 2)})
-    content = KeptAccumulators(Prices(), ["account"], prices, Decimal)
+    content = window_functions.KeptAccumulators(Prices(), ["account"], prices, Decimal)
     windows = TumblingEventTimeWindows(0.010)
     first = Running(job, windows, 0, content)
     first.take(("a", 5, 12))
@@ -492,7 +488,7 @@ class NoMerge(AggregateFunction[Record, int, Record]):
 
 
 def test_sessions_that_become_one_need_a_merge_and_say_so(job: Job) -> None:
-    content = KeptAccumulators(NoMerge(), ["account"], OUT)
+    content = window_functions.KeptAccumulators(NoMerge(), ["account"], OUT)
     running = Running(job, EventTimeSessionWindows(0.004), 0, content)
     running.take(("a", 1, 1))
     running.take(("a", 9, 1))

@@ -13,14 +13,8 @@ import psycopg
 import pymysql
 import pytest
 
+from onceflow.integration import servers
 from onceflow.integration.faults import TcpProxy
-from onceflow.integration.servers import (
-    OwnDatabase,
-    ServerError,
-    make_mariadb,
-    make_mysql,
-    make_postgres,
-)
 from onceflow.integration.servers.kinds import MakeDatabase
 from onceflow.integration.servers.mysql import MySQLAdmin, connect
 
@@ -61,7 +55,7 @@ class Dialect(ABC):
 
 
 class Postgres(Dialect):
-    make = staticmethod(make_postgres)
+    make = staticmethod(servers.make_postgres)
 
     def rows(self, url: str, *statements: str) -> list[tuple[Any, ...]]:
         with closing(self.open(url)) as connection:
@@ -84,7 +78,7 @@ class Postgres(Dialect):
 
 
 class MySQL(Dialect):
-    make = staticmethod(make_mysql)
+    make = staticmethod(servers.make_mysql)
 
     def rows(self, url: str, *statements: str) -> list[tuple[Any, ...]]:
         answer: list[tuple[Any, ...]] = []
@@ -114,7 +108,7 @@ class MySQL(Dialect):
 
 
 class MariaDB(MySQL):
-    make = staticmethod(make_mariadb)
+    make = staticmethod(servers.make_mariadb)
 
 
 DIALECTS: list[Dialect] = [Postgres(), MySQL(), MariaDB()]
@@ -128,14 +122,14 @@ def dialect(request: pytest.FixtureRequest) -> Dialect:
 
 
 @pytest.fixture(scope="module")
-def server(dialect: Dialect) -> Iterator[OwnDatabase]:
+def server(dialect: Dialect) -> Iterator[servers.OwnDatabase]:
     """Runs, with a whole network, when a test ends."""
     with dialect.make(proxied=True) as running:
         yield running
 
 
 @pytest.fixture
-def url(dialect: Dialect, server: OwnDatabase) -> str:
+def url(dialect: Dialect, server: servers.OwnDatabase) -> str:
     """URL of a database that is the test's own, with an empty table t."""
     name = f"d{time.monotonic_ns()}"
     dialect.rows(server.url, f"CREATE DATABASE {name}")
@@ -144,12 +138,12 @@ def url(dialect: Dialect, server: OwnDatabase) -> str:
     return url
 
 
-def test_server_answers(dialect: Dialect, server: OwnDatabase) -> None:
+def test_server_answers(dialect: Dialect, server: servers.OwnDatabase) -> None:
     assert dialect.rows(server.url, "SELECT 1") == [(1,)]
 
 
 def test_committed_rows_and_prepared_transactions_survive_kill_and_start(
-    dialect: Dialect, server: OwnDatabase, url: str
+    dialect: Dialect, server: servers.OwnDatabase, url: str
 ) -> None:
     dialect.prepare(url, "before the crash", 1)
     dialect.rows(url, "INSERT INTO t VALUES (2)")
@@ -169,7 +163,7 @@ def test_committed_rows_and_prepared_transactions_survive_kill_and_start(
 
 
 def test_paused_server_makes_clients_time_out_and_goes_on_in_the_same_session(
-    dialect: Dialect, server: OwnDatabase, url: str
+    dialect: Dialect, server: servers.OwnDatabase, url: str
 ) -> None:
     with closing(dialect.open(url)) as session:
         server.pause()
@@ -184,7 +178,9 @@ def test_paused_server_makes_clients_time_out_and_goes_on_in_the_same_session(
         assert cursor.fetchone() == (1,)
 
 
-def test_paused_server_can_be_killed(dialect: Dialect, server: OwnDatabase, url: str) -> None:
+def test_paused_server_can_be_killed(
+    dialect: Dialect, server: servers.OwnDatabase, url: str
+) -> None:
     dialect.rows(url, "INSERT INTO t VALUES (1)")
     server.pause()
     server.restart()
@@ -192,7 +188,7 @@ def test_paused_server_can_be_killed(dialect: Dialect, server: OwnDatabase, url:
 
 
 def test_cut_network_ends_sessions_and_lets_new_ones_in(
-    dialect: Dialect, server: OwnDatabase, url: str
+    dialect: Dialect, server: servers.OwnDatabase, url: str
 ) -> None:
     session = dialect.open(url)
     server.network.cut()
@@ -202,7 +198,7 @@ def test_cut_network_ends_sessions_and_lets_new_ones_in(
 
 
 def test_refusing_network_keeps_everybody_out_until_it_heals(
-    dialect: Dialect, server: OwnDatabase, url: str
+    dialect: Dialect, server: servers.OwnDatabase, url: str
 ) -> None:
     server.network.refuse()
     with pytest.raises(GONE):
@@ -212,7 +208,7 @@ def test_refusing_network_keeps_everybody_out_until_it_heals(
 
 
 def test_silent_network_holds_an_answer_that_the_server_has_given(
-    dialect: Dialect, server: OwnDatabase, url: str
+    dialect: Dialect, server: servers.OwnDatabase, url: str
 ) -> None:
     """What happened is known to the server alone: the worst that a commit can meet."""
     with closing(dialect.open(url)) as session:
@@ -231,14 +227,14 @@ def test_silent_network_holds_an_answer_that_the_server_has_given(
 
 
 def test_network_of_a_server_that_is_reached_directly_cannot_be_cut(dialect: Dialect) -> None:
-    with pytest.raises(ServerError, match="proxied=True"):
+    with pytest.raises(servers.ServerError, match="proxied=True"):
         _ = dialect.make().network
 
 
 def test_server_that_refuses_its_options_is_quoted(dialect: Dialect) -> None:
     server = dialect.make({"no_such_option": "1"})
     try:
-        with pytest.raises(ServerError, match=r"no[-_]such[-_]option"):
+        with pytest.raises(servers.ServerError, match=r"no[-_]such[-_]option"):
             server.start()
         assert not server.running
     finally:

@@ -22,13 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from confluent_kafka import Producer
-from tests.integration.decision_directory import (
-    Decision,
-    DecisionDirectory,
-    arm,
-    commit_decided,
-    recover,
-)
+from tests.integration import decision_directory
 from tests.integration.sink_kit import SCHEMA, rows
 
 from onceflow.core.crash_points import VARIABLE, reach
@@ -116,7 +110,7 @@ class Job:
 
     sink: KafkaSink
     sink_id: str
-    log: DecisionDirectory
+    log: decision_directory.DecisionDirectory
     attempt: int
     parallelism: int
     begins: bool
@@ -131,7 +125,7 @@ class Job:
             "soak", "ledger", self.sink_id, AttemptId(self.attempt), "log-1", self.staging
         )
 
-    def writer(self, subtask: int, restored: Decision) -> SinkWriter:
+    def writer(self, subtask: int, restored: decision_directory.Decision) -> SinkWriter:
         return self.sink.writer(
             WriterContext(
                 job="soak",
@@ -151,8 +145,8 @@ def main(arguments: Sequence[str]) -> None:
     servers, topic, directory, total, parallelism, delivery, begins, *crash = arguments
     clients.Producer = SteppingProducer  # type: ignore[attr-defined]
     _discard_in_steps()
-    log = DecisionDirectory(Path(directory))
-    arm(crash, 0)
+    log = decision_directory.DecisionDirectory(Path(directory))
+    decision_directory.arm(crash, 0)
     sink = KafkaSink(
         servers,
         topic=topic,
@@ -168,23 +162,23 @@ def _run(job: Job, total: int, crash: Sequence[str]) -> None:
     job.sink.open(job.context, SCHEMA)
     restored = job.log.last()
     committer = job.sink.committer(job.context)
-    recover(committer, restored, sink_id=job.sink_id, attempt=job.attempt)
+    decision_directory.recover(committer, restored, sink_id=job.sink_id, attempt=job.attempt)
     writers = [job.writer(subtask, restored) for subtask in range(job.parallelism)]
     position, checkpoint = restored.position, restored.checkpoint
     while position < total:
         checkpoint += 1
-        arm(crash, checkpoint)
+        decision_directory.arm(crash, checkpoint)
         end = min(position + ROWS_A_CHECKPOINT, total)
         found = _write_and_prepare(writers, position, end, checkpoint)
         position = end
         if job.begins:
             _begin(committer, found)
-        decision = Decision(checkpoint, position, tuple(found))
+        decision = decision_directory.Decision(checkpoint, position, tuple(found))
         if job.log.attempts() > job.attempt or not job.log.decide(decision):
             sys.exit("fenced: a newer attempt decides")
         reach("logged")
         _step("decided")
-        commit_decided(committer, decision)
+        decision_directory.commit_decided(committer, decision)
         committer.prune(CheckpointId(max(0, checkpoint - _RETAINED)))
     for writer in writers:
         writer.close()

@@ -12,24 +12,18 @@ from tests.integration.decision_directory import DecisionDirectory
 from typing_extensions import Self
 
 from onceflow.core.crash_points import VARIABLE
-from onceflow.core.runtime.cluster.process_host import (
-    Link,
-    ProcessHost,
-    ProcessKilled,
-    Raised,
-    Returned,
-)
+from onceflow.core.runtime.cluster import process_host
 
 Main = Callable[[Sequence[str]], None]
 
-_host = ProcessHost()
+_host = process_host.ProcessHost()
 _host.close_at_exit()
 
 
 class Attempt:
     """One process of a job, as the test that kills it sees it."""
 
-    def __init__(self, pid: int, link: Link) -> None:
+    def __init__(self, pid: int, link: process_host.Link) -> None:
         self.pid = pid
         self.errors = ""
         """What it raised, if it did."""
@@ -69,9 +63,11 @@ class Attempt:
                 assert how == "was killed by SIGKILL", how
                 self._status = -signal.SIGKILL
             else:
-                assert isinstance(word, Returned | Raised), word
-                self._status = int(isinstance(word, Raised))
-                self.errors = f"{word.text}\n{word.trace}" if isinstance(word, Raised) else ""
+                assert isinstance(word, process_host.Returned | process_host.Raised), word
+                self._status = int(isinstance(word, process_host.Raised))
+                self.errors = (
+                    f"{word.text}\n{word.trace}" if isinstance(word, process_host.Raised) else ""
+                )
             self._link.close()
         return self._status
 
@@ -99,7 +95,7 @@ class KilledJob:
         """Leave no process behind, however the test ended."""
         for attempt in self._started:
             attempt.kill()
-            with contextlib.suppress(ProcessKilled):
+            with contextlib.suppress(process_host.ProcessKilled):
                 attempt.wait(30)
 
     def start_with(self, *arguments: object) -> Attempt:
@@ -116,7 +112,7 @@ def finished(attempt: Attempt, *, timeout_s: float = 90) -> int:
     return status
 
 
-def _armed(link: Link, main: Main, points: str, arguments: Sequence[str]) -> None:
+def _armed(link: process_host.Link, main: Main, points: str, arguments: Sequence[str]) -> None:
     """Run a job where it can be killed at crash points."""
     del link
     os.environ[VARIABLE] = points

@@ -23,15 +23,9 @@ from pyiceberg.table import Table
 from tests.support.lake_faults import FAULTY_CATALOG
 from typing_extensions import Self, override
 
+from onceflow.core import spi
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.spi import (
-    CommitterContext,
-    GlobalCommitter,
-    OnBadRow,
-    SinkWriter,
-    WriterContext,
-)
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import DeltaSink, IcebergSink
 from onceflow.sinks.lake.table import LakeTable
@@ -91,18 +85,20 @@ class LakeJob(ABC):
         self.sink.open(self.context(attempt, log_id), self.schema)
         return self
 
-    def context(self, attempt: int = 1, log_id: str = "log-1") -> CommitterContext:
-        return CommitterContext("job", "rows", SINK_ID, AttemptId(attempt), log_id, self.staging)
+    def context(self, attempt: int = 1, log_id: str = "log-1") -> spi.CommitterContext:
+        return spi.CommitterContext(
+            "job", "rows", SINK_ID, AttemptId(attempt), log_id, self.staging
+        )
 
     def writer(
         self,
         attempt: int = 1,
         subtask: int = 0,
-        on_bad_row: OnBadRow = OnBadRow.FAIL,
+        on_bad_row: spi.OnBadRow = spi.OnBadRow.FAIL,
         first_checkpoint: int = 1,
-    ) -> SinkWriter:
+    ) -> spi.SinkWriter:
         return self.sink.writer(
-            WriterContext(
+            spi.WriterContext(
                 job="job",
                 uid="rows",
                 sink_id=SINK_ID,
@@ -135,7 +131,7 @@ class LakeJob(ABC):
             return committer.commit_checkpoint(CheckpointId(checkpoint), committables)
 
     @contextmanager
-    def committer(self, attempt: int = 1) -> Generator[GlobalCommitter, None, None]:
+    def committer(self, attempt: int = 1) -> Generator[spi.GlobalCommitter, None, None]:
         committer = self.sink.committer(self.context(attempt))
         try:
             yield committer

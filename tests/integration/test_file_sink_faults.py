@@ -11,13 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.integration.file_sink_kit import (
-    FileJob,
-    hidden_files,
-    public_files,
-    rows,
-    seen_ids,
-)
+from tests.integration import file_sink_kit
 from tests.integration.sink_kit import SCHEMA, committables
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, SinkError
@@ -58,7 +52,7 @@ def _many(first: int, count: int, text_bytes: int = 12) -> pa.RecordBatch:
 def test_full_disk_fails_the_checkpoint_and_what_was_staged_before_is_committed(
     small_disk: Path,
 ) -> None:
-    with FileJob(FileSink(str(small_disk / "out"))) as job:
+    with file_sink_kit.FileJob(FileSink(str(small_disk / "out"))) as job:
         first = job.check().prepare(1, range(10))
         writer = job.writer()
         writer.write(_many(1000, 60_000))
@@ -67,7 +61,7 @@ def test_full_disk_fails_the_checkpoint_and_what_was_staged_before_is_committed(
         ) as failure:
             writer.pre_commit(CheckpointId(2))
         assert not isinstance(failure.value, BadRow)
-        assert hidden_files(small_disk / "out", "open") != [], "the first one's"
+        assert file_sink_kit.hidden_files(small_disk / "out", "open") != [], "the first one's"
         committer = job.committer()
         assert committables(committer.in_doubt()) == ["job.files/1/1/0/0"]
         assert committer.commit(first) == Committed()
@@ -75,22 +69,22 @@ def test_full_disk_fails_the_checkpoint_and_what_was_staged_before_is_committed(
         job.check(attempt=2)
         again = job.prepare(2, range(1000, 1010), attempt=2)
         assert job.committer().commit(again) == Committed()
-    assert seen_ids(small_disk / "out") == [*range(10), *range(1000, 1010)]
+    assert file_sink_kit.seen_ids(small_disk / "out") == [*range(10), *range(1000, 1010)]
 
 
 def test_disk_that_fills_up_while_rows_are_written_is_named(small_disk: Path) -> None:
-    with FileJob(FileSink(str(small_disk / "out"))) as job:
+    with file_sink_kit.FileJob(FileSink(str(small_disk / "out"))) as job:
         writer = job.check().writer()
         with pytest.raises(SinkError, match="No space left on device"):
             for first in range(0, 40_000, 10_000):
                 writer.write(_many(first, 10_000, text_bytes=2_000))
-        assert hidden_files(small_disk / "out", "open") == []
+        assert file_sink_kit.hidden_files(small_disk / "out", "open") == []
 
 
 def test_commit_waits_for_a_full_disk_and_is_whole_afterwards(small_disk: Path) -> None:
     """Without room for a single directory entry more; the rows themselves are there already."""
     out = small_disk / "out"
-    with FileJob(FileSink(str(out), partition_by=("account",))) as job:
+    with file_sink_kit.FileJob(FileSink(str(out), partition_by=("account",))) as job:
         committable = job.check().prepare(1, range(9))
         ballast = [small_disk / f"ballast-{number}" for number in range(100)]
         taken = 0
@@ -109,7 +103,7 @@ def test_commit_waits_for_a_full_disk_and_is_whole_afterwards(small_disk: Path) 
             path.unlink()
         assert committer.commit(committable) == Committed()
         assert committer.commit(committable) == AlreadyCommitted()
-    assert seen_ids(out) == list(range(9))
+    assert file_sink_kit.seen_ids(out) == list(range(9))
 
 
 _CHILD = """
@@ -146,14 +140,14 @@ def test_file_that_may_not_grow_fails_the_checkpoint_and_leaves_nothing(tmp_path
     )
     assert "File too large" in done.stdout
     assert "ulimit -f" in done.stdout
-    assert hidden_files(tmp_path / "out", "open") == []
-    assert hidden_files(tmp_path / "out", "staged") == []
+    assert file_sink_kit.hidden_files(tmp_path / "out", "open") == []
+    assert file_sink_kit.hidden_files(tmp_path / "out", "staged") == []
 
 
 def test_read_only_disk_is_refused_at_start(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with (
-        FileJob(FileSink(str(small_disk / "out"))) as job,
+        file_sink_kit.FileJob(FileSink(str(small_disk / "out"))) as job,
         pytest.raises(ConfigError, match=r"Read-only file system; mount it writable"),
     ):
         job.check()
@@ -162,7 +156,7 @@ def test_read_only_disk_is_refused_at_start(small_disk: Path) -> None:
 def test_file_in_the_place_of_the_directory_is_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with (
-        FileJob(FileSink(str(tmp_path / "out"))) as job,
+        file_sink_kit.FileJob(FileSink(str(tmp_path / "out"))) as job,
         pytest.raises(ConfigError, match="a file stands where a directory must be"),
     ):
         job.check()
@@ -170,7 +164,7 @@ def test_file_in_the_place_of_the_directory_is_refused_at_start(tmp_path: Path) 
 
 def test_disk_that_turns_read_only_keeps_commits_waiting(small_disk: Path) -> None:
     out = small_disk / "out"
-    with FileJob(FileSink(str(out))) as job:
+    with file_sink_kit.FileJob(FileSink(str(out))) as job:
         committable = job.check().prepare(1, range(5))
         committer = job.committer()
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -180,15 +174,15 @@ def test_disk_that_turns_read_only_keeps_commits_waiting(small_disk: Path) -> No
             assert "Read-only file system" in outcome.reason
             assert isinstance(committer.abort(committable), RetryLater)
             committer.prune(CheckpointId(9))
-            assert public_files(out) == []
+            assert file_sink_kit.public_files(out) == []
         finally:
             subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
         assert committer.commit(committable) == Committed()
-    assert seen_ids(out) == list(range(5))
+    assert file_sink_kit.seen_ids(out) == list(range(5))
 
 
 def test_directory_that_vanished_is_lost_and_never_called_committed(tmp_path: Path) -> None:
-    with FileJob(FileSink(str(tmp_path / "out"))) as job:
+    with file_sink_kit.FileJob(FileSink(str(tmp_path / "out"))) as job:
         committable = job.check().prepare(1, range(5))
         shutil.rmtree(tmp_path / "out")
         outcome = job.committer().commit(committable)
@@ -197,7 +191,7 @@ def test_directory_that_vanished_is_lost_and_never_called_committed(tmp_path: Pa
 
 
 def test_damaged_manifest_is_named_and_neither_committed_nor_called_lost(tmp_path: Path) -> None:
-    with FileJob(FileSink(str(tmp_path / "out"))) as job:
+    with file_sink_kit.FileJob(FileSink(str(tmp_path / "out"))) as job:
         committable = job.check().prepare(1, range(5))
         (manifest,) = (tmp_path / "out/_onceflow/job.files/staged").iterdir()
         whole = manifest.read_bytes()
@@ -208,12 +202,12 @@ def test_damaged_manifest_is_named_and_neither_committed_nor_called_lost(tmp_pat
         assert "is damaged" in outcome.reason
         manifest.write_bytes(whole)
         assert committer.commit(committable) == Committed()
-    assert seen_ids(tmp_path / "out") == list(range(5))
+    assert file_sink_kit.seen_ids(tmp_path / "out") == list(range(5))
 
 
 def test_empty_partition_directory_that_a_reader_removes_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with FileJob(FileSink(str(out), partition_by=("account",))) as job:
+    with file_sink_kit.FileJob(FileSink(str(out), partition_by=("account",))) as job:
         committer = job.check().committer()
         for checkpoint in (1, 2):
             committable = job.prepare(checkpoint, range(checkpoint * 9, checkpoint * 9 + 9))
@@ -221,14 +215,14 @@ def test_empty_partition_directory_that_a_reader_removes_is_made_again(tmp_path:
             if checkpoint == 1:
                 for path in out.glob("account=*"):
                     shutil.rmtree(path)
-    assert seen_ids(out) == list(range(18, 27))
+    assert file_sink_kit.seen_ids(out) == list(range(18, 27))
 
 
 def test_rows_after_a_failed_write_are_refused(tmp_path: Path) -> None:
-    with FileJob(FileSink(str(tmp_path / "out"), partition_by=("account",))) as job:
+    with file_sink_kit.FileJob(FileSink(str(tmp_path / "out"), partition_by=("account",))) as job:
         writer = job.check().writer()
         bad = pa.record_batch([pa.array([1]), pa.array([""]), pa.array([1])], schema=SCHEMA)
         with pytest.raises(BadRow):
             writer.write(bad)
         with pytest.raises(SinkError, match="has failed before"):
-            writer.write(rows([2]))
+            writer.write(file_sink_kit.rows([2]))

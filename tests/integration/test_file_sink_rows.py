@@ -13,13 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from tests.integration.file_sink_kit import (
-    FileJob,
-    hidden_files,
-    public_files,
-    seen_ids,
-    seen_rows,
-)
+from tests.integration import file_sink_kit
 from tests.integration.sink_kit import SCHEMA
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
@@ -53,7 +47,7 @@ def test_any_text_names_a_partition_and_is_read_back(directory: Path) -> None:
         for number, name in enumerate([*_ODD, None])
     ]
     sink = FileSink(str(directory), partition_by=("name", "Größe%"))
-    with FileJob(sink, schema=schema) as job:
+    with file_sink_kit.FileJob(sink, schema=schema) as job:
         writer = job.check().writer()
         writer.write(pa.RecordBatch.from_pylist(values, schema))
         (committable,) = writer.pre_commit(CheckpointId(1))
@@ -66,7 +60,7 @@ def test_any_text_names_a_partition_and_is_read_back(directory: Path) -> None:
     assert [row["name"] for row in read] == [row["name"] for row in values]
     assert all(
         not name.startswith("/") and ".." not in Path(name).parts
-        for name in public_files(directory)
+        for name in file_sink_kit.public_files(directory)
     )
 
 
@@ -86,12 +80,12 @@ def test_partition_values_of_all_naming_types_are_read_back(directory: Path) -> 
         {"id": 3, "day": None, "flag": None, "n": None, "word": None},
     ]
     sink = FileSink(str(directory), partition_by=("day", "flag", "n", "word"))
-    with FileJob(sink, schema=schema) as job:
+    with file_sink_kit.FileJob(sink, schema=schema) as job:
         writer = job.check().writer()
         writer.write(pa.RecordBatch.from_pylist(values, schema))
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
-    assert [name.rpartition("/")[0] for name in public_files(directory)] == [
+    assert [name.rpartition("/")[0] for name in file_sink_kit.public_files(directory)] == [
         "day=2024-02-29/flag=false/n=1/word=b",
         "day=2024-02-29/flag=true/n=-1/word=a",
         "/".join(f"{name}=__HIVE_DEFAULT_PARTITION__" for name in ("day", "flag", "n", "word")),
@@ -100,7 +94,7 @@ def test_partition_values_of_all_naming_types_are_read_back(directory: Path) -> 
 
 def test_more_partitions_than_open_files_lose_nothing(directory: Path) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("bucket", pa.int32())])
-    with FileJob(
+    with file_sink_kit.FileJob(
         FileSink(str(directory), partition_by=("bucket",), max_open_files=3), schema=schema
     ) as job:
         writer = job.check().writer()
@@ -114,8 +108,8 @@ def test_more_partitions_than_open_files_lose_nothing(directory: Path) -> None:
             )
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
-    assert seen_ids(directory) == list(range(100))
-    assert {row["id"] % 10 == row["bucket"] for row in seen_rows(directory)} == {True}
+    assert file_sink_kit.seen_ids(directory) == list(range(100))
+    assert {row["id"] % 10 == row["bucket"] for row in file_sink_kit.seen_rows(directory)} == {True}
 
 
 # -- bad rows --------------------------------------------------------------------------------------
@@ -137,13 +131,13 @@ def _bad() -> pa.RecordBatch:
 def test_row_that_cannot_name_its_partition_fails_the_job_and_leaves_nothing(
     directory: Path,
 ) -> None:
-    with FileJob(FileSink(str(directory), partition_by=("account",))) as job:
+    with file_sink_kit.FileJob(FileSink(str(directory), partition_by=("account",))) as job:
         writer = job.check().writer()
         with pytest.raises(BadRow, match=r"partition column 'account': the value ''"):
             writer.write(_bad())
         with pytest.raises(PreCommitFailed, match="has failed before"):
             writer.pre_commit(CheckpointId(1))
-        assert hidden_files(directory, "open") == []
+        assert file_sink_kit.hidden_files(directory, "open") == []
 
 
 @pytest.mark.parametrize("policy", [OnBadRow.DROP, OnBadRow.DEAD_LETTER])
@@ -151,7 +145,7 @@ def test_rows_that_cannot_name_their_partition_are_handed_back_and_the_others_wr
     directory: Path, policy: OnBadRow
 ) -> None:
     sink = FileSink(str(directory), partition_by=("account",))
-    with FileJob(sink, on_bad_row=policy) as job:
+    with file_sink_kit.FileJob(sink, on_bad_row=policy) as job:
         writer = job.check().writer()
         writer.write(_bad())
         (rejected,) = writer.take_rejected()
@@ -163,21 +157,21 @@ def test_rows_that_cannot_name_their_partition_are_handed_back_and_the_others_wr
         (committable,) = writer.pre_commit(CheckpointId(1))
         assert committable.rows == 2
         job.committer().commit(committable)
-    assert seen_ids(directory) == [1, 5]
+    assert file_sink_kit.seen_ids(directory) == [1, 5]
 
 
 def test_null_in_a_column_that_has_none_is_refused(directory: Path) -> None:
     batch = pa.record_batch(
         [pa.array([None, 2]), pa.array(["a", "b"]), pa.array([1, 2])], schema=SCHEMA
     )
-    with FileJob(FileSink(str(directory)), on_bad_row=OnBadRow.DROP) as job:
+    with file_sink_kit.FileJob(FileSink(str(directory)), on_bad_row=OnBadRow.DROP) as job:
         writer = job.check().writer()
         writer.write(batch)
         (rejected,) = writer.take_rejected()
         assert list(rejected.reasons) == ["column 'id' is null, and may not be"]
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
-    assert seen_ids(directory) == [2]
+    assert file_sink_kit.seen_ids(directory) == [2]
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -214,14 +208,14 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
         schema,
     )
     sink = FileSink(str(directory), format="json", compression=compression)
-    with FileJob(sink, schema=schema, on_bad_row=OnBadRow.DROP) as job:
+    with file_sink_kit.FileJob(sink, schema=schema, on_bad_row=OnBadRow.DROP) as job:
         writer = job.check().writer()
         writer.write(batch)
         (rejected,) = writer.take_rejected()
         assert rejected.rows.column("id").to_pylist() == [2, 3, 5]
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
-    (name,) = public_files(directory)
+    (name,) = file_sink_kit.public_files(directory)
     data = (directory / name).read_bytes()
     text = (gzip.decompress(data) if compression == "gzip" else data).decode()
     assert [json.loads(line) for line in text.splitlines()] == [
@@ -282,7 +276,7 @@ def test_wrong_setting_is_refused_when_it_is_made(
 def test_rows_that_never_fit_are_refused_at_start(
     directory: Path, settings: dict[str, Any], schema: pa.Schema, message: str
 ) -> None:
-    with FileJob(FileSink(str(directory), **settings), schema=schema) as job:
+    with file_sink_kit.FileJob(FileSink(str(directory), **settings), schema=schema) as job:
         with pytest.raises(ConfigError, match=message):
             job.check()
         assert not directory.exists(), "nothing is claimed for a job that cannot start"

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.integration.file_sink_kit import (
-    FileJob,
-    S3Server,
-    rows,
-    seen_ids,
-)
+from tests.integration import file_sink_kit
 from tests.integration.sink_kit import SCHEMA, committables, eventually
 
 from onceflow.core.errors import ConfigError, Fenced, SinkError
@@ -33,8 +28,8 @@ from onceflow.sinks.files import writer as writer_module
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    server = S3Server()
+def server() -> Iterator[file_sink_kit.S3Server]:
+    server = file_sink_kit.S3Server()
     yield server
     server.close()
 
@@ -46,18 +41,18 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def job(server: S3Server, name: str) -> Iterator[FileJob]:
+def job(server: file_sink_kit.S3Server, name: str) -> Iterator[file_sink_kit.FileJob]:
     sink = FileSink(server.url(name), partition_by=("account",), storage_options=server.options)
-    with FileJob(sink) as job:
+    with file_sink_kit.FileJob(sink) as job:
         yield job.check()
 
 
-def _seen(server: S3Server, name: str) -> list[int]:
-    return seen_ids(f"{server.BUCKET}/{name}", server.file_system())
+def _seen(server: file_sink_kit.S3Server, name: str) -> list[int]:
+    return file_sink_kit.seen_ids(f"{server.BUCKET}/{name}", server.file_system())
 
 
 def test_objects_are_seen_after_their_commit_and_nothing_is_left_behind(
-    server: S3Server, name: str, job: FileJob
+    server: file_sink_kit.S3Server, name: str, job: file_sink_kit.FileJob
 ) -> None:
     first, second = job.prepare(1, range(9)), job.prepare(2, range(9, 18))
     assert _seen(server, name) == []
@@ -75,7 +70,9 @@ def test_objects_are_seen_after_their_commit_and_nothing_is_left_behind(
     assert left == []
 
 
-def test_objects_that_a_reader_deleted_stay_away(server: S3Server, name: str, job: FileJob) -> None:
+def test_objects_that_a_reader_deleted_stay_away(
+    server: file_sink_kit.S3Server, name: str, job: file_sink_kit.FileJob
+) -> None:
     committable = job.prepare(1, range(9))
     committer = job.committer()
     committer.commit(committable)
@@ -86,12 +83,12 @@ def test_objects_that_a_reader_deleted_stay_away(server: S3Server, name: str, jo
     assert _seen(server, name) == []
 
 
-def _uploads(server: S3Server) -> list[Any]:
+def _uploads(server: file_sink_kit.S3Server) -> list[Any]:
     found: Any = server.file_system().call_s3("list_multipart_uploads", Bucket=server.BUCKET)
     return list(found.get("Uploads", []))
 
 
-def _uploaded_parts(server: S3Server) -> int:
+def _uploaded_parts(server: file_sink_kit.S3Server) -> int:
     """Return how many parts of uploads that are under way have arrived."""
     fs = server.file_system()
     parts = 0
@@ -104,7 +101,7 @@ def _uploaded_parts(server: S3Server) -> int:
 
 
 def test_large_object_is_uploaded_in_parts_and_given_up_without_a_trace(
-    server: S3Server, name: str, monkeypatch: pytest.MonkeyPatch
+    server: file_sink_kit.S3Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "ROW_GROUP_BYTES", 2**20)
     noise = np.random.default_rng(1)
@@ -119,7 +116,7 @@ def test_large_object_is_uploaded_in_parts_and_given_up_without_a_trace(
     )
     options = {**server.options, "default_block_size": 5 * 2**20}
     sink = FileSink(server.url(name), compression="none", storage_options=options)
-    with FileJob(sink) as job:
+    with file_sink_kit.FileJob(sink) as job:
         writer = job.check().writer()
         for first in range(0, count, 10_000):
             writer.write(big.slice(first, 10_000))
@@ -136,7 +133,7 @@ def test_large_object_is_uploaded_in_parts_and_given_up_without_a_trace(
     assert _seen(server, name) == list(range(count))
 
 
-def test_of_many_who_claim_one_attempt_on_s3_one_wins(job: FileJob) -> None:
+def test_of_many_who_claim_one_attempt_on_s3_one_wins(job: file_sink_kit.FileJob) -> None:
     outcomes: list[str] = []
     barrier = threading.Barrier(4)
 
@@ -157,31 +154,31 @@ def test_of_many_who_claim_one_attempt_on_s3_one_wins(job: FileJob) -> None:
     assert sorted(outcomes) == ["claimed", "fenced", "fenced", "fenced"]
 
 
-def test_second_job_under_one_sink_id_is_refused_on_s3(job: FileJob) -> None:
+def test_second_job_under_one_sink_id_is_refused_on_s3(job: file_sink_kit.FileJob) -> None:
     with (
-        FileJob(job.sink, log_id="log-2") as other,
+        file_sink_kit.FileJob(job.sink, log_id="log-2") as other,
         pytest.raises(ConfigError, match="in another checkpoint storage"),
     ):
         other.check(attempt=9)
 
 
-def test_missing_bucket_is_refused_at_start(server: S3Server) -> None:
+def test_missing_bucket_is_refused_at_start(server: file_sink_kit.S3Server) -> None:
     sink = FileSink("s3://no-such-bucket/x", storage_options=server.options)
-    with FileJob(sink) as job, pytest.raises(ConfigError, match="create the bucket"):
+    with file_sink_kit.FileJob(sink) as job, pytest.raises(ConfigError, match="create the bucket"):
         job.check()
 
 
 def test_server_that_is_away_is_asked_again_and_no_secret_is_told() -> None:
-    server = S3Server()
+    server = file_sink_kit.S3Server()
     options = {**server.options, "retry_timeout_s": 1}
-    with FileJob(FileSink(server.url("x"), storage_options=options)) as job:
+    with file_sink_kit.FileJob(FileSink(server.url("x"), storage_options=options)) as job:
         writer = job.check().writer()
         committable = job.prepare(1, range(3))
         server.close()
         outcome = job.committer().commit(committable)
         assert isinstance(outcome, RetryLater)
         assert "Connection refused" in outcome.reason
-        writer.write(rows([1]))
+        writer.write(file_sink_kit.rows([1]))
         with pytest.raises(SinkError, match="Connection refused") as failure:
             writer.pre_commit(CheckpointId(2))
         with pytest.raises(SinkError, match="Connection refused") as second:

@@ -21,13 +21,8 @@ from onceflow import HdfsStorage, Job, JobState
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.core.errors import ConfigError, Fenced, StorageError
 from onceflow.core.storage import FileSystemStorage, checkpoint_storage
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.bucket_settings import Patience
-from onceflow.core.storage.filesystems.filesystem import (
-    AlreadyExists,
-    Created,
-    CreationUnknown,
-    StorageRefused,
-)
 from onceflow.core.storage.filesystems.hdfs import HdfsFiles
 from onceflow.core.storage.filesystems.webhdfs import HdfsSettings
 
@@ -68,10 +63,13 @@ def test_a_creation_whose_reply_is_lost_is_known_by_what_stands_there(
 ) -> None:
     files = files_at(f"webhdfs://127.0.0.1:{network.port}{path}")
     network.lose_reply(CREATION)
-    assert files.create_if_absent("log/1", b"mine") in (Created(), AlreadyExists(b"mine"))
+    assert files.create_if_absent("log/1", b"mine") in (
+        filesystem.Created(),
+        filesystem.AlreadyExists(b"mine"),
+    )
     assert network.resets == 1
     network.lose_reply(CREATION)
-    assert files.create_if_absent("log/1", b"another's") == AlreadyExists(b"mine")
+    assert files.create_if_absent("log/1", b"another's") == filesystem.AlreadyExists(b"mine")
     direct = files_at(f"{hdfs.url}{path}")
     assert (direct.read("log/1"), direct.list("log")) == (b"mine", ("1",))
     assert direct.list_unfinished("log") == ()
@@ -84,9 +82,9 @@ def test_a_creation_that_never_arrived_is_made_or_known_to_be_unknown(
     network.lose_request(CREATION)
     try:
         outcome = files.create_if_absent("log/1", b"mine")
-    except CreationUnknown:
+    except filesystem.CreationUnknown:
         outcome = files.create_if_absent("log/1", b"mine")
-    assert outcome in (Created(), AlreadyExists(b"mine"))
+    assert outcome in (filesystem.Created(), filesystem.AlreadyExists(b"mine"))
     assert files_at(f"{hdfs.url}{path}").read("log/1") == b"mine"
 
 
@@ -103,7 +101,7 @@ def test_a_log_in_hdfs_has_one_owner(hdfs: EmbeddedHdfs, path: str) -> None:
 def test_refusals_are_told_with_what_to_do(hdfs: EmbeddedHdfs, path: str) -> None:
     files_at(f"{hdfs.url}{path}").write("f", (b"x",))
     stranger = files_at(f"{hdfs.url}{path}", user="stranger")
-    with pytest.raises(StorageRefused, match=r"AccessControlException.*hdfs dfs -chown"):
+    with pytest.raises(filesystem.StorageRefused, match=r"AccessControlException.*hdfs dfs -chown"):
         stranger.write("g", (b"x",))
     with pytest.raises(ConfigError, match="webhdfs://namenode:9870/path"):
         FileSystemStorage("hdfs://namenode/path")
@@ -127,7 +125,7 @@ def test_the_doctor_finds_it_fit_and_leaves_nothing(
 def test_a_name_node_in_standby_or_gone_is_passed_over(hdfs: EmbeddedHdfs, path: str) -> None:
     alive = hdfs.url.removeprefix("webhdfs://")
     files = files_at(f"webhdfs://127.0.0.1:9,{alive}{path}")
-    assert files.create_if_absent("log/1", b"mine") == Created()
+    assert files.create_if_absent("log/1", b"mine") == filesystem.Created()
     with pytest.raises(StorageError, match="tried for 1 s"):
         files_at(f"webhdfs://127.0.0.1:9{path}", IMPATIENT).read("log/1")
 

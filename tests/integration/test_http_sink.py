@@ -11,14 +11,7 @@ from examples.http_sink import HttpSink
 from tests.support.document_service import DocumentService
 
 from onceflow.core.errors import ConfigError, Fenced, SinkError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, WriterContext
 from onceflow.core.storage.staging.staged_rows import FileStagingArea
@@ -48,7 +41,7 @@ class _Job:
             CommitterContext("job", "http", "job.http", AttemptId(1), "log-1", self.staging)
         )
 
-    def prepare(self, checkpoint: int, *ids: int) -> Committable:
+    def prepare(self, checkpoint: int, *ids: int) -> committables.Committable:
         context = WriterContext(
             "job", "http", "job.http", 0, 1, AttemptId(1), CheckpointId(1), _SCHEMA, self.staging
         )
@@ -71,11 +64,11 @@ def test_rows_arrive_at_their_commit_and_once(service: DocumentService, job: _Jo
     assert service.ids() == []
     committer = job.committer()
     assert len(committer.in_doubt()) == 2
-    assert committer.commit(first) == Committed()
-    assert committer.commit(first) == AlreadyCommitted()
-    assert committer.abort(first) == AlreadyCommitted()
-    assert committer.abort(second) == Aborted()
-    assert isinstance(committer.commit(second), Lost)
+    assert committer.commit(first) == committables.Committed()
+    assert committer.commit(first) == committables.AlreadyCommitted()
+    assert committer.abort(first) == committables.AlreadyCommitted()
+    assert committer.abort(second) == committables.Aborted()
+    assert isinstance(committer.commit(second), committables.Lost)
     assert service.ids() == [1, 2]
 
 
@@ -85,12 +78,12 @@ def test_request_whose_reply_was_lost_is_repeated_and_carried_out_once(
     committable = job.prepare(1, 1, 2)
     service.lose_replies = 2
     committer = job.committer()
-    assert isinstance(committer.commit(committable), RetryLater)
+    assert isinstance(committer.commit(committable), committables.RetryLater)
     assert service.ids() == [1, 2]
     # It is applied, whatever this process heard.
     assert list(committer.in_doubt()) == []
-    assert isinstance(committer.commit(committable), RetryLater)
-    assert committer.commit(committable) == AlreadyCommitted()
+    assert isinstance(committer.commit(committable), committables.RetryLater)
+    assert committer.commit(committable) == committables.AlreadyCommitted()
     assert service.ids() == [1, 2]
     assert job.staging.transactions() == []
 
@@ -99,14 +92,14 @@ def test_service_that_fails_or_is_away_is_asked_again(service: DocumentService, 
     committable = job.prepare(1, 1)
     service.refuse_with = 503
     outcome = job.committer().commit(committable)
-    assert isinstance(outcome, RetryLater)
+    assert isinstance(outcome, committables.RetryLater)
     assert "503" in outcome.reason
     service.refuse_with = 0
     away = _Job(HttpSink("http://127.0.0.1:9/rows"), Path(job.staging.fs.location("")))
-    assert isinstance(away.committer().commit(committable), RetryLater)
+    assert isinstance(away.committer().commit(committable), committables.RetryLater)
     with pytest.raises(SinkError):
         away.committer().in_doubt()
-    assert job.committer().commit(committable) == Committed()
+    assert job.committer().commit(committable) == committables.Committed()
 
 
 def test_other_job_is_refused_and_the_token_never_printed(

@@ -11,20 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
-from tests.integration.kafka_feed import (
-    SCHEMA,
-    Transactions,
-    add_partitions,
-    delete_topic,
-    ids,
-    produce,
-    read_rows,
-    read_to_end,
-    reading,
-    record,
-    recreate_topic,
-    source,
-)
+from tests.integration import kafka_feed
 
 from onceflow.clients.kafka.brokers import Brokers
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
@@ -52,7 +39,7 @@ def topics_to_be(servers: str) -> Iterator[Callable[[str], str]]:
     yield take
     for name in names:
         with contextlib.suppress(KafkaException):
-            delete_topic(servers, name)
+            kafka_feed.delete_topic(servers, name)
 
 
 def _next(splits: Any) -> dict[str, int]:
@@ -60,7 +47,7 @@ def _next(splits: Any) -> dict[str, int]:
 
 
 def _pattern(servers: str, pattern: str, **settings: Any) -> KafkaSource:
-    return KafkaSource(servers, topic_pattern=pattern, schema=SCHEMA, **settings)
+    return KafkaSource(servers, topic_pattern=pattern, schema=kafka_feed.SCHEMA, **settings)
 
 
 @pytest.mark.parametrize("start", ["latest", "explicit"])
@@ -68,13 +55,13 @@ def test_partitions_added_later_start_at_their_first_record_wherever_the_source_
     servers: str, kafka_topic: TopicFactory, start: str
 ) -> None:
     topic = kafka_topic(1)
-    produce(servers, topic, map(record, range(3)))
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(3)))
     offsets = "latest" if start == "latest" else {topic: {0: 2}}
-    described = source(servers, topic, starting_offsets=offsets)
+    described = kafka_feed.source(servers, topic, starting_offsets=offsets)
     known = described.splits()
     assert described.discover(known) == known
-    add_partitions(servers, topic, 3)
-    produce(servers, topic, map(record, range(4)), partition=2)
+    kafka_feed.add_partitions(servers, topic, 3)
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(4)), partition=2)
     began = 3 if start == "latest" else 2
     assert _next(described.discover(known)) == {
         f"{topic}-0": began,
@@ -87,9 +74,9 @@ def test_bounded_source_takes_no_partition_that_was_not_there_when_it_began(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(1)
-    described = source(servers, topic, ending_offsets="latest")
+    described = kafka_feed.source(servers, topic, ending_offsets="latest")
     known = described.splits()
-    add_partitions(servers, topic, 2)
+    kafka_feed.add_partitions(servers, topic, 2)
     assert described.discover(known) == known
 
 
@@ -97,21 +84,21 @@ def test_reader_takes_splits_while_it_reads_and_hands_out_every_record_once(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(3)
-    produce(servers, topic, map(record, range(30_000)), partition=0)
-    writer = Transactions(servers)
-    writer.write(topic, map(record, range(30_000, 30_500)), partition=1)
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(30_000)), partition=0)
+    writer = kafka_feed.Transactions(servers)
+    writer.write(topic, map(kafka_feed.record, range(30_000, 30_500)), partition=1)
     writer.commit()
-    described = source(servers, topic, batch_rows=1000)
+    described = kafka_feed.source(servers, topic, batch_rows=1000)
     first, second, third = described.splits()
-    with reading(described, [first]) as reader:
-        rows = read_rows(reader, 5_000)
+    with kafka_feed.reading(described, [first]) as reader:
+        rows = kafka_feed.read_rows(reader, 5_000)
         reader.add_splits([second, third])
         assert _next(reader.snapshot())[second.id] == 0
-        rows += read_rows(reader, 30_500 - len(rows))
-        produce(servers, topic, [record(40_000)], partition=2)
-        rows += read_rows(reader, 1)
-        assert sorted(ids(rows)) == [*range(30_500), 40_000]
-        assert [n for n in ids(rows) if n < 30_000] == list(range(30_000)), "in order"
+        rows += kafka_feed.read_rows(reader, 30_500 - len(rows))
+        kafka_feed.produce(servers, topic, [kafka_feed.record(40_000)], partition=2)
+        rows += kafka_feed.read_rows(reader, 1)
+        assert sorted(kafka_feed.ids(rows)) == [*range(30_500), 40_000]
+        assert [n for n in kafka_feed.ids(rows) if n < 30_000] == list(range(30_000)), "in order"
         assert _next(reader.snapshot()) == {first.id: 30_000, second.id: 501, third.id: 1}
 
 
@@ -119,12 +106,12 @@ def test_reader_without_splits_begins_with_those_that_it_is_given(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(1)
-    produce(servers, topic, map(record, range(5)))
-    described = source(servers, topic)
-    with reading(described, []) as reader:
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(5)))
+    described = kafka_feed.source(servers, topic)
+    with kafka_feed.reading(described, []) as reader:
         assert reader.poll(0.05) is None
         reader.add_splits(described.splits())
-        assert ids(read_rows(reader, 5)) == [0, 1, 2, 3, 4]
+        assert kafka_feed.ids(kafka_feed.read_rows(reader, 5)) == [0, 1, 2, 3, 4]
 
 
 # Topics by pattern
@@ -136,7 +123,7 @@ def test_pattern_takes_new_topics_from_their_first_record_and_none_of_kafkas_own
     topics_to_be: Callable[[str], str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Transactions(servers)  # so that __transaction_state is there
+    kafka_feed.Transactions(servers)  # so that __transaction_state is there
     stem = f"orders-{uuid.uuid4().hex[:8]}"
     described = _pattern(servers, f"(?:{stem}|__transaction).*", starting_offsets="latest")
     described.validate()
@@ -144,11 +131,11 @@ def test_pattern_takes_new_topics_from_their_first_record_and_none_of_kafkas_own
     assert f"has no topics matching '(?:{stem}|__transaction).*' yet" in caplog.text
     for name, count in ((f"{stem}-a", 2), (f"{stem}-b", 3), (f"x{stem}", 4)):
         onceflow_kafka.create_topic(topics_to_be(name), 1)
-        produce(servers, name, map(record, range(count)))
+        kafka_feed.produce(servers, name, map(kafka_feed.record, range(count)))
     found = described.discover([])
     assert _next(found) == {f"{stem}-a-0": 0, f"{stem}-b-0": 0}
-    with reading(described, found) as reader:
-        assert sorted(ids(read_rows(reader, 5))) == [0, 0, 1, 1, 2]
+    with kafka_feed.reading(described, found) as reader:
+        assert sorted(kafka_feed.ids(kafka_feed.read_rows(reader, 5))) == [0, 0, 1, 1, 2]
     assert _next(described.splits()) == {f"{stem}-a-0": 2, f"{stem}-b-0": 3}, "it starts at the end"
     named = KafkaSource(servers, topic="__transaction_state", format="raw")
     assert len(named.splits()) == 1
@@ -165,7 +152,7 @@ def test_topic_of_a_pattern_that_was_deleted_is_refused_by_name_or_left_out(
     for name in (f"{stem}-a", f"{stem}-b"):
         onceflow_kafka.create_topic(topics_to_be(name), 1)
     known = _pattern(servers, f"{stem}.*").splits()
-    delete_topic(servers, f"{stem}-b")
+    kafka_feed.delete_topic(servers, f"{stem}-b")
     with pytest.raises(OffsetOutOfRange, match=f"{stem}-b-0: offset 0 .* no such topic any more"):
         _pattern(servers, f"{stem}.*").discover(known)
     with caplog.at_level(logging.WARNING, "onceflow.sources.kafka"):
@@ -178,11 +165,13 @@ def test_topic_that_the_source_names_no_longer_is_refused_with_its_offset(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
     first, second = kafka_topic(1), kafka_topic(1)
-    produce(servers, second, map(record, range(7)))
-    both = KafkaSource(servers, topic=[first, second], schema=SCHEMA, starting_offsets="latest")
+    kafka_feed.produce(servers, second, map(kafka_feed.record, range(7)))
+    both = KafkaSource(
+        servers, topic=[first, second], schema=kafka_feed.SCHEMA, starting_offsets="latest"
+    )
     known = both.splits()
     with pytest.raises(StateIncompatible, match=f"offset 7 of {second}-0.* reads topic {first}"):
-        source(servers, first).discover(known)
+        kafka_feed.source(servers, first).discover(known)
 
 
 # Topics that were deleted and created again
@@ -192,11 +181,11 @@ def test_topic_created_again_with_more_records_is_refused_by_both_ids(
     onceflow_kafka: KafkaServer, servers: str, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(2)
-    produce(servers, topic, map(record, range(10)))
-    described = source(servers, topic, starting_offsets="latest")
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(10)))
+    described = kafka_feed.source(servers, topic, starting_offsets="latest")
     known = described.splits()
-    recreate_topic(onceflow_kafka, topic, 2)
-    produce(servers, topic, map(record, range(1000, 1050)))
+    kafka_feed.recreate_topic(onceflow_kafka, topic, 2)
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(1000, 1050)))
     other = described.splits()
     old_id, new_id = (PartitionPosition.from_split(splits[0]).topic_id for splits in (known, other))
     assert old_id != new_id
@@ -215,17 +204,19 @@ def test_topic_created_again_under_a_reader_with_an_end_is_refused_at_that_end(
 ) -> None:
     topic = kafka_topic(1)
     for hundred in range(0, 500, 100):
-        produce(servers, topic, map(record, range(hundred, hundred + 100)))
+        kafka_feed.produce(servers, topic, map(kafka_feed.record, range(hundred, hundred + 100)))
     # The client fetches a hundred records, and no more before they are taken.
     options = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1000}
-    described = source(servers, topic, ending_offsets="latest", batch_rows=50, options=options)
+    described = kafka_feed.source(
+        servers, topic, ending_offsets="latest", batch_rows=50, options=options
+    )
     known = described.splits()
-    with reading(described, known) as reader:
-        assert ids(read_rows(reader, 50)) == list(range(50))
-        recreate_topic(onceflow_kafka, topic, 1)
-        produce(servers, topic, map(record, range(1000, 1500)))
+    with kafka_feed.reading(described, known) as reader:
+        assert kafka_feed.ids(kafka_feed.read_rows(reader, 50)) == list(range(50))
+        kafka_feed.recreate_topic(onceflow_kafka, topic, 1)
+        kafka_feed.produce(servers, topic, map(kafka_feed.record, range(1000, 1500)))
         with pytest.raises(OffsetOutOfRange) as caught:
-            read_to_end(reader)
+            kafka_feed.read_to_end(reader)
         assert _next(reader.snapshot()) == {f"{topic}-0": 500}, "it read the other topic"
     new_id = PartitionPosition.from_split(described.splits()[0]).topic_id
     old_id = PartitionPosition.from_split(known[0]).topic_id
@@ -237,12 +228,12 @@ def test_topic_deleted_behind_a_reader_that_has_its_last_record_ends_as_before(
     onceflow_kafka: KafkaServer, servers: str, topics_to_be: Callable[[str], str]
 ) -> None:
     topic = onceflow_kafka.create_topic(topics_to_be(f"onceflow-{uuid.uuid4().hex[:16]}"), 1)
-    produce(servers, topic, map(record, range(10)))
-    described = source(servers, topic, ending_offsets="latest", batch_rows=10)
-    with reading(described) as reader:
-        assert ids(read_rows(reader, 10)) == list(range(10))
-        delete_topic(servers, topic)
-        assert read_to_end(reader) == []
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(10)))
+    described = kafka_feed.source(servers, topic, ending_offsets="latest", batch_rows=10)
+    with kafka_feed.reading(described) as reader:
+        assert kafka_feed.ids(kafka_feed.read_rows(reader, 10)) == list(range(10))
+        kafka_feed.delete_topic(servers, topic)
+        assert kafka_feed.read_to_end(reader) == []
 
 
 def test_topic_created_again_is_read_from_its_first_record_where_loss_is_accepted(
@@ -252,24 +243,26 @@ def test_topic_created_again_is_read_from_its_first_record_where_loss_is_accepte
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     topic = kafka_topic(3)
-    produce(servers, topic, map(record, range(10)))
-    described = source(servers, topic, fail_on_data_loss=False, starting_offsets="latest")
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(10)))
+    described = kafka_feed.source(
+        servers, topic, fail_on_data_loss=False, starting_offsets="latest"
+    )
     known = described.splits()
-    recreate_topic(onceflow_kafka, topic, 2)
-    produce(servers, topic, map(record, range(1000, 1050)))
+    kafka_feed.recreate_topic(onceflow_kafka, topic, 2)
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(1000, 1050)))
     with caplog.at_level(logging.WARNING, "onceflow.sources.kafka"):
         now = described.discover(known)
     assert _next(now) == {f"{topic}-0": 0, f"{topic}-1": 0}
     assert "deleted and created again" in caplog.text
     assert described.discover(now) == now, "and that is where it stands from now on"
-    with reading(described, now) as reader:
-        assert ids(read_rows(reader, 50)) == list(range(1000, 1050))
+    with kafka_feed.reading(described, now) as reader:
+        assert kafka_feed.ids(kafka_feed.read_rows(reader, 50)) == list(range(1000, 1050))
 
 
 def test_topic_of_another_cluster_is_refused_by_both_clusters(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
-    described = source(servers, kafka_topic(1))
+    described = kafka_feed.source(servers, kafka_topic(1))
     (here,) = map(PartitionPosition.from_split, described.splits())
     elsewhere = replace(here, cluster_id="AnotherClusterEntirely")
     with pytest.raises(OffsetOutOfRange, match=f"AnotherClusterEntirely.*{here.cluster_id}"):
@@ -280,7 +273,7 @@ def test_position_of_an_older_checkpoint_gets_its_ids_and_keeps_its_offset(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(1)
-    described = source(servers, topic)
+    described = kafka_feed.source(servers, topic)
     text = f'{{"topic":"{topic}","partition":0,"next":42,"stop":null}}'
     (position,) = described.discover([Split(f"{topic}-0", text.encode())])
     (here,) = described.splits()
@@ -293,13 +286,15 @@ def test_gap_behind_which_a_reader_goes_on_leaves_it_in_the_topic_that_is_there(
     onceflow_kafka: KafkaServer, servers: str, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(1)
-    produce(servers, topic, map(record, range(50)))
-    described = source(servers, topic, fail_on_data_loss=False, starting_offsets="latest")
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(50)))
+    described = kafka_feed.source(
+        servers, topic, fail_on_data_loss=False, starting_offsets="latest"
+    )
     known = described.splits()
-    recreate_topic(onceflow_kafka, topic, 1)
-    produce(servers, topic, map(record, range(1000, 1010)))
-    with reading(described, known) as reader:
-        assert ids(read_rows(reader, 10)) == list(range(1000, 1010))
+    kafka_feed.recreate_topic(onceflow_kafka, topic, 1)
+    kafka_feed.produce(servers, topic, map(kafka_feed.record, range(1000, 1010)))
+    with kafka_feed.reading(described, known) as reader:
+        assert kafka_feed.ids(kafka_feed.read_rows(reader, 10)) == list(range(1000, 1010))
         assert described.discover(reader.snapshot()) == reader.snapshot()
 
 
@@ -317,7 +312,7 @@ def test_brokers_are_asked_as_often_about_many_partitions_as_about_two(
     monkeypatch.setattr(Brokers, "ask", count)
     counts: list[int] = []
     for partitions in (2, 40):
-        described = source(servers, kafka_topic(partitions))
+        described = kafka_feed.source(servers, kafka_topic(partitions))
         # A new partition may have no leader yet, and is asked about until it has one.
         described.latest_offsets(described.splits())
         asked.clear()

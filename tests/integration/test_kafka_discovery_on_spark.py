@@ -13,14 +13,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.integration.kafka_feed import (
-    SCHEMA,
-    add_partitions,
-    delete_topic,
-    produce,
-    record,
-    recreate_topic,
-)
+from tests.integration import kafka_feed
+from tests.integration.kafka_feed import produce
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 
@@ -51,7 +45,11 @@ class Copy:
     @contextmanager
     def running(self, **settings: Any) -> Generator[Job, None, None]:
         """Start the job and wait until it runs; stopped, or at least cancelled, afterwards."""
-        given: dict[str, Any] = {"schema": SCHEMA, "partition_discovery_interval": 0.2, **settings}
+        given: dict[str, Any] = {
+            "schema": kafka_feed.SCHEMA,
+            "partition_discovery_interval": 0.2,
+            **settings,
+        }
         source = KafkaSource(self.server.bootstrap_servers, **given)
         pipeline = Pipeline(
             self.spark,
@@ -75,7 +73,7 @@ class Copy:
                 job.cancel()
 
     def produce(self, topic: str, numbers: range, partition: int = 0) -> None:
-        values = map(record, numbers)
+        values = map(kafka_feed.record, numbers)
         produce(self.server.bootstrap_servers, topic, values, partition=partition)
 
     def await_rows(self, job: Job, count: int) -> None:
@@ -126,7 +124,7 @@ def test_partitions_added_under_a_running_job_are_read_exactly_once_though_a_slo
         copy.await_rows(job, 100)
         if point is not None:
             (points / point).touch()
-        add_partitions(copy.server.bootstrap_servers, topic, 4)
+        kafka_feed.add_partitions(copy.server.bootstrap_servers, topic, 4)
         copy.produce(topic, range(100, 120))
         for partition in (1, 2, 3):
             copy.produce(topic, range(100 * partition + 20, 100 * partition + 120), partition)
@@ -143,7 +141,7 @@ def test_partitions_added_to_a_job_without_periodic_checkpoints_are_read(
     copy = Copy(spark, tmp_path, onceflow_kafka, interval=None)
     topic = kafka_topic(1)
     with copy.running(topic=topic) as job:
-        add_partitions(onceflow_kafka.bootstrap_servers, topic, 3)
+        kafka_feed.add_partitions(onceflow_kafka.bootstrap_servers, topic, 3)
         copy.produce(topic, range(50), partition=2)
         _await(lambda: job.status().checkpoints_completed > 0, job)
         copy.await_rows(job, 50)
@@ -157,7 +155,7 @@ def test_partitions_added_while_the_job_is_stopped_are_read_exactly_once(
     copy.produce(topic, range(10))
     with copy.running(topic=topic, partition_discovery_interval=None) as job:
         copy.await_rows(job, 10)
-    add_partitions(copy.server.bootstrap_servers, topic, 3)
+    kafka_feed.add_partitions(copy.server.bootstrap_servers, topic, 3)
     copy.produce(topic, range(10, 30))
     copy.produce(topic, range(30, 60), partition=1)
     for _ in range(2):
@@ -188,7 +186,7 @@ def test_new_topics_of_a_pattern_are_read_under_a_running_job_and_after_a_stop(
             copy.await_rows(job, 70)
     finally:
         for name in "abc":
-            delete_topic(copy.server.bootstrap_servers, f"{stem}-{name}")
+            kafka_feed.delete_topic(copy.server.bootstrap_servers, f"{stem}-{name}")
     copy.assert_once(range(70))
 
 
@@ -199,7 +197,7 @@ def test_topic_that_was_replaced_while_the_job_was_stopped_is_refused_and_nothin
     copy.produce(topic, range(10))
     with copy.running(topic=topic) as job:
         copy.await_rows(job, 10)
-    recreate_topic(copy.server, topic, 1)
+    kafka_feed.recreate_topic(copy.server, topic, 1)
     copy.produce(topic, range(1000, 1050))
     with (
         pytest.raises(OffsetOutOfRange, match=f"{topic}-0: offset 10 .*created again"),
@@ -216,7 +214,7 @@ def test_topic_that_is_replaced_under_a_running_job_ends_it_by_name(
     copy.produce(topic, range(10))
     with copy.running(topic=topic) as job:
         copy.await_rows(job, 10)
-        recreate_topic(copy.server, topic, 1)
+        kafka_feed.recreate_topic(copy.server, topic, 1)
         copy.produce(topic, range(1000, 1050))
         # The reader may go on behind offset 10 of the new topic before the discovery meets its id.
         with pytest.raises(OffsetOutOfRange, match=rf"{topic}-0: offset \d+ .*created again"):
@@ -230,7 +228,7 @@ def test_topic_that_is_replaced_under_a_running_job_is_read_anew_where_loss_is_a
     copy.produce(topic, range(10))
     with copy.running(topic=topic, fail_on_data_loss=False) as job:
         copy.await_rows(job, 10)
-        recreate_topic(copy.server, topic, 2)
+        kafka_feed.recreate_topic(copy.server, topic, 2)
         # The reader may meet the old topic's end before the discovery meets the new one's id.
         _await(lambda: _next_offsets(job, topic) == {f"{topic}-0": 0, f"{topic}-1": 0}, job)
         copy.produce(topic, range(10, 60))

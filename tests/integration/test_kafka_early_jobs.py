@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.integration.kafka_sink_kit import (
-    await_markers,
-    ids_in,
-    messages,
-    open_transaction_blocks,
-    values_of,
-)
+from tests.integration import kafka_sink_kit
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -84,7 +78,7 @@ def build_pipeline(
 
 def assert_exactly_once_in_order(servers: str, topic: str, source: CountingSource) -> None:
     """Each row is there once, and those of an account in their order."""
-    values = values_of(messages(servers, topic))
+    values = kafka_sink_kit.values_of(kafka_sink_kit.messages(servers, topic))
     assert sorted(value["id"] for value in values) == list(range(source.records))
     numbers: dict[str, list[int]] = defaultdict(list)
     for value in values:
@@ -132,7 +126,7 @@ def test_a_slot_that_dies_between_a_begun_commit_and_its_end_doubles_and_loses_n
     assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
     assert_exactly_once_in_order(servers, topic, source)
     for partition in (0, 1):
-        assert not open_transaction_blocks(servers, topic, partition)
+        assert not kafka_sink_kit.open_transaction_blocks(servers, topic, partition)
 
 
 @pytest.mark.only_proof
@@ -149,11 +143,13 @@ def test_a_decision_that_is_late_keeps_no_transaction_open(
     (tmp_path / "out" / "waits").touch()
     await_that((tmp_path / "out" / "waiting").exists)
     decided = job.status().checkpoints_completed
-    await_that(lambda: any(open_transaction_blocks(servers, topic, one) for one in (0, 1)))
-    assert await_markers(servers, topic, timeout_s=_TIMEOUT_S)
+    await_that(
+        lambda: any(kafka_sink_kit.open_transaction_blocks(servers, topic, one) for one in (0, 1))
+    )
+    assert kafka_sink_kit.await_markers(servers, topic, timeout_s=_TIMEOUT_S)
     assert job.status().checkpoints_completed == decided, "it is still not decided"
-    before = ids_in(servers, topic)
-    assert len(before) < len(ids_in(servers, topic, isolation="read_uncommitted"))
+    before = kafka_sink_kit.ids_in(servers, topic)
+    assert len(before) < len(kafka_sink_kit.ids_in(servers, topic, isolation="read_uncommitted"))
     (tmp_path / "out" / "waits").unlink()
     assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
     assert_exactly_once_in_order(servers, topic, source)

@@ -15,16 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer
+from tests.integration import kafka_feed
 from tests.integration.each_reader import require_native
-from tests.integration.kafka_feed import (
-    CONTEXT,
-    SCHEMA,
-    Transactions,
-    produce,
-    reading,
-    record,
-    source,
-)
 from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, LocalProcesses, Pipeline
@@ -67,13 +59,13 @@ def native() -> None:
 def _produce_odd(servers: str, topic: str, count: int) -> None:
     """Write `count` records, of which a quarter is odd, between records of transactions."""
     chosen = random.Random(SEED)
-    transactions = Transactions(servers)
+    transactions = kafka_feed.Transactions(servers)
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 5})
     for number in range(count):
         odd = chosen.random() < 0.25
         producer.produce(
             topic,
-            value=chosen.choice(ODD_VALUES) if odd else record(number),
+            value=chosen.choice(ODD_VALUES) if odd else kafka_feed.record(number),
             key=chosen.choice(ODD_KEYS),
             partition=chosen.randrange(2),
             headers=[("a", b"\xff"), ("a", None), ("", b"")] if odd else None,
@@ -81,7 +73,7 @@ def _produce_odd(servers: str, topic: str, count: int) -> None:
         )
         if number % (count // 4) == 0:
             assert producer.flush(60) == 0
-            transactions.write(topic, map(record, range(10)), partition=number % 2)
+            transactions.write(topic, map(kafka_feed.record, range(10)), partition=number % 2)
             transactions.abort() if chosen.random() < 0.5 else transactions.commit()
     assert producer.flush(60) == 0
 
@@ -93,7 +85,7 @@ def _read_all(
     described = KafkaSource(servers, topic=topic, ending_offsets="latest", **settings)
     batches: list[pa.RecordBatch] = []
     letters: list[DeadLetter] = []
-    with reading(described) as reader:
+    with kafka_feed.reading(described) as reader:
         while not isinstance(batch := reader.poll(0.2), EndOfInput):
             letters += reader.take_rejected()
             if batch is not None:
@@ -119,9 +111,9 @@ def odd_topic(onceflow_kafka: KafkaServer) -> Iterator[tuple[str, str]]:
     [
         {"format": "raw"},
         {"format": "raw", "batch_rows": 7},
-        {"schema": SCHEMA, "include_metadata": True, "on_bad_record": "dead_letter"},
+        {"schema": kafka_feed.SCHEMA, "include_metadata": True, "on_bad_record": "dead_letter"},
         {
-            "schema": SCHEMA,
+            "schema": kafka_feed.SCHEMA,
             "include_metadata": True,
             "on_bad_record": "dead_letter",
             "batch_rows": 3,
@@ -163,18 +155,20 @@ def test_the_native_reader_is_used_where_it_can_be_and_refused_by_name_where_not
         consumer.close()
         return type(intake)
 
-    assert open_one(schema=SCHEMA) is NativeIntake
+    assert open_one(schema=kafka_feed.SCHEMA) is NativeIntake
     assert open_one(format="raw") is NativeIntake
-    assert open_one(schema=SCHEMA, native=False) is MessageIntake
-    assert open_one(schema=SCHEMA, format="csv") is MessageIntake
-    assert open_one(schema=SCHEMA, key_format="string") is MessageIntake
+    assert open_one(schema=kafka_feed.SCHEMA, native=False) is MessageIntake
+    assert open_one(schema=kafka_feed.SCHEMA, format="csv") is MessageIntake
+    assert open_one(schema=kafka_feed.SCHEMA, key_format="string") is MessageIntake
     with pytest.raises(ConfigError, match="native=True: it reads no columns of keys"):
-        open_one(schema=SCHEMA, key_format="string", native=True)
-    described = KafkaSource("nowhere:1", topic=topic, schema=SCHEMA, format="csv", native=True)
+        open_one(schema=kafka_feed.SCHEMA, key_format="string", native=True)
+    described = KafkaSource(
+        "nowhere:1", topic=topic, schema=kafka_feed.SCHEMA, format="csv", native=True
+    )
     with pytest.raises(ConfigError, match="format='csv' gains nothing by it"):
         described.reader(
             KafkaSource(onceflow_kafka.bootstrap_servers, topic=topic, format="raw").splits(),
-            CONTEXT,
+            kafka_feed.CONTEXT,
         )
 
 
@@ -233,7 +227,7 @@ def test_a_read_ends_when_it_is_woken_from_another_thread(onceflow_kafka: KafkaS
     """By itself: a poll waits in short pieces, and would end soon without it, too."""
     servers = onceflow_kafka.bootstrap_servers
     consumer = Consumer({"bootstrap.servers": servers, "client.id": "woken", "group.id": "g"})
-    settings = KafkaSource(servers, topic="nothing", schema=SCHEMA).settings
+    settings = KafkaSource(servers, topic="nothing", schema=kafka_feed.SCHEMA).settings
     intake = NativeIntake(settings, consumer, "woken")
     began = time.monotonic()
     for wake_s in (0.3, 0.0):
@@ -253,7 +247,7 @@ def test_a_poll_that_waits_for_records_ends_when_it_is_woken(
     onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:
     servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(1)
-    with reading(source(servers, topic)) as reader:
+    with kafka_feed.reading(kafka_feed.source(servers, topic)) as reader:
         timer = threading.Timer(0.3, reader.wake)
         timer.start()
         began = time.monotonic()
@@ -262,7 +256,7 @@ def test_a_poll_that_waits_for_records_ends_when_it_is_woken(
         # Nobody waits at that moment, so it is the next poll that returns.
         assert reader.poll(WAIT_S) is None
         assert time.monotonic() - began < WAIT_S
-        produce(servers, topic, [record(1)])
+        kafka_feed.produce(servers, topic, [kafka_feed.record(1)])
         assert isinstance(reader.poll(WAIT_S), pa.RecordBatch)
     timer.join()
     reader.wake()
@@ -278,7 +272,9 @@ def test_checkpoints_do_not_wait_for_records(
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.05),
         settings=replace(SETTINGS, poll_timeout_s=WAIT_S),
     )
-    records = pipeline.read(source(onceflow_kafka.bootstrap_servers, kafka_topic(2)), uid="records")
+    records = pipeline.read(
+        kafka_feed.source(onceflow_kafka.bootstrap_servers, kafka_topic(2)), uid="records"
+    )
     records.write(FileSink(str(tmp_path / "out")), uid="out")
     job = pipeline.start()
     began = time.monotonic()

@@ -9,14 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.integration.kafka_sink_kit import (
-    KafkaJob,
-    commit_offset,
-    delete_group,
-    ids_in,
-    messages,
-    values_of,
-)
+from tests.integration import kafka_sink_kit
 from tests.integration.sink_kit import SCHEMA, rows
 
 from onceflow.core.errors import BadRow, ConfigError, Fenced, SinkError
@@ -42,11 +35,11 @@ def topic(kafka_topic: TopicFactory) -> str:
 
 def job_of(
     servers: str, topic: str | tuple[str, ...], directory: Path, **settings: Any
-) -> KafkaJob:
+) -> kafka_sink_kit.KafkaJob:
     name = topic if isinstance(topic, str) else topic[0]
     given: dict[str, Any] = {"deadline_s": 10, **settings}
     sink = KafkaSink(servers, topic=topic, **given)
-    return KafkaJob(sink, directory=directory, sink_id=f"c.{name[-16:]}")
+    return kafka_sink_kit.KafkaJob(sink, directory=directory, sink_id=f"c.{name[-16:]}")
 
 
 def test_a_missing_topic_is_named_or_created(servers: str, topic: str, tmp_path: Path) -> None:
@@ -56,7 +49,7 @@ def test_a_missing_topic_is_named_or_created(servers: str, topic: str, tmp_path:
     with job_of(servers, missing, tmp_path, create=True, partitions=3) as job:
         job.check()
         assert job.committer().commit(job.prepare(1, range(9))) == Committed()
-        assert len(messages(servers, missing)) == 9
+        assert len(kafka_sink_kit.messages(servers, missing)) == 9
         job.check(attempt=2)
 
 
@@ -65,13 +58,15 @@ def test_another_job_with_the_same_sink_id_is_refused_and_may_take_it_over(
 ) -> None:
     job = job_of(servers, topic, tmp_path)
     job.check()
-    other = KafkaJob(job.sink, directory=tmp_path, sink_id=job.sink_id, log_id="log-2")
+    other = kafka_sink_kit.KafkaJob(
+        job.sink, directory=tmp_path, sink_id=job.sink_id, log_id="log-2"
+    )
     with pytest.raises(
         ConfigError, match=r"in another checkpoint storage.*--delete --group"
     ) as refused:
         other.check()
     assert job.log_id in str(refused.value)
-    delete_group(servers, f"onceflow/{job.sink_id}/owner")
+    kafka_sink_kit.delete_group(servers, f"onceflow/{job.sink_id}/owner")
     other.check()
     with pytest.raises(ConfigError, match="in another checkpoint storage"):
         job.check(attempt=2)
@@ -95,12 +90,12 @@ def test_the_claim_is_renewed_while_the_job_runs_and_a_newer_one_is_left(
     with job_of(servers, topic, tmp_path) as job:
         job.check()
         group = f"onceflow/{job.sink_id}/owner"
-        delete_group(servers, group)
+        kafka_sink_kit.delete_group(servers, group)
         job.committer().prune(CheckpointId(1))
-        assert (commit_offset(servers, group, topic) or (0, ""))[0] == 1
+        assert (kafka_sink_kit.commit_offset(servers, group, topic) or (0, ""))[0] == 1
         job.check(attempt=2)
         job.committer(attempt=1).prune(CheckpointId(1))
-        assert (commit_offset(servers, group, topic) or (0, ""))[0] == 2
+        assert (kafka_sink_kit.commit_offset(servers, group, topic) or (0, ""))[0] == 2
 
 
 def test_a_topic_that_takes_smaller_records_than_the_sink_lets_pass_is_refused(
@@ -122,7 +117,7 @@ def test_a_topic_that_takes_smaller_records_than_the_sink_lets_pass_is_refused(
         assert [one.rows["id"].to_pylist() for one in writer.take_rejected()] == [[2]]
         (committable,) = writer.pre_commit(CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
-        assert ids_in(servers, small) == [1]
+        assert kafka_sink_kit.ids_in(servers, small) == [1]
 
 
 def test_a_topic_that_demands_more_replicas_than_it_has_is_refused(
@@ -150,7 +145,7 @@ def test_a_compacted_topic_is_refused_for_records_without_keys(
     with job_of(servers, compacted, tmp_path, key="account") as job:
         job.check(attempt=2)
         assert job.committer().commit(job.prepare(1, range(3))) == Committed()
-        assert ids_in(servers, compacted) == [0, 1, 2]
+        assert kafka_sink_kit.ids_in(servers, compacted) == [0, 1, 2]
     assert "column 'account' of the key may be null" in caplog.text
 
 
@@ -182,10 +177,10 @@ def test_at_least_once_writes_at_once_and_finds_what_exactly_once_left(
         writer = job.check().writer(attempt=2)
         writer.write(rows(range(5, 10)))
         assert writer.pre_commit(CheckpointId(2)) == ()
-        assert ids_in(servers, topic) == list(range(5, 10))
+        assert kafka_sink_kit.ids_in(servers, topic) == list(range(5, 10))
         (left,) = job.committer(2).in_doubt()
         assert job.committer(2).commit(left) == Committed()
-        assert ids_in(servers, topic) == list(range(10))
+        assert kafka_sink_kit.ids_in(servers, topic) == list(range(10))
 
 
 def test_rows_choose_topic_and_partition_and_one_commit_offset_proves_them_all(
@@ -206,20 +201,20 @@ def test_rows_choose_topic_and_partition_and_one_commit_offset_proves_them_all(
         job.check()
         committable = job.prepare(1, batch)
         assert job.committer().commit(committable) == Committed()
-        found = messages(servers, left) + messages(servers, right)
+        found = kafka_sink_kit.messages(servers, left) + kafka_sink_kit.messages(servers, right)
         where = {
             value["id"]: (one.topic(), one.partition())
-            for one, value in zip(found, values_of(found), strict=True)
+            for one, value in zip(found, kafka_sink_kit.values_of(found), strict=True)
         }
         assert where[1] == (left, 1)
         assert where[2] == (right, 2)
         assert where[3] == (left, 0)
         assert where[4][0] == right
-        assert values_of(found)[0].keys() == {"id"}
+        assert kafka_sink_kit.values_of(found)[0].keys() == {"id"}
         group = f"onceflow/{job.sink_id}/0"
         proof = (1, f"{committable.transaction} {job.log_id}")
-        assert commit_offset(servers, group, left) == proof
-        assert commit_offset(servers, group, right) == proof
+        assert kafka_sink_kit.commit_offset(servers, group, left) == proof
+        assert kafka_sink_kit.commit_offset(servers, group, right) == proof
         with pytest.raises(BadRow, match="must be a partition"):
             job.prepare(2, batch.set_column(2, "p", pa.array([9, 0, 0, 0], pa.int32())))
 
@@ -230,12 +225,12 @@ def test_rows_staged_for_a_topic_go_there_though_the_sink_has_another_one_by_now
     before, after = kafka_topic(1), kafka_topic(1)
     with job_of(servers, before, tmp_path) as old:
         committable = old.prepare(1, range(5))
-        with KafkaJob(
+        with kafka_sink_kit.KafkaJob(
             KafkaSink(servers, topic=after), directory=tmp_path, sink_id=old.sink_id
         ) as new:
             assert new.committer(2).commit(committable) == Committed()
-            assert ids_in(servers, before) == list(range(5))
-            assert ids_in(servers, after) == []
+            assert kafka_sink_kit.ids_in(servers, before) == list(range(5))
+            assert kafka_sink_kit.ids_in(servers, after) == []
 
 
 def test_an_address_where_no_broker_is_fails_in_time_and_says_so(tmp_path: Path) -> None:

@@ -11,14 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration import kafka_sink_job
-from tests.integration.kafka_sink_kit import (
-    decided_ids_in,
-    ids_in,
-    messages,
-    open_transaction_blocks,
-    values_of,
-)
+from tests.integration import kafka_sink_job, kafka_sink_kit
 from tests.integration.killed_jobs import Attempt, KilledJob, finished
 
 from onceflow.integration.faults import is_paused
@@ -68,13 +61,15 @@ class Runs(KilledJob):
 
     def is_blocked(self) -> bool:
         """Return whether consumers wait behind an open transaction in a partition."""
-        return any(open_transaction_blocks(self.servers, self.topic, one) for one in (0, 1))
+        return any(
+            kafka_sink_kit.open_transaction_blocks(self.servers, self.topic, one) for one in (0, 1)
+        )
 
     def staged(self) -> list[str]:
         return [path.name for path in self.log.path.rglob("*-0.arrow")]
 
     def assert_exactly_once(self, rows: int = _ROWS) -> None:
-        assert decided_ids_in(self.servers, self.topic) == list(range(rows))
+        assert kafka_sink_kit.decided_ids_in(self.servers, self.topic) == list(range(rows))
         assert self.staged() == []
         assert not self.is_blocked()
 
@@ -99,7 +94,7 @@ def test_job_killed_at_a_step_writes_each_record_once(runs: Runs, crash: str) ->
     assert runs.run(crash) == -signal.SIGKILL
     point, _, checkpoint = crash.partition("@")
     assert runs.log.decided() == int(checkpoint) - (point in _UNDECIDED)
-    seen = ids_in(runs.servers, runs.topic)
+    seen = kafka_sink_kit.ids_in(runs.servers, runs.topic)
     assert len(seen) == len(set(seen)), "nothing doubled while it was down"
     assert set(seen) <= set(range(runs.log.decided() * _A_CHECKPOINT)), "nothing undecided is seen"
     assert runs.run() == 0
@@ -125,7 +120,7 @@ def test_job_killed_after_it_began_a_commit_early_writes_each_record_once(
     assert runs.log.decided() == decided
     if crash.startswith(("begun", "decided")):
         assert runs.is_blocked(), "the kill left a transaction open"
-        assert ids_in(runs.servers, runs.topic) == list(range(_A_CHECKPOINT))
+        assert kafka_sink_kit.ids_in(runs.servers, runs.topic) == list(range(_A_CHECKPOINT))
     assert runs.run(begins=True) == 0
     runs.assert_exactly_once()
 
@@ -189,7 +184,7 @@ def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
     zombie.signal(signal.SIGCONT)
     zombie.wait()
     assert "fenced: a newer attempt decides" in zombie.errors
-    assert decided_ids_in(runs.servers, runs.topic) == list(range(_ROWS))
+    assert kafka_sink_kit.decided_ids_in(runs.servers, runs.topic) == list(range(_ROWS))
     if not (begins and step in _BEFORE_DECISION):
         assert runs.staged() != [], "it went on to the checkpoint that it may not decide"
     assert runs.run() == 0
@@ -200,7 +195,7 @@ def test_at_least_once_job_killed_before_its_decision_doubles_records(runs: Runs
     """The same kill that exactly-once survives: what the two guarantees differ in."""
     assert runs.run("prepared@3", delivery="at_least_once") == -signal.SIGKILL
     assert runs.run(delivery="at_least_once") == 0
-    seen = ids_in(runs.servers, runs.topic)
+    seen = kafka_sink_kit.ids_in(runs.servers, runs.topic)
     assert set(seen) == set(range(_ROWS))
     assert len(seen) > _ROWS
 
@@ -249,8 +244,8 @@ def _assert_checkpoints_in_order(runs: Runs) -> None:
     all attempts is that a subtask's checkpoints follow each other.
     """
     positions: dict[tuple[int | None, int], int] = {}
-    for message in messages(runs.servers, runs.topic):
-        (value,) = values_of([message])
+    for message in kafka_sink_kit.messages(runs.servers, runs.topic):
+        (value,) = kafka_sink_kit.values_of([message])
         key = (message.partition(), value["id"] % 6)
         checkpoint = value["id"] // _A_CHECKPOINT
         assert positions.get(key, -1) <= checkpoint, f"{value} comes late"

@@ -8,15 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.kafka_feed import (
-    Transactions,
-    ids,
-    produce,
-    read_rows,
-    reading,
-    record,
-    source,
-)
+from tests.integration import kafka_feed
 
 from onceflow.core.errors import OffsetOutOfRange
 from onceflow.integration.servers.kafka import EmbeddedKafka
@@ -38,7 +30,9 @@ def topic(broker: EmbeddedKafka) -> str:
     """A topic with the records 0 to 99, in ten batches."""
     name = broker.create_topic(f"cut-{uuid.uuid4().hex[:8]}")
     for first in range(0, 100, 10):
-        produce(broker.bootstrap_servers, name, map(record, range(first, first + 10)))
+        kafka_feed.produce(
+            broker.bootstrap_servers, name, map(kafka_feed.record, range(first, first + 10))
+        )
     return name
 
 
@@ -56,20 +50,20 @@ def _cut(broker: EmbeddedKafka, topic: str) -> None:
 def test_a_position_in_records_that_were_written_anew_is_refused(
     broker: EmbeddedKafka, topic: str
 ) -> None:
-    described = source(broker.bootstrap_servers, topic)
-    with reading(described) as reader:
-        assert ids(read_rows(reader, 100)) == list(range(100))
+    described = kafka_feed.source(broker.bootstrap_servers, topic)
+    with kafka_feed.reading(described) as reader:
+        assert kafka_feed.ids(kafka_feed.read_rows(reader, 100)) == list(range(100))
         known = reader.snapshot()
     _cut(broker, topic)
-    produce(broker.bootstrap_servers, topic, map(record, range(1000, 1100)))
+    kafka_feed.produce(broker.bootstrap_servers, topic, map(kafka_feed.record, range(1000, 1100)))
     with (
-        reading(described, described.discover(known)) as reader,
+        kafka_feed.reading(described, described.discover(known)) as reader,
         pytest.raises(OffsetOutOfRange, match=_SAID),
     ):
-        read_rows(reader, 1)
-    accepting = source(broker.bootstrap_servers, topic, fail_on_data_loss=False)
-    with reading(accepting, accepting.discover(known)) as reader:
-        found = ids(read_rows(reader, 101))
+        kafka_feed.read_rows(reader, 1)
+    accepting = kafka_feed.source(broker.bootstrap_servers, topic, fail_on_data_loss=False)
+    with kafka_feed.reading(accepting, accepting.discover(known)) as reader:
+        found = kafka_feed.ids(kafka_feed.read_rows(reader, 101))
     assert found[-100:] == list(range(1000, 1100))
     assert found[:-100] == list(range(len(found) - 100))
 
@@ -77,33 +71,35 @@ def test_a_position_in_records_that_were_written_anew_is_refused(
 def test_a_reader_under_which_records_were_written_anew_is_stopped(
     broker: EmbeddedKafka, topic: str
 ) -> None:
-    with reading(source(broker.bootstrap_servers, topic)) as reader:
-        assert ids(read_rows(reader, 100)) == list(range(100))
+    with kafka_feed.reading(kafka_feed.source(broker.bootstrap_servers, topic)) as reader:
+        assert kafka_feed.ids(kafka_feed.read_rows(reader, 100)) == list(range(100))
         _cut(broker, topic)
-        produce(broker.bootstrap_servers, topic, map(record, range(1000, 1100)))
+        kafka_feed.produce(
+            broker.bootstrap_servers, topic, map(kafka_feed.record, range(1000, 1100))
+        )
         with pytest.raises(OffsetOutOfRange, match=_SAID):
-            read_rows(reader, 1)
+            kafka_feed.read_rows(reader, 1)
 
 
 def test_a_log_that_is_whole_is_read_on_after_each_death_of_its_broker(
     broker: EmbeddedKafka, topic: str
 ) -> None:
     """Also behind markers of transactions, and where the position is the end of an epoch."""
-    described = source(broker.bootstrap_servers, topic)
+    described = kafka_feed.source(broker.bootstrap_servers, topic)
     known = described.splits()
     found: list[int] = []
     for number in range(100, 103):
-        transactions = Transactions(broker.bootstrap_servers)
-        transactions.write(topic, [record(number)])
+        transactions = kafka_feed.Transactions(broker.bootstrap_servers)
+        transactions.write(topic, [kafka_feed.record(number)])
         transactions.commit()
-        with reading(described, described.discover(known)) as reader:
-            found += ids(read_rows(reader, number + 1 - len(found)))
+        with kafka_feed.reading(described, described.discover(known)) as reader:
+            found += kafka_feed.ids(kafka_feed.read_rows(reader, number + 1 - len(found)))
             # Behind the marker, once the client has come to the end.
             assert reader.poll(0.3) is None
             known = reader.snapshot()
         broker.kill()
         broker.start()
-    produce(broker.bootstrap_servers, topic, [record(103)])
-    with reading(described, described.discover(known)) as reader:
-        found += ids(read_rows(reader, 1))
+    kafka_feed.produce(broker.bootstrap_servers, topic, [kafka_feed.record(103)])
+    with kafka_feed.reading(described, described.discover(known)) as reader:
+        found += kafka_feed.ids(kafka_feed.read_rows(reader, 1))
     assert found == list(range(104))

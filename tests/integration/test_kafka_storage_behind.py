@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.kafka_sink_kit import KafkaJob, decided_ids_in, delete_group
+from tests.support import moving_job
 from tests.support.clusters import AnyCluster
-from tests.support.moving_job import (
-    MovingJob,
-    go_there_and_back,
-    refuse_an_older_copy,
-    refuse_an_older_savepoint,
-    refuse_empty_storage,
-)
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Committed
@@ -44,35 +38,35 @@ class KafkaTarget:
 @pytest.fixture
 def moving(
     cluster: AnyCluster, tmp_path: Path, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
-) -> MovingJob:
+) -> moving_job.MovingJob:
     topic = kafka_topic()
     target = KafkaTarget(onceflow_kafka.bootstrap_servers, topic)
-    return MovingJob(cluster, tmp_path, target, f"m.{topic[-16:]}")
+    return moving_job.MovingJob(cluster, tmp_path, target, f"m.{topic[-16:]}")
 
 
 def test_an_older_copy_of_the_storage_is_refused_at_every_try_by_what_is_in_the_topic(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_an_older_copy(moving)
+    moving_job.refuse_an_older_copy(moving)
 
 
 def test_a_savepoint_that_is_older_than_the_topic_is_refused_at_every_try(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_an_older_savepoint(moving)
+    moving_job.refuse_an_older_savepoint(moving)
 
 
 @pytest.mark.slow
 def test_a_job_that_writes_to_kafka_moves_from_storage_to_storage_and_back(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    go_there_and_back(moving)
+    moving_job.go_there_and_back(moving)
 
 
 def test_another_storage_of_a_job_that_writes_to_kafka_is_named_and_no_remedy_doubles_a_row(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_empty_storage(moving)
+    moving_job.refuse_empty_storage(moving)
 
 
 @pytest.fixture

@@ -14,14 +14,7 @@ from tests.integration.lake_sink_kit import SCHEMA, DeltaJob, IcebergJob, MakeLa
 from tests.support.lake_faults import CommitFaults, FaultyDeltaTable
 
 from onceflow.core.errors import BadRow, ConfigError, Fenced
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow
 
@@ -37,10 +30,10 @@ def make_job(
 @pytest.mark.parametrize(
     ("fault", "answer"),
     [
-        ("refused", Committed()),
-        ("unanswered", Unknown),
-        ("made, not answered", AlreadyCommitted()),
-        ("made, called failed", AlreadyCommitted()),
+        ("refused", committables.Committed()),
+        ("unanswered", committables.Unknown),
+        ("made, not answered", committables.AlreadyCommitted()),
+        ("made, called failed", committables.AlreadyCommitted()),
     ],
 )
 def test_commit_whose_reply_is_lost_or_wrong_is_made_once(
@@ -53,7 +46,9 @@ def test_commit_whose_reply_is_lost_or_wrong_is_made_once(
     assert CommitFaults.fault == ""
     assert outcome == answer or type(outcome) is answer, outcome
     assert job.commit(1, prepared) == (
-        Committed() if isinstance(outcome, Unknown) else AlreadyCommitted()
+        committables.Committed()
+        if isinstance(outcome, committables.Unknown)
+        else committables.AlreadyCommitted()
     )
     assert job.ids() == [1]
     with job.committer() as committer:
@@ -66,7 +61,7 @@ def test_commit_that_another_writer_overtakes_is_made_on_top_of_that_one(
     job = make_job().open()
     prepared = job.prepare(1, one(1))
     CommitFaults.between.append(lambda: job.append(one(7)))
-    assert job.commit(1, prepared) == Committed()
+    assert job.commit(1, prepared) == committables.Committed()
     assert job.ids() == [1, 7]
 
 
@@ -82,7 +77,7 @@ def test_two_drivers_that_commit_one_checkpoint_make_one_version(
     outcomes: list[object] = []
     CommitFaults.between.append(lambda: outcomes.append(job.commit(1, prepared, attempt=inner)))
     outcomes.append(job.commit(1, prepared, attempt=outer))
-    assert outcomes == [Committed(), AlreadyCommitted()]
+    assert outcomes == [committables.Committed(), committables.AlreadyCommitted()]
     assert job.ids() == [1]
 
 
@@ -91,8 +86,8 @@ def test_commits_that_a_driver_gathered_leave_out_what_another_one_has_committed
 ) -> None:
     job = make_job().open()
     first, second = job.prepare(1, one(1)), job.prepare(2, one(2))
-    assert job.commit(1, first) == Committed()
-    assert job.commit(2, first, second) == Committed()
+    assert job.commit(1, first) == committables.Committed()
+    assert job.commit(2, first, second) == committables.Committed()
     assert job.ids() == [1, 2]
 
 
@@ -106,7 +101,7 @@ def test_an_older_attempt_and_another_job_are_refused_by_name(make_job: MakeLake
 
 def test_claims_tell_what_was_committed_before_each_attempt(make_job: MakeLakeJob) -> None:
     job = make_job().open()
-    assert job.commit(4, job.prepare(4, one(1))) == Committed()
+    assert job.commit(4, job.prepare(4, one(1))) == committables.Committed()
     job.open(attempt=2)
     record = job.sink.target_record(job.context(2))
     assert (record.attempt, record.through) == (2, 4)
@@ -118,14 +113,14 @@ def test_history_of_the_job_that_others_expire_is_no_loss(make_job: MakeLakeJob)
     job = make_job().open()
     committed = job.prepare(1, one(1))
     CommitFaults.fault = "made, not answered"
-    assert job.commit(1, committed) == AlreadyCommitted()
+    assert job.commit(1, committed) == committables.AlreadyCommitted()
     job.append(one(7))
     job.expire()
-    assert job.commit(1, committed) == AlreadyCommitted()
+    assert job.commit(1, committed) == committables.AlreadyCommitted()
     job.open(attempt=2)
     assert job.sink.target_record(job.context(2)).through == 1
     prepared = job.prepare(2, one(2), attempt=2, first_checkpoint=2)
-    assert job.commit(2, prepared, attempt=2) == Committed()
+    assert job.commit(2, prepared, attempt=2) == committables.Committed()
     assert job.ids() == [1, 2, 7]
 
 
@@ -136,10 +131,10 @@ def test_a_table_that_was_dropped_and_created_anew_gets_no_rows_of_the_old_one(
     prepared = job.prepare(1, one(1))
     job.drop()
     outcome = job.commit(1, prepared)
-    assert isinstance(outcome, RetryLater), outcome
+    assert isinstance(outcome, committables.RetryLater), outcome
     assert job.missing in outcome.reason
     outcome = job.open(attempt=2).commit(1, prepared, attempt=2)
-    assert isinstance(outcome, Lost), outcome
+    assert isinstance(outcome, committables.Lost), outcome
     assert job.replaced in outcome.reason
     assert job.ids() == []
 
@@ -150,20 +145,20 @@ def test_data_files_that_somebody_deleted_are_lost_by_name(make_job: MakeLakeJob
     (file,) = job.data_files()
     file.unlink()
     outcome = job.commit(1, prepared)
-    assert isinstance(outcome, Lost), outcome
+    assert isinstance(outcome, committables.Lost), outcome
     assert outcome.reason.endswith(f"{file.name} is gone")
 
 
 def test_aborted_files_are_deleted_and_committed_ones_never(make_job: MakeLakeJob) -> None:
     job = make_job().open()
     aborted, committed = job.prepare(1, one(1)), job.prepare(1, one(2), subtask=1)
-    assert job.commit(1, committed) == Committed()
+    assert job.commit(1, committed) == committables.Committed()
     # As after a crash between the commit and its last step.
     again = job.prepare(1, one(2), subtask=1)
     with job.committer() as committer:
-        assert committer.abort(aborted) == Aborted()
-        assert committer.abort(again) == Aborted()
-        assert committer.abort(committed) == AlreadyCommitted()
+        assert committer.abort(aborted) == committables.Aborted()
+        assert committer.abort(again) == committables.Aborted()
+        assert committer.abort(committed) == committables.AlreadyCommitted()
         assert committer.in_doubt() == []
     assert job.ids() == [2]
     assert len(job.data_files()) == 1
@@ -176,7 +171,7 @@ def test_descriptions_of_committed_files_are_forgotten_by_the_next_start(
     job = make_job().open()
     committed, later = job.prepare(1, one(1)), job.prepare(2, one(2))
     description = next(batch for _, batch in job.staging.read(committed.transaction) or ())
-    assert job.commit(1, committed) == Committed()
+    assert job.commit(1, committed) == committables.Committed()
     staged = job.staging.open()
     staged.write(description)
     staged.seal(committed.transaction)
@@ -212,7 +207,7 @@ def test_rows_that_the_table_can_never_take_fail_or_are_set_aside_by_name(
     writer.close()
     assert committable.rows == 1
     assert sum(len(some.reasons) for some in rejected) == 3
-    assert job.commit(1, committable) == Committed()
+    assert job.commit(1, committable) == committables.Committed()
     assert job.rows() == [{"id": 1, "price": Decimal("1.50")}]
 
 
@@ -244,9 +239,9 @@ def test_columns_that_do_not_fit_are_refused_at_start(
 
 def test_a_table_evolves_by_new_columns(make_job: MakeLakeJob) -> None:
     job = make_job().open()
-    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    assert job.commit(1, job.prepare(1, one(1))) == committables.Committed()
     new = pa.schema([*SCHEMA, pa.field("w", pa.float64())])
     job = make_job(schema=new, evolve=True).open(attempt=2)
     prepared = job.prepare(2, [{"id": 2, "v": None, "w": 0.5}], attempt=2, first_checkpoint=2)
-    assert job.commit(2, prepared, attempt=2) == Committed()
+    assert job.commit(2, prepared, attempt=2) == committables.Committed()
     assert job.rows() == [{"id": 1, "v": "v1", "w": None}, {"id": 2, "v": None, "w": 0.5}]

@@ -19,15 +19,7 @@ from tests.support.servers.s3 import EmbeddedS3, S3Factory
 from typing_extensions import override
 
 from onceflow.core.errors import PreCommitFailed, SinkError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.sinks import DeltaSink, IcebergSink
 from onceflow.sinks.lake.orphans import remove_orphans
 
@@ -133,16 +125,16 @@ def test_two_drivers_and_another_writer_make_one_version_of_a_checkpoint(job: La
 
     CommitFaults.between.append(come_first)
     outcomes.append(job.commit(1, prepared))
-    assert outcomes == [Committed(), AlreadyCommitted()]
+    assert outcomes == [committables.Committed(), committables.AlreadyCommitted()]
     assert job.ids() == [1, 7]
 
 
 def test_aborted_objects_are_deleted_and_committed_ones_never(job: LakeJob) -> None:
     aborted, committed = job.prepare(1, one(1)), job.prepare(1, one(2), subtask=1)
-    assert job.commit(1, committed) == Committed()
+    assert job.commit(1, committed) == committables.Committed()
     with job.committer() as committer:
-        assert committer.abort(aborted) == Aborted()
-        assert committer.abort(committed) == AlreadyCommitted()
+        assert committer.abort(aborted) == committables.Aborted()
+        assert committer.abort(committed) == committables.AlreadyCommitted()
     assert job.ids() == [2]
     assert len(job.data_files()) == 1
 
@@ -156,14 +148,14 @@ def test_orphan_objects_are_deleted_and_described_and_committed_ones_never(job: 
     orphan = job.prepare(1, one(1))
     job.staging.discard(orphan.transaction)
     waiting, committed = job.prepare(2, one(2), subtask=1), job.prepare(1, one(3))
-    assert job.commit(1, committed) == Committed()
+    assert job.commit(1, committed) == committables.Committed()
     assert len(job.data_files()) == 3
     time.sleep(1.1)  # objects have the time of their writing in whole seconds
     job.open(attempt=2)
     with job.open_table() as opened:
         assert remove_orphans(opened, job.context(2), age_s=0) == 1
     assert len(job.data_files()) == 2
-    assert job.commit(2, waiting, attempt=2) == Committed()
+    assert job.commit(2, waiting, attempt=2) == committables.Committed()
     assert job.ids() == [2, 3]
 
 
@@ -174,15 +166,15 @@ def test_a_server_that_is_away_before_and_in_a_commit_loses_and_doubles_nothing(
     prepared = job.prepare(1, one(1))
     server.kill()
     outcome = job.commit(1, prepared)
-    assert isinstance(outcome, RetryLater), outcome
+    assert isinstance(outcome, committables.RetryLater), outcome
     server.start()
     CommitFaults.between.append(server.kill)
     outcome = job.commit(1, prepared)
     server.start()
     if isinstance(job, S3DeltaJob):
-        assert isinstance(outcome, Unknown), outcome
+        assert isinstance(outcome, committables.Unknown), outcome
     outcome = job.commit(1, prepared)
-    assert outcome in (Committed(), AlreadyCommitted())
+    assert outcome in (committables.Committed(), committables.AlreadyCommitted())
     assert job.ids() == [1]
 
 
@@ -200,17 +192,17 @@ def test_a_server_that_throttles_writers_and_driver_loses_and_doubles_nothing(
             except (SinkError, PreCommitFailed):
                 assert time.monotonic() < deadline
 
-    def prepare(number: int) -> Committable:
+    def prepare(number: int) -> committables.Committable:
         return try_again(lambda: job.prepare(1, one(number), subtask=number))
 
-    def commit() -> CommitOutcome:
+    def commit() -> committables.CommitOutcome:
         outcome = job.commit(1, *prepared)
-        if isinstance(outcome, RetryLater | Unknown):
+        if isinstance(outcome, committables.RetryLater | committables.Unknown):
             raise SinkError(outcome.reason)
         return outcome
 
     try_again(job.open)
     with ThreadPoolExecutor(8) as threads:
         prepared = list(threads.map(prepare, range(24)))
-    assert try_again(commit) in (Committed(), AlreadyCommitted())
+    assert try_again(commit) in (committables.Committed(), committables.AlreadyCommitted())
     assert try_again(job.ids) == list(range(24))

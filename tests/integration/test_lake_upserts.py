@@ -19,15 +19,7 @@ from tests.support.equality_deletes import delete_by_equality
 from tests.support.lake_faults import CommitFaults, FaultyDeltaTable
 
 from onceflow.core.errors import BadRow, ConfigError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow
 from onceflow.sinks import DeltaSink
@@ -71,7 +63,7 @@ def change(
     job: LakeJob, checkpoint: int, rows: Sequence[Mapping[str, Any]], **context: Any
 ) -> None:
     prepared = job.prepare(checkpoint, rows, **context)
-    assert job.commit(checkpoint, prepared) == Committed()
+    assert job.commit(checkpoint, prepared) == committables.Committed()
 
 
 def values(job: LakeJob) -> dict[int, str]:
@@ -100,17 +92,17 @@ def test_the_last_change_of_a_key_counts_over_gathered_checkpoints_and_subtasks(
         job.prepare(2, [delete(1), put(3, "x")], subtask=0),
         job.prepare(3, [put(1, "last"), delete(3)], subtask=2),
     ]
-    assert job.commit(3, *reversed(prepared)) == Committed()
+    assert job.commit(3, *reversed(prepared)) == committables.Committed()
     assert values(job) == {1: "last", 2: "stays"}
 
 
 @pytest.mark.parametrize(
     ("fault", "answer"),
     [
-        ("refused", Committed()),
-        ("unanswered", Unknown),
-        ("made, not answered", AlreadyCommitted()),
-        ("made, called failed", AlreadyCommitted()),
+        ("refused", committables.Committed()),
+        ("unanswered", committables.Unknown),
+        ("made, not answered", committables.AlreadyCommitted()),
+        ("made, called failed", committables.AlreadyCommitted()),
     ],
 )
 def test_changes_whose_reply_is_lost_or_wrong_are_applied_once(
@@ -124,7 +116,11 @@ def test_changes_whose_reply_is_lost_or_wrong_are_applied_once(
     outcome = job.commit(2, prepared)
     assert CommitFaults.fault == ""
     assert outcome == answer or type(outcome) is answer, outcome
-    again = Committed() if isinstance(outcome, Unknown) else AlreadyCommitted()
+    again = (
+        committables.Committed()
+        if isinstance(outcome, committables.Unknown)
+        else committables.AlreadyCommitted()
+    )
     assert job.commit(2, prepared) == again
     assert values(job) == {1: "A"}
     with job.committer() as committer:
@@ -141,7 +137,7 @@ def test_changes_that_another_writer_overtakes_are_applied_to_what_it_wrote(
     row = {"id": 7, "region": "eu", "v": "theirs", "tags": None}
     other.schema = pa.schema([field for field in _SCHEMA if field.name != "op"])
     CommitFaults.between.append(lambda: other.append([row, {**row, "id": 8}]))
-    assert job.commit(2, prepared) == Committed()
+    assert job.commit(2, prepared) == committables.Committed()
     assert values(job) == {1: "mine", 8: "theirs"}
 
 
@@ -163,11 +159,11 @@ def test_undecided_changes_are_forgotten_and_committed_ones_never_undone(
 ) -> None:
     job = make_job().open()
     undecided, decided = job.prepare(2, [put(1, "never")]), job.prepare(1, [put(1, "a")])
-    assert job.commit(1, decided) == Committed()
+    assert job.commit(1, decided) == committables.Committed()
     files = set(job.data_files())
     with job.committer() as committer:
-        assert committer.abort(undecided) == Aborted()
-        assert committer.abort(decided) == AlreadyCommitted()
+        assert committer.abort(undecided) == committables.Aborted()
+        assert committer.abort(decided) == committables.AlreadyCommitted()
         assert committer.in_doubt() == []
     assert set(job.data_files()) == files
     assert values(job) == {1: "a"}
@@ -179,7 +175,7 @@ def test_a_table_in_another_ones_place_gets_no_changes(make_job: MakeLakeJob) ->
     prepared = job.prepare(1, [put(1, "a")])
     job.drop()
     outcome = job.open(attempt=2).commit(1, prepared, attempt=2)
-    assert isinstance(outcome, Lost), outcome
+    assert isinstance(outcome, committables.Lost), outcome
     assert job.replaced in outcome.reason
 
 
@@ -260,7 +256,7 @@ def test_rejected_changes_leave_the_writer_as_they_came(make_job: MakeLakeJob) -
         "c",
         "u",
     ]
-    assert job.commit(1, *writer.pre_commit(CheckpointId(1))) == Committed()
+    assert job.commit(1, *writer.pre_commit(CheckpointId(1))) == committables.Committed()
     writer.close()
     assert values(job) == {1: "a"}
 
@@ -271,16 +267,16 @@ def test_rows_that_wait_from_another_write_mode_are_refused_by_name(make_job: Ma
     waiting = job.prepare(1, [put(1, "a")])
     appending = make_job(write_mode="append", primary_key=(), operation_column=None)
     outcome = appending.commit(1, waiting)
-    assert isinstance(outcome, RetryLater), outcome
+    assert isinstance(outcome, committables.RetryLater), outcome
     assert "was written with write_mode='upsert'" in outcome.reason
-    assert job.commit(1, waiting) == Committed()
+    assert job.commit(1, waiting) == committables.Committed()
     appending.schema = pa.schema([field for field in _SCHEMA if field.name != "op"])
     row = {"id": 2, "region": "eu", "v": "b", "tags": None}
     waiting = appending.prepare(2, [row])
     outcome = job.commit(2, waiting)
-    assert isinstance(outcome, RetryLater), outcome
+    assert isinstance(outcome, committables.RetryLater), outcome
     assert "with write_mode='append'" in outcome.reason
-    assert appending.commit(2, waiting) == Committed()
+    assert appending.commit(2, waiting) == committables.Committed()
     assert values(job) == {1: "a", 2: "b"}
 
 
@@ -358,7 +354,7 @@ def test_rows_that_an_equality_delete_has_removed_do_not_come_back(tmp_path: Pat
         delete_by_equality(table, "id", 2)
     prepared = job.prepare(2, [{"id": 3, "v": "new"}])
     outcome = job.commit(2, prepared)
-    assert isinstance(outcome, RetryLater), outcome
+    assert isinstance(outcome, committables.RetryLater), outcome
     assert "rows that they delete would come back" in outcome.reason
 
 
@@ -374,7 +370,7 @@ def test_keys_are_compared_in_the_wider_type_that_the_table_has_got_meanwhile(
             update.update_column("id", LongType())
         rows = [{"id": 1, "v": "old"}, {"id": 2**40, "v": "theirs"}]
         table.refresh().overwrite(pa.Table.from_pylist(rows, schema=wide))
-    assert job.commit(2, prepared) == Committed()
+    assert job.commit(2, prepared) == committables.Committed()
     assert values(job) == {1: "new", 2**40: "theirs"}
 
 
@@ -387,7 +383,7 @@ def test_a_column_that_the_table_gets_before_the_commit_is_null_in_replaced_rows
     wide = pa.schema([*job.schema, pa.field("w", pa.int64())])
     rows: Any = pa.Table.from_pylist([{"id": 1, "v": "old", "w": 5}], schema=wide)
     deltalake.write_deltalake(job.path, rows, mode="overwrite", schema_mode="overwrite")
-    assert job.commit(2, prepared) == Committed()
+    assert job.commit(2, prepared) == committables.Committed()
     assert job.rows() == [{"id": 1, "v": "new", "w": None}]
 
 
@@ -398,7 +394,7 @@ def test_a_table_that_takes_only_new_rows_is_refused_at_start_and_at_a_commit(
     prepared = job.prepare(1, [{"id": 1, "v": "a"}])
     DeltaTable(job.path).alter.set_table_properties({"delta.appendOnly": "true"})
     outcome = job.commit(1, prepared)
-    assert isinstance(outcome, RetryLater), outcome
+    assert isinstance(outcome, committables.RetryLater), outcome
     assert "delta.appendOnly=true" in outcome.reason
     with pytest.raises(ConfigError, match=r"delta\.appendOnly=true"):
         job.open(attempt=2)
@@ -418,7 +414,7 @@ def test_random_changes_come_to_what_a_dictionary_has(seed: int, make_job: MakeL
     random = Random(seed)
     job = make_job(partition_by=("region",)).open()
     expected: dict[int, str] = {}
-    waiting: list[Committable] = []
+    waiting: list[committables.Committable] = []
     for checkpoint in range(1, 16):
         rows: list[dict[str, Any]] = []
         for _ in range(random.randrange(1, 40)):
@@ -432,7 +428,7 @@ def test_random_changes_come_to_what_a_dictionary_has(seed: int, make_job: MakeL
                 expected[key] = value
         waiting.append(job.prepare(checkpoint, rows))
         if random.random() < 0.6 or checkpoint == 15:
-            assert job.commit(checkpoint, *waiting) == Committed()
+            assert job.commit(checkpoint, *waiting) == committables.Committed()
             waiting.clear()
             assert values(job) == expected
             assert len(job.rows()) == len(expected)

@@ -14,12 +14,7 @@ from tests.integration.sql.databases import Postgres
 from tests.integration.word_proxy import WordProxy
 
 from onceflow.core.errors import PreCommitFailed
-from onceflow.core.protocol.committables import (
-    AlreadyCommitted,
-    CommitOutcome,
-    Committed,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink
@@ -60,7 +55,7 @@ def test_commit_that_another_session_is_carrying_out_is_asked_again_later(
 ) -> None:
     """A commit that waits for a standby holds the transaction: others find it busy."""
     committable = job.prepare(1, [1])
-    outcomes: list[CommitOutcome] = []
+    outcomes: list[committables.CommitOutcome] = []
     with _waiting_for_a_standby(server):
         thread = threading.Thread(
             target=lambda: outcomes.append(job.committer().commit(committable))
@@ -68,13 +63,13 @@ def test_commit_that_another_session_is_carrying_out_is_asked_again_later(
         thread.start()
         eventually(lambda: query(url, "SELECT 1 FROM pg_stat_activity WHERE wait_event='SyncRep'"))
         outcome = job.committer().commit(committable)
-        assert isinstance(outcome, RetryLater)
+        assert isinstance(outcome, committables.RetryLater)
         assert "busy" in outcome.reason
-        assert isinstance(job.committer().abort(committable), RetryLater)
+        assert isinstance(job.committer().abort(committable), committables.RetryLater)
         assert ids_in(url) == []
     thread.join(30)
-    assert outcomes == [Committed()]
-    assert job.committer().commit(committable) == AlreadyCommitted()
+    assert outcomes == [committables.Committed()]
+    assert job.committer().commit(committable) == committables.AlreadyCommitted()
     assert ids_in(url) == [1]
 
 
@@ -87,10 +82,10 @@ def test_commit_cut_off_while_the_server_still_works_on_it_is_settled_in_the_end
         with _waiting_for_a_standby(server):
             proxy.lose_reply("COMMIT PREPARED")
             outcome = committer.commit(committable)
-            assert isinstance(outcome, RetryLater)
+            assert isinstance(outcome, committables.RetryLater)
             assert "busy" in outcome.reason
         outcome = until_settled(lambda: committer.commit(committable))
-        assert outcome == AlreadyCommitted()
+        assert outcome == committables.AlreadyCommitted()
     assert ids_in(url) == [1]
 
 
@@ -102,9 +97,9 @@ def test_transaction_of_another_role_is_refused_and_stays(job: Job, url: str) ->
         sink = PostgresSink(url, table="ledger", user="outsider")
         with Job(sink) as other:
             outcome = other.committer().commit(committable)
-        assert isinstance(outcome, RetryLater)
+        assert isinstance(outcome, committables.RetryLater)
         assert "permission denied" in outcome.reason
-        assert job.committer().commit(committable) == Committed()
+        assert job.committer().commit(committable) == committables.Committed()
     finally:
         query(url, "DROP ROLE outsider")
 

@@ -14,26 +14,21 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from onceflow.integration import servers
 from onceflow.integration.faults import is_alive, process_tree
 from onceflow.integration.pytest_plugin import TopicFactory
-from onceflow.integration.servers import (
-    EmbeddedKafka,
-    EmbeddedPostgres,
-    KafkaServer,
-    ServerError,
-)
 from onceflow.integration.servers.postgres import AsNobody
 
 
 @pytest.fixture
-def postgres() -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres() as server:
+def postgres() -> Iterator[servers.EmbeddedPostgres]:
+    with servers.EmbeddedPostgres() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka() as server:
+def kafka() -> Iterator[servers.EmbeddedKafka]:
+    with servers.EmbeddedKafka() as server:
         yield server
 
 
@@ -55,7 +50,7 @@ def _consume(
 
 
 def test_prepared_transaction_survives_kill_of_every_postgres_process(
-    postgres: EmbeddedPostgres,
+    postgres: servers.EmbeddedPostgres,
 ) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (i int)")
@@ -78,7 +73,7 @@ def test_prepared_transaction_survives_kill_of_every_postgres_process(
 
 
 def test_embedded_postgres_is_durable_and_takes_prepared_transactions(
-    postgres: EmbeddedPostgres,
+    postgres: servers.EmbeddedPostgres,
 ) -> None:
     with psycopg.connect(postgres.url) as connection:
         settings = connection.execute(
@@ -94,7 +89,7 @@ def test_embedded_postgres_is_durable_and_takes_prepared_transactions(
 
 
 def test_paused_postgres_answers_nothing_and_goes_on_in_the_same_session(
-    postgres: EmbeddedPostgres,
+    postgres: servers.EmbeddedPostgres,
 ) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         session = connection.info.backend_pid
@@ -108,7 +103,7 @@ def test_paused_postgres_answers_nothing_and_goes_on_in_the_same_session(
         assert row == (session,)
 
 
-def test_paused_postgres_can_be_killed(postgres: EmbeddedPostgres) -> None:
+def test_paused_postgres_can_be_killed(postgres: servers.EmbeddedPostgres) -> None:
     postgres.pause()
     postgres.restart()
     with psycopg.connect(postgres.url) as connection:
@@ -117,33 +112,35 @@ def test_paused_postgres_can_be_killed(postgres: EmbeddedPostgres) -> None:
 
 def test_stop_keeps_a_directory_of_the_caller_and_deletes_its_own(tmp_path: Path) -> None:
     with (
-        EmbeddedPostgres(directory=tmp_path) as server,
+        servers.EmbeddedPostgres(directory=tmp_path) as server,
         psycopg.connect(server.url, autocommit=True) as connection,
     ):
         connection.execute("CREATE TABLE kept AS SELECT 7 AS i")
     with (
-        EmbeddedPostgres(directory=tmp_path) as server,
+        servers.EmbeddedPostgres(directory=tmp_path) as server,
         psycopg.connect(server.url) as connection,
     ):
         assert connection.execute("SELECT i FROM kept").fetchone() == (7,)
-    with EmbeddedPostgres() as server:
+    with servers.EmbeddedPostgres() as server:
         own = server.directory
         assert own.is_dir()
     assert not own.exists()
 
 
 def test_server_that_cannot_start_is_refused_with_its_own_words(tmp_path: Path) -> None:
-    server = EmbeddedPostgres({"max_prepared_transactions": "many"}, tmp_path)
-    with pytest.raises(ServerError, match=r"invalid value for parameter.*many"):
+    server = servers.EmbeddedPostgres({"max_prepared_transactions": "many"}, tmp_path)
+    with pytest.raises(servers.ServerError, match=r"invalid value for parameter.*many"):
         server.start()
     assert server.pid is None
 
 
-def test_server_on_a_port_of_somebody_else_is_refused(postgres: EmbeddedPostgres) -> None:
-    other = EmbeddedPostgres()
+def test_server_on_a_port_of_somebody_else_is_refused(postgres: servers.EmbeddedPostgres) -> None:
+    other = servers.EmbeddedPostgres()
     other.port = postgres.port
     try:
-        with pytest.raises(ServerError, match=r"another process took the port|ended with status"):
+        with pytest.raises(
+            servers.ServerError, match=r"another process took the port|ended with status"
+        ):
             other.start()
     finally:
         other.stop()
@@ -151,7 +148,7 @@ def test_server_on_a_port_of_somebody_else_is_refused(postgres: EmbeddedPostgres
 
 def test_hba_lines_refuse_a_wrong_password() -> None:
     lines = ["host all guarded 127.0.0.1/32 scram-sha-256"]
-    with EmbeddedPostgres(hba_lines=lines) as server:
+    with servers.EmbeddedPostgres(hba_lines=lines) as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("CREATE ROLE guarded LOGIN PASSWORD 'right'")
         guarded = server.url.replace("postgres@", "guarded:{}@", 1)
@@ -162,7 +159,7 @@ def test_hba_lines_refuse_a_wrong_password() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
 def test_postgres_runs_as_nobody_where_user_namespaces_are_not_allowed() -> None:
-    with EmbeddedPostgres(launcher=AsNobody()) as server:
+    with servers.EmbeddedPostgres(launcher=AsNobody()) as server:
         server.restart()
         with psycopg.connect(server.url) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
@@ -193,7 +190,7 @@ def test_servers_do_not_outlive_a_killed_owner() -> None:
 
 
 def test_records_survive_kill_of_kafka_and_leaders_are_back_when_start_returns(
-    kafka: EmbeddedKafka,
+    kafka: servers.EmbeddedKafka,
 ) -> None:
     topic = kafka.create_topic("survives", 1)
     _produce(kafka.bootstrap_servers, topic, [b"before"])
@@ -205,7 +202,7 @@ def test_records_survive_kill_of_kafka_and_leaders_are_back_when_start_returns(
     assert elapsed_s < 90
 
 
-def test_paused_kafka_delivers_only_after_unpause(kafka: EmbeddedKafka) -> None:
+def test_paused_kafka_delivers_only_after_unpause(kafka: servers.EmbeddedKafka) -> None:
     topic = kafka.create_topic("paused", 1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": "all"})
     kafka.pause()
@@ -216,14 +213,14 @@ def test_paused_kafka_delivers_only_after_unpause(kafka: EmbeddedKafka) -> None:
     assert _consume(kafka.bootstrap_servers, topic, 1) == [b"held"]
 
 
-def test_topic_that_exists_is_refused_by_name(kafka: EmbeddedKafka) -> None:
+def test_topic_that_exists_is_refused_by_name(kafka: servers.EmbeddedKafka) -> None:
     kafka.create_topic("twice", 2)
-    with pytest.raises(ServerError, match=r"twice.*already exists"):
+    with pytest.raises(servers.ServerError, match=r"twice.*already exists"):
         kafka.create_topic("twice", 2)
 
 
 def test_fixtures_give_an_empty_database_and_a_topic_of_the_asked_width(
-    postgres_database: str, kafka_topic: TopicFactory, onceflow_kafka: KafkaServer
+    postgres_database: str, kafka_topic: TopicFactory, onceflow_kafka: servers.KafkaServer
 ) -> None:
     with psycopg.connect(postgres_database, autocommit=True) as connection:
         tables = connection.execute(

@@ -20,14 +20,7 @@ import pytest
 from onceflow.clients.sql.session import Session
 from onceflow.clients.sql.tables import ColumnFacts, TableName
 from onceflow.core.errors import BadRow, ConfigError, Fenced, SinkError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
 from onceflow.core.storage import FileStagingArea
@@ -76,7 +69,7 @@ class _Job:
     def committer(self) -> Committer:
         return self.sink.committer(self.context())
 
-    def prepare(self, checkpoint: int, rows: Sequence[dict[str, Any]]) -> Committable:
+    def prepare(self, checkpoint: int, rows: Sequence[dict[str, Any]]) -> committables.Committable:
         writer = self.writer()
         writer.write(self.batch(rows))
         (committable,) = writer.pre_commit(CheckpointId(checkpoint))
@@ -84,7 +77,7 @@ class _Job:
         return committable
 
     def write(self, checkpoint: int, rows: Sequence[dict[str, Any]]) -> None:
-        assert self.committer().commit(self.prepare(checkpoint, rows)) == Committed()
+        assert self.committer().commit(self.prepare(checkpoint, rows)) == committables.Committed()
 
     def batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist(list(rows), self.schema)
@@ -111,10 +104,10 @@ def test_rows_are_seen_when_they_are_decided_and_not_before(job: _Job) -> None:
         first.transaction,
         second.transaction,
     ]
-    assert committer.commit(first) == Committed()
+    assert committer.commit(first) == committables.Committed()
     assert job.rows() == [(1, "a"), (2, "b")]
-    assert committer.commit(second) == Committed()
-    assert committer.commit(first) == AlreadyCommitted()
+    assert committer.commit(second) == committables.Committed()
+    assert committer.commit(first) == committables.AlreadyCommitted()
     assert job.rows() == [(1, "c"), (2, "b")]
     assert list(committer.in_doubt()) == []
     assert job.staging.transactions() == []
@@ -124,9 +117,9 @@ def test_aborted_rows_are_never_seen_and_vanished_ones_are_lost(job: _Job) -> No
     gone, aborted = job.prepare(1, [{"id": 1, "v": "a"}]), job.prepare(2, [{"id": 2, "v": "a"}])
     job.staging.discard(gone.transaction)
     committer = job.committer()
-    assert isinstance(committer.commit(gone), Lost)
-    assert committer.abort(aborted) == Aborted()
-    assert isinstance(committer.commit(aborted), Lost)
+    assert isinstance(committer.commit(gone), committables.Lost)
+    assert committer.abort(aborted) == committables.Aborted()
+    assert isinstance(committer.commit(aborted), committables.Lost)
     assert job.rows() == []
 
 
@@ -167,7 +160,7 @@ def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Pat
     job = _Job(tmp_path, primary_key=("id",)).open()
     job.write(1, [{"id": 1, "v": "a"}])
     outcome = job.committer().commit(job.prepare(2, [{"id": 2, "v": "b"}, {"id": 1, "v": "c"}]))
-    assert isinstance(outcome, RetryLater)
+    assert isinstance(outcome, committables.RetryLater)
     assert "UNIQUE constraint failed" in outcome.reason
     assert job.rows() == [(1, "a")], "all of a transaction or nothing"
 
@@ -180,12 +173,12 @@ def test_a_column_that_keeps_every_value_is_told_from_one_of_the_same_word_that_
     job.query('CREATE TABLE "odd ü table" (id INTEGER PRIMARY KEY, v ANY) STRICT')
     job.open()
     committer = job.committer()
-    assert committer.commit(job.prepare(1, [{"id": 1, "v": "001"}])) == Committed()
+    assert committer.commit(job.prepare(1, [{"id": 1, "v": "001"}])) == committables.Committed()
     prepared = job.prepare(2, [{"id": 2, "v": "002"}])
     job.query('DROP TABLE "odd ü table"')
     job.query('CREATE TABLE "odd ü table" (id INTEGER PRIMARY KEY, v ANY)')
     outcome = committer.commit(prepared)
-    assert isinstance(outcome, RetryLater)
+    assert isinstance(outcome, committables.RetryLater)
     assert "column 'v' was ANY of a STRICT table when" in outcome.reason
     assert job.rows() == []
 
@@ -298,7 +291,7 @@ def test_the_collation_binary_is_accepted_in_whatever_case_it_is_written(tmp_pat
     job = _Job(tmp_path, create=False, write_mode="upsert", primary_key=("v",))
     job.query('CREATE TABLE "odd ü table" (id INTEGER, v TEXT COLLATE binary PRIMARY KEY)')
     rows = [{"id": 1, "v": "a"}, {"id": 2, "v": "A"}]
-    assert job.open().committer().commit(job.prepare(1, rows)) == Committed()
+    assert job.open().committer().commit(job.prepare(1, rows)) == committables.Committed()
     assert job.query('SELECT id, v FROM "odd ü table" ORDER BY id') == [(1, "a"), (2, "A")]
 
 
@@ -329,7 +322,7 @@ def test_changes_meet_only_the_row_of_their_key_though_the_column_ignores_case(
     job.query('CREATE UNIQUE INDEX by_v ON "odd ü table" (v COLLATE BINARY)')
     job.query("""INSERT INTO "odd ü table" VALUES ('a', 1), ('A', 2), ('b', 3), ('B', 4)""")
     rows: list[dict[str, Any]] = [{"v": "a", "op": "d"}, {"v": "b", "n": 9, "op": "u"}]
-    assert job.open().committer().commit(job.prepare(1, rows)) == Committed()
+    assert job.open().committer().commit(job.prepare(1, rows)) == committables.Committed()
     kept = job.query('SELECT v, n FROM "odd ü table" ORDER BY n')
     assert kept == [("A", 2), ("B", 4), ("b", 9)]
 
@@ -346,7 +339,7 @@ def test_integer_key_of_a_column_of_floats_is_committed(tmp_path: Path) -> None:
         {"k": 2, "op": "d"},
         {"k": 3, "v": "new", "op": "u"},
     ]
-    assert job.open().committer().commit(job.prepare(1, rows)) == Committed()
+    assert job.open().committer().commit(job.prepare(1, rows)) == committables.Committed()
     kept = job.query('SELECT k, v FROM "odd ü table" ORDER BY k')
     assert kept == [(1.0, "new"), (3.0, "new")]
 
@@ -391,8 +384,8 @@ def test_committers_at_once_apply_each_transaction_once(job: _Job) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert outcomes.count(Committed()) == 20
-    assert outcomes.count(AlreadyCommitted()) == 40
+    assert outcomes.count(committables.Committed()) == 20
+    assert outcomes.count(committables.AlreadyCommitted()) == 40
     assert len(job.rows()) == 20
 
 
@@ -403,11 +396,11 @@ def test_file_that_another_program_locks_is_waited_for_and_asked_again(tmp_path:
         other.execute("BEGIN IMMEDIATE")
         committer = job.committer()
         outcome = committer.commit(committable)
-        assert isinstance(outcome, RetryLater)
+        assert isinstance(outcome, committables.RetryLater)
         assert "locked" in outcome.reason
-        assert isinstance(committer.abort(committable), RetryLater)
+        assert isinstance(committer.abort(committable), committables.RetryLater)
         other.rollback()
-    assert committer.commit(committable) == Committed()
+    assert committer.commit(committable) == committables.Committed()
     assert job.rows() == [(1, "a")]
 
 
@@ -523,5 +516,5 @@ def test_a_commit_looks_once_at_each_table_whose_rows_were_staged_in_turns(
         writer.write(pa.RecordBatch.from_pylist(rows, schema=schema))
     (committable,) = writer.pre_commit(CheckpointId(1))
     writer.close()
-    assert job.committer().commit(committable) == Committed()
+    assert job.committer().commit(committable) == committables.Committed()
     assert sorted(looked) == ["a", "b"]

@@ -16,6 +16,7 @@ from math import inf
 from typing import Annotated
 
 import typer
+from tests.mutation import runner
 from tests.mutation.journal import (
     Journal,
     add_up,
@@ -27,15 +28,6 @@ from tests.mutation.journal import (
 from tests.mutation.journal import record as write_scores
 from tests.mutation.mutants import Mutant
 from tests.mutation.rooms import ROOMS
-from tests.mutation.runner import (
-    ROOT,
-    Copies,
-    Plan,
-    Verdict,
-    list_stages,
-    read_mutants,
-    try_all,
-)
 
 
 def mutate(
@@ -112,7 +104,7 @@ def mutate(
     sys.exit(3 if _report(verdicts, len(plans), drawn, as_json=as_json) else 0)
 
 
-def _report(verdicts: Sequence[Verdict], planned: int, seed: int, *, as_json: bool) -> bool:
+def _report(verdicts: Sequence[runner.Verdict], planned: int, seed: int, *, as_json: bool) -> bool:
     """Print how many mutants died, and which survived; return True if some did."""
     survivors = [verdict for verdict in verdicts if verdict.stage == 0]
     counts = _count(verdicts)
@@ -141,7 +133,7 @@ def _choose(
     unknown = [name for name in rooms if name not in ROOMS]
     if unknown:
         raise typer.BadParameter(f"there is no room {unknown[0]!r}; rooms: {', '.join(ROOMS)}")
-    every = [(name, mutant) for name in rooms for mutant in read_mutants(ROOMS[name])]
+    every = [(name, mutant) for name in rooms for mutant in runner.read_mutants(ROOMS[name])]
     chosen = [pair for text in files for pair in every if text in pair[1].file]
     scores = read_scores()
     chosen = [pair for pair in dict.fromkeys(chosen) if not recorded or pair[1].file in scores]
@@ -158,9 +150,9 @@ def _choose(
 
 def _plan(
     name: str, mutant: Mutant, journal: Journal, stages: int, *, resume: bool, again: bool
-) -> Plan | None:
+) -> runner.Plan | None:
     """Return the stages to try, or None if earlier runs make the mutant needless."""
-    wanted = list_stages(ROOMS[name], mutant)
+    wanted = runner.list_stages(ROOMS[name], mutant)
     wanted = wanted[: stages or len(wanted)]
     known = journal.get(mutant)
     if again and (known is None or known.stage):
@@ -168,19 +160,19 @@ def _plan(
     if resume and known is not None:
         if known.stage or known.tried >= len(wanted):
             return None
-        return Plan(name, mutant, wanted, known.tried)
-    return Plan(name, mutant, wanted)
+        return runner.Plan(name, mutant, wanted, known.tried)
+    return runner.Plan(name, mutant, wanted)
 
 
 def _try(
-    plans: Sequence[Plan], processes: int, ends_at: float, journal: Journal
-) -> Sequence[Verdict]:
-    verdicts: list[Verdict] = []
+    plans: Sequence[runner.Plan], processes: int, ends_at: float, journal: Journal
+) -> Sequence[runner.Verdict]:
+    verdicts: list[runner.Verdict] = []
     signal.signal(signal.SIGTERM, _exit)
-    copies = Copies(processes)
+    copies = runner.Copies(processes)
     began = time.monotonic()
     try:
-        for verdict in try_all(plans, copies, ends_at):
+        for verdict in runner.try_all(plans, copies, ends_at):
             verdicts.append(verdict)
             journal.add(verdict)
             how = f"killed by stage {verdict.stage}" if verdict.stage else "SURVIVED"
@@ -195,7 +187,7 @@ def _try(
     return verdicts
 
 
-def _count(verdicts: Sequence[Verdict]) -> Mapping[str, tuple[int, int]]:
+def _count(verdicts: Sequence[runner.Verdict]) -> Mapping[str, tuple[int, int]]:
     """Return for each room how many mutants died, and how many were tried."""
     counts: dict[str, tuple[int, int]] = {}
     for verdict in verdicts:
@@ -214,5 +206,5 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
+    os.chdir(runner.ROOT)
     typer.run(mutate)

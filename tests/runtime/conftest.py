@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.leftovers import (
-    TIDY_S,
-    find_leftovers,
-    find_savepoint_leftovers,
-    find_slot_directories,
-    watching_copies,
-)
+from tests.support import leftovers
 
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
@@ -36,12 +30,12 @@ def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
         return AttemptPlan(settings=replace(settings, scratch_dir=scratch_dir), **given)
 
     # Not the test's own fixture: what it has patched must be undone before the look below.
-    with pytest.MonkeyPatch.context() as patch, watching_copies(scratch) as copies:
+    with pytest.MonkeyPatch.context() as patch, leftovers.watching_copies(scratch) as copies:
         patch.setattr("onceflow.core.runtime.driver.driver.AttemptPlan", make_plan)
         yield
-    assert find_leftovers(tmp_path) == []
-    assert find_savepoint_leftovers(tmp_path) == []
+    assert leftovers.find_leftovers(tmp_path) == []
+    assert leftovers.find_savepoint_leftovers(tmp_path) == []
     assert copies == []
-    assert eventually(lambda: not find_slot_directories(scratch), TIDY_S), find_slot_directories(
-        scratch
+    assert eventually(lambda: not leftovers.find_slot_directories(scratch), leftovers.TIDY_S), (
+        leftovers.find_slot_directories(scratch)
     )

@@ -15,14 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support import switched_job
 from tests.support.prometheus import find_program
-from tests.support.switched_job import (
-    KEYS,
-    SwitchedSink,
-    SwitchedSource,
-    SwitchedState,
-    Switches,
-)
 
 from onceflow import Checkpointing, FixedDelay, Job, LocalProcesses, Metrics, Pipeline
 from onceflow import RuntimeSettings as Settings
@@ -88,7 +82,7 @@ def a_prometheus(directory: Path, target: str) -> Generator[str, None, None]:
         server.wait(30)
 
 
-def start(directory: Path, bind: str, switches: Switches) -> Job:
+def start(directory: Path, bind: str, switches: switched_job.Switches) -> Job:
     storage = FileSystemStorage(str(directory / "checkpoints"), inline_threshold_bytes=0)
     pipeline = Pipeline(
         LocalProcesses(directory / "logs"),
@@ -99,9 +93,9 @@ def start(directory: Path, bind: str, switches: Switches) -> Job:
         settings=Settings(start_timeout_s=90, heartbeat_interval_s=0.5, heartbeat_timeout_s=60),
         metrics=Metrics(prometheus_bind=bind),
     )
-    source = SwitchedSource(
+    source = switched_job.SwitchedSource(
         0,
-        accounts=KEYS,
+        accounts=switched_job.KEYS,
         endless=True,
         batch_rows=100,
         switches=switches,
@@ -109,8 +103,8 @@ def start(directory: Path, bind: str, switches: Switches) -> Job:
         per_second=300,
     )
     records = pipeline.read(source, uid="in").key_by("account")
-    kept = records.process(SwitchedState(switches), uid="kept")
-    sink = SwitchedSink(str(directory / "out"), switches=switches)
+    kept = records.process(switched_job.SwitchedState(switches), uid="kept")
+    sink = switched_job.SwitchedSink(str(directory / "out"), switches=switches)
     kept.write(sink, uid="out", on_bad_row="drop")
     return pipeline.start()
 
@@ -164,7 +158,7 @@ class Watching:
 
 
 def test_every_alert_fires_while_something_is_wrong_and_resolves(tmp_path: Path) -> None:
-    switches = Switches(str(tmp_path / "switches"))
+    switches = switched_job.Switches(str(tmp_path / "switches"))
     Path(switches.directory).mkdir()
     bind = f"127.0.0.1:{free_port()}"
     switches.turn_on("held")

@@ -17,16 +17,7 @@ from tests.support.ledger import assert_exactly_once, ledger, ledger_process
 from tests.support.small_disk import grow_disk, mount_small_disk
 
 from onceflow import FileSystemStorage, FixedDelay, HeapBackend, JobState, NoRestart, RocksDBBackend
-from onceflow.core.errors import (
-    BadRecord,
-    CheckpointCorrupt,
-    CheckpointError,
-    ConfigError,
-    Fenced,
-    StateError,
-    StateIncompatible,
-    StorageError,
-)
+from onceflow.core import errors
 from onceflow.core.protocol.checkpoints.snapshots import handles_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,7 +33,7 @@ def test_a_null_key_is_refused_by_name_and_not_retried(cluster: AnyCluster, tmp_
     from onceflow import count
 
     records.key_by("account").running(n=count(), uid="counts").write(sink, uid="counted")
-    with pytest.raises(BadRecord, match=r"key_by\('account'\).*'id': 7"):
+    with pytest.raises(errors.BadRecord, match=r"key_by\('account'\).*'id': 7"):
         pipeline.run(60)
 
 
@@ -55,7 +46,9 @@ def test_a_key_column_that_cannot_be_hashed_is_refused_when_it_is_named(
         lambda record: record, schema="id BIGINT, ratio DOUBLE, tags ARRAY<STRING>"
     )
     for column in ("ratio", "tags"):
-        with pytest.raises(ConfigError, match=f"key column '{column}' has type .* cannot be a key"):
+        with pytest.raises(
+            errors.ConfigError, match=f"key column '{column}' has type .* cannot be a key"
+        ):
             records.key_by("id", column)
 
 
@@ -70,7 +63,7 @@ def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
     older = pipeline.start()
     older.wait_for(checkpoints=2)
     with ledger_process(cluster, tmp_path, source) as newer:
-        with pytest.raises(Fenced, match="Attempt 2 .* owns the job"):
+        with pytest.raises(errors.Fenced, match="Attempt 2 .* owns the job"):
             older.wait(120)
         assert newer.wait(120) == 0
     assert_exactly_once(sink, source)
@@ -103,7 +96,7 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
     assert newer.wait(60).state is JobState.FINISHED
     assert list((tmp_path / "out" / "forgotten").iterdir()) != []
     held.touch()
-    with pytest.raises(Fenced, match="attempt 2 is fenced"):
+    with pytest.raises(errors.Fenced, match="attempt 2 is fenced"):
         older.wait(60)
     plain.remember()
     assert_exactly_once(plain, source)
@@ -150,7 +143,7 @@ def test_a_damaged_state_file_is_refused_by_name(
     assert file.parent.name == "shared" if checkpoints > 1 else "chk-1" in file.parts
     damage(file)
     pipeline, sink = ledger(cluster, tmp_path, source, backend=HeapBackend())
-    with pytest.raises(CheckpointCorrupt, match=file.name):
+    with pytest.raises(errors.CheckpointCorrupt, match=file.name):
         pipeline.run(60)
     assert len(sink.rows()) == source.records
 
@@ -188,7 +181,7 @@ def test_a_damaged_decision_log_is_refused_by_name(cluster: AnyCluster, tmp_path
     data[len(data) // 2] ^= 1
     record.write_bytes(data)
     pipeline, sink = ledger(cluster, tmp_path, source)
-    with pytest.raises(CheckpointCorrupt, match=record.name):
+    with pytest.raises(errors.CheckpointCorrupt, match=record.name):
         pipeline.run(60)
     assert_exactly_once(sink, source)
 
@@ -215,7 +208,7 @@ def test_a_full_disk_fails_checkpoints_and_not_rows(
         while True:
             file.write(bytes(4096))
             file.flush()
-    with pytest.raises((CheckpointError, StorageError), match=r"(?i)disk|space"):
+    with pytest.raises((errors.CheckpointError, errors.StorageError), match=r"(?i)disk|space"):
         job.wait(60)
     filler.unlink()
     grow_disk(small_disk, "64m")
@@ -234,7 +227,7 @@ def test_a_full_scratch_disk_is_named_with_the_setting_that_moves_the_state(
     with mount_small_disk(disk, "300k"):
         slowly = replace(source, pause_s=0.01)
         pipeline, _ = ledger(cluster, tmp_path, slowly, backend=backend, restart=NoRestart())
-        with pytest.raises(StateError) as failed:
+        with pytest.raises(errors.StateError) as failed:
             pipeline.run(60)
         message = str(failed.value)
         assert re.search(rf"{disk}.*No space left on device", message)
@@ -260,7 +253,8 @@ def test_a_scratch_disk_without_room_for_a_restore_is_named(
     with mount_small_disk(disk, "100k"):
         pipeline, _ = ledger(cluster, tmp_path, source, backend=backend, restart=NoRestart())
         with pytest.raises(
-            (StateError, StorageError), match=rf"{disk}.*RocksDBBackend\(directory=…\)"
+            (errors.StateError, errors.StorageError),
+            match=rf"{disk}.*RocksDBBackend\(directory=…\)",
         ):
             pipeline.run(60)
     pipeline, sink = ledger(cluster, tmp_path, source, backend=RocksDBBackend())
@@ -280,7 +274,7 @@ def test_state_whose_operator_is_gone_is_not_dropped_silently(
     )
     stream = pipeline.read(source, uid="records")
     stream.write(DirectorySink(str(tmp_path / "out")), uid="ledger")
-    with pytest.raises(StateIncompatible, match="state of balance"):
+    with pytest.raises(errors.StateIncompatible, match="state of balance"):
         pipeline.run(60)
 
 
@@ -291,5 +285,5 @@ def test_storage_that_cannot_be_written_is_named_before_anything_runs(
     pipeline, _ = ledger(
         cluster, tmp_path, CountingSource(10), restart=FixedDelay(attempts=1, delay_s=0)
     )
-    with pytest.raises((ConfigError, StorageError), match="checkpoints"):
+    with pytest.raises((errors.ConfigError, errors.StorageError), match="checkpoints"):
         pipeline.run(60)

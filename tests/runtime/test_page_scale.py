@@ -20,19 +20,7 @@ from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.runtime.driver.http_server import HttpServer
 from onceflow.core.runtime.driver.job_api import JobApi
 from onceflow.core.runtime.driver.job_views import EdgeView, GraphView, OperatorView
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    CheckpointAcked,
-    CheckpointCompleted,
-    CheckpointTriggered,
-    JobEvent,
-    JobRestarting,
-    JobStarted,
-    LagMeasured,
-    Moment,
-    SlotJoined,
-    SlotReported,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.job_history import CHECKPOINTS_MAX, INCIDENTS_MAX
 from onceflow.core.runtime.events.status import JobStatus, apply
 from onceflow.core.spi.source import SplitOffsets
@@ -71,7 +59,7 @@ class LargeJob(Job):
         self.now = JobStatus("large")
         self.api = JobApi(self, INSTANCE, TOKEN)
 
-    def tell(self, event: JobEvent) -> None:
+    def tell(self, event: job_events.JobEvent) -> None:
         self.now = apply(self.now, event)
         self.api.on_event(event, self.now)
 
@@ -88,38 +76,38 @@ class LargeJob(Job):
         return {"location": "/kept/large", "checkpoints": [], "unfinished": []}
 
 
-def at(second: float) -> Moment:
-    return Moment(second, 1_000_000 + second)
+def at(second: float) -> job_events.Moment:
+    return job_events.Moment(second, 1_000_000 + second)
 
 
 def tell_past(job: LargeJob) -> None:
     """Tell the restarts, checkpoints and reports of some hours."""
-    job.tell(JobStarted(frozenset({"payments"}), at=at(0)))
+    job.tell(job_events.JobStarted(frozenset({"payments"}), at=at(0)))
     for number in range(1, INCIDENTS_MAX + 1):
-        job.tell(AttemptBegan(AttemptId(number), CheckpointId(0), at=at(number)))
+        job.tell(job_events.AttemptBegan(AttemptId(number), CheckpointId(0), at=at(number)))
         error = f"UserFunctionError: rate {number}\n" + "  File x, line 1\n" * 40
-        job.tell(JobRestarting(0.1, error, at=at(number + 0.5)))
-    job.tell(AttemptBegan(AttemptId(INCIDENTS_MAX + 1), CheckpointId(0), at=at(300)))
+        job.tell(job_events.JobRestarting(0.1, error, at=at(number + 0.5)))
+    job.tell(job_events.AttemptBegan(AttemptId(INCIDENTS_MAX + 1), CheckpointId(0), at=at(300)))
     for slot in range(SLOTS):
-        job.tell(SlotJoined(slot, 1_000 + slot, 1, f"host-{slot % 20}", at=at(300)))
+        job.tell(job_events.SlotJoined(slot, 1_000 + slot, 1, f"host-{slot % 20}", at=at(300)))
     for number in range(1, CHECKPOINTS_MAX + 1):
         second, checkpoint = 300.0 + number, CheckpointId(number)
-        job.tell(CheckpointTriggered(checkpoint, CheckpointKind.PERIODIC, at=at(second)))
+        job.tell(job_events.CheckpointTriggered(checkpoint, CheckpointKind.PERIODIC, at=at(second)))
         # The newest in full: a thousand acks; of the others the page has the slowest subtask only.
         count = SLOTS if number > CHECKPOINTS_MAX - 5 else 1
         for chain in CHAINS:
             for index in range(count):
                 timings = SnapshotTimings(sync_ms=10 + number % 17)
                 job.tell(
-                    CheckpointAcked(
+                    job_events.CheckpointAcked(
                         checkpoint, SubtaskRef(chain, index), timings, at=at(second + 0.1)
                     )
                 )
-        job.tell(CheckpointCompleted(checkpoint, 5.0, at=at(second + 0.2)))
+        job.tell(job_events.CheckpointCompleted(checkpoint, 5.0, at=at(second + 0.2)))
     splits = tuple(
         SplitOffsets(f"payments-{index}", index * 10, index * 17) for index in range(PARTITIONS)
     )
-    job.tell(LagMeasured("payments", splits, at=at(11_000)))
+    job.tell(job_events.LagMeasured("payments", splits, at=at(11_000)))
 
 
 def report(job: LargeJob, second: int) -> None:
@@ -130,7 +118,9 @@ def report(job: LargeJob, second: int) -> None:
             for chain in CHAINS
         )
         sink = SinkMetrics("audit", "large.audit", slot, open=1, rows_committed=90 * second)
-        job.tell(SlotReported(slot, metrics, (sink,), 200_000_000, at=at(11_000 + second)))
+        job.tell(
+            job_events.SlotReported(slot, metrics, (sink,), 200_000_000, at=at(11_000 + second))
+        )
 
 
 @pytest.fixture(scope="module")

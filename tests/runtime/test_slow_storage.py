@@ -13,14 +13,8 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import HeapBackend, JobState, LocalProcesses, RuntimeSettings
+from onceflow.core import state
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
-from onceflow.core.state import (
-    KeyedStateStore,
-    StateBackend,
-    StateContext,
-    StateHandle,
-    StateReader,
-)
 from onceflow.core.storage import ClaimedLog
 from onceflow.integration.conformance.processes import eventually
 
@@ -55,15 +49,18 @@ def test_an_append_that_takes_longer_than_slots_wait_for_the_driver_costs_no_att
 
 
 @dataclass(frozen=True)
-class SlowlyOpened(StateBackend):
+class SlowlyOpened(state.StateBackend):
     """Touches `began` and takes `takes_s` to restore; then it is the heap."""
 
     began: str
     takes_s: float
 
     def open(
-        self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
-    ) -> KeyedStateStore:
+        self,
+        context: state.StateContext,
+        restored: Sequence[state.StateHandle],
+        reader: state.StateReader,
+    ) -> state.KeyedStateStore:
         Path(self.began).touch()
         time.sleep(self.takes_s)
         return HeapBackend().open(context, restored, reader)

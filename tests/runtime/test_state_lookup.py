@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark_formats.state_job import (
-    ACCOUNTS,
-    RECORDS,
-    await_all_records_in_a_checkpoint,
-    start,
-)
+from tests.spark_formats import state_job
 from tests.support.counting_source import amount_of
 from typer.testing import CliRunner
 
@@ -29,9 +24,9 @@ def running(
 ) -> Iterator[tuple[Job, Path]]:
     """A job that has read everything and goes on; and its directory."""
     directory = tmp_path_factory.mktemp(request.param)
-    job = start(directory, HeapBackend() if request.param == "heap" else RocksDBBackend())
+    job = state_job.start(directory, HeapBackend() if request.param == "heap" else RocksDBBackend())
     try:
-        await_all_records_in_a_checkpoint(job)
+        state_job.await_all_records_in_a_checkpoint(job)
         yield job, directory
     finally:
         job.cancel()
@@ -47,7 +42,7 @@ def test_a_key_of_every_kind_of_state_is_looked_up_and_the_answer_says_as_of_whe
     running: tuple[Job, Path],
 ) -> None:
     job, directory = running
-    ids = list(range(7, RECORDS, ACCOUNTS))
+    ids = list(range(7, state_job.RECORDS, state_job.ACCOUNTS))
     last = job.look_up("remembers", "7", state="last")
     assert (last.found, last.as_of, last.kind) == (True, "checkpoint", "value")
     assert last.value in {amount_of(number) for number in ids}

@@ -15,17 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support import moving_job
 from tests.support.clusters import AnyCluster
-from tests.support.moving_job import (
-    RECORDS,
-    FilesTarget,
-    MovingJob,
-    begin_again_from_a_savepoint,
-    go_there_and_back,
-    refuse_an_older_copy,
-    refuse_an_older_savepoint,
-    refuse_empty_storage,
-)
 
 from onceflow import Job, JobState
 from onceflow.core.errors import ConfigError, PreparedTransactionLost, StorageBehind
@@ -98,7 +89,7 @@ class HeldTarget(SQLiteTarget):
             return [checkpoint for (checkpoint,) in db.execute(last)]
 
     @contextmanager
-    def held(self, moving: MovingJob, job: Job) -> Generator[None]:
+    def held(self, moving: moving_job.MovingJob, job: Job) -> Generator[None]:
         """Run the body when the first subtask has committed more checkpoints than the second.
 
         Afterwards the second one commits them, too.
@@ -143,10 +134,10 @@ def target(tmp_path: Path) -> SQLiteTarget:
 @pytest.fixture
 def moving(
     request: pytest.FixtureRequest, cluster: AnyCluster, tmp_path: Path, target: SQLiteTarget
-) -> MovingJob:
+) -> moving_job.MovingJob:
     if getattr(request, "param", "sqlite") == "files":
-        return MovingJob(cluster, tmp_path, FilesTarget(tmp_path / "files"))
-    return MovingJob(cluster, tmp_path, target)
+        return moving_job.MovingJob(cluster, tmp_path, moving_job.FilesTarget(tmp_path / "files"))
+    return moving_job.MovingJob(cluster, tmp_path, target)
 
 
 ON_FILES_TOO = pytest.mark.parametrize(
@@ -156,13 +147,13 @@ ON_FILES_TOO = pytest.mark.parametrize(
 
 @ON_FILES_TOO
 def test_an_older_copy_of_the_storage_is_refused_at_every_try_and_the_newer_one_goes_on(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_an_older_copy(moving)
+    moving_job.refuse_an_older_copy(moving)
 
 
 def test_an_older_copy_goes_on_once_the_target_is_the_copy_of_that_time(
-    moving: MovingJob, target: SQLiteTarget
+    moving: moving_job.MovingJob, target: SQLiteTarget
 ) -> None:
     """What the documents say of storage that is gone for good."""
     moving.stop(moving.start_for_a_while("a"))
@@ -177,7 +168,7 @@ def test_an_older_copy_goes_on_once_the_target_is_the_copy_of_that_time(
 
 
 def test_an_older_copy_takes_no_number_of_an_attempt_that_the_target_has_seen(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
     """The other attempt has committed nothing, but may have left something prepared."""
     moving.stop(moving.start_for_a_while("a"))
@@ -192,26 +183,28 @@ def test_an_older_copy_takes_no_number_of_an_attempt_that_the_target_has_seen(
 
 @ON_FILES_TOO
 def test_a_savepoint_that_is_older_than_the_target_is_refused_at_every_try(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
     """In empty storage nobody but the target knows what was committed since."""
-    refuse_an_older_savepoint(moving)
+    moving_job.refuse_an_older_savepoint(moving)
 
 
-def test_a_job_that_moved_by_savepoint_goes_back_to_where_it_was(moving: MovingJob) -> None:
-    go_there_and_back(moving)
+def test_a_job_that_moved_by_savepoint_goes_back_to_where_it_was(
+    moving: moving_job.MovingJob,
+) -> None:
+    moving_job.go_there_and_back(moving)
 
 
 def test_what_a_target_has_lost_that_was_committed_before_a_move_is_named(
-    moving: MovingJob, target: SQLiteTarget
+    moving: moving_job.MovingJob, target: SQLiteTarget
 ) -> None:
     """The new storage knows of those commits by the savepoint alone, which lists none."""
     job = moving.pipeline("a", interval=None).start()
     moving.commit(job, ids_min=1)
     target.back_up()
-    while job.status().records_in < RECORDS:
+    while job.status().records_in < moving_job.RECORDS:
         time.sleep(0.01)
-    moving.commit(job, ids_min=RECORDS)
+    moving.commit(job, ids_min=moving_job.RECORDS)
     place = moving.stop_with_savepoint(job)
     target.put_back()
     before = moving.ids()
@@ -224,7 +217,7 @@ def test_a_target_put_back_to_between_two_subtasks_commits_goes_on_with_the_stor
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     target = HeldTarget(tmp_path)
-    moving = MovingJob(cluster, tmp_path, target, parallelism=2)
+    moving = moving_job.MovingJob(cluster, tmp_path, target, parallelism=2)
     job = moving.pipeline("a", interval=None).start()
     with target.held(moving, job):
         target.back_up()
@@ -242,7 +235,7 @@ def test_a_target_put_back_to_between_two_subtasks_commits_is_refused_until_all_
 ) -> None:
     """What 'After a loss' says is done word for word: each row is there once in the end."""
     target = HeldTarget(tmp_path)
-    moving = MovingJob(cluster, tmp_path, target, parallelism=2)
+    moving = moving_job.MovingJob(cluster, tmp_path, target, parallelism=2)
     job = moving.pipeline("a", interval=None).start()
     with target.held(moving, job):
         target.back_up()
@@ -262,12 +255,12 @@ def test_a_target_put_back_to_between_two_subtasks_commits_is_refused_until_all_
         assert "'After a loss'" in reason
         assert moving.ids() == committed
         target.record_commit(named[-1])
-    assert moving.ids() == list(range(RECORDS))
+    assert moving.ids() == list(range(moving_job.RECORDS))
     assert named
     assert sorted(set(named)) == sorted(named)
 
 
-def _run_or_name(moving: MovingJob, named: list[str]) -> str:
+def _run_or_name(moving: moving_job.MovingJob, named: list[str]) -> str:
     """Run the job; return why it lacks a transaction, which is added to `named`, or nothing."""
     try:
         moving.pipeline("a").run(60)
@@ -279,18 +272,20 @@ def _run_or_name(moving: MovingJob, named: list[str]) -> str:
 
 @ON_FILES_TOO
 def test_another_storage_is_named_as_the_same_job_or_as_another_and_no_remedy_doubles_a_row(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_empty_storage(moving)
+    moving_job.refuse_empty_storage(moving)
 
 
 def test_a_job_begins_again_from_a_savepoint_in_its_own_storage_once_the_target_is_put_back(
-    moving: MovingJob, target: SQLiteTarget
+    moving: moving_job.MovingJob, target: SQLiteTarget
 ) -> None:
-    begin_again_from_a_savepoint(moving, target)
+    moving_job.begin_again_from_a_savepoint(moving, target)
 
 
-def test_a_job_whose_storage_is_gone_begins_anew_as_the_documents_say(moving: MovingJob) -> None:
+def test_a_job_whose_storage_is_gone_begins_anew_as_the_documents_say(
+    moving: moving_job.MovingJob,
+) -> None:
     """The target is emptied and forgets the old log, by the statements that the error has."""
     moving.stop(moving.start_for_a_while("a"))
     shutil.rmtree(moving.directory / "a")

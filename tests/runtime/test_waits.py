@@ -18,17 +18,9 @@ from typer.testing import CliRunner
 from onceflow import Job, JobState, JobStatus, LocalProcesses
 from onceflow.cli.jobs.client import Answer
 from onceflow.cli.main import app
+from onceflow.core import spi
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import (
-    EndOfInput,
-    Outage,
-    ReaderContext,
-    SinkWriter,
-    SourceReader,
-    Split,
-    WriterContext,
-)
 
 TIMEOUT_S = 90.0
 
@@ -42,12 +34,12 @@ class HangingSink(DirectorySink):
     def describe_target(self) -> str:
         return "database 'shop' at db.example:5432"
 
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         return _HangingWriter(super().writer(context), Path(self.hangs))
 
 
-class _HangingWriter(SinkWriter):
-    def __init__(self, inner: SinkWriter, hangs: Path) -> None:
+class _HangingWriter(spi.SinkWriter):
+    def __init__(self, inner: spi.SinkWriter, hangs: Path) -> None:
         self._inner, self._hangs = inner, hangs
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -68,17 +60,17 @@ class SilentSource(CountingSource):
 
     silent: str = ""
 
-    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+    def reader(self, splits: Sequence[spi.Split], context: spi.ReaderContext) -> spi.SourceReader:
         return _SilentReader(self, splits)
 
 
 class _SilentReader(CountingReader):
-    def __init__(self, source: SilentSource, splits: Sequence[Split]) -> None:
+    def __init__(self, source: SilentSource, splits: Sequence[spi.Split]) -> None:
         super().__init__(source, splits)
         self._silent = Path(source.silent)
         self._since: float | None = None
 
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(self, timeout_s: float) -> pa.RecordBatch | spi.EndOfInput | None:
         if self._silent.exists():
             self._since = self._since or time.monotonic()
             time.sleep(min(timeout_s, 0.05))
@@ -86,11 +78,11 @@ class _SilentReader(CountingReader):
         self._since = None
         return super().poll(timeout_s)
 
-    def find_outage(self) -> Outage | None:
+    def find_outage(self) -> spi.Outage | None:
         since = self._since
         if since is None:
             return None
-        return Outage("Kafka at broker.example:9092", time.monotonic() - since)
+        return spi.Outage("Kafka at broker.example:9092", time.monotonic() - since)
 
 
 @pytest.mark.only_proof

@@ -12,17 +12,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tests.simulation import explorer
 from tests.simulation.batch_mutants import BATCH_MUTANTS
 from tests.simulation.batches import run_batches
 from tests.simulation.coverage_report import unreached
-from tests.simulation.explorer import (
-    MUTANT_SCHEDULES_MAX,
-    RARE,
-    MutantVerdict,
-    explore,
-    shortest,
-    try_mutants,
-)
 
 
 def main() -> int:
@@ -56,7 +49,7 @@ def main() -> int:
         return _mutants(0 if arguments.seed is None else seed, as_json=arguments.json)
     if arguments.coverage:
         return _coverage(arguments.schedules, seed)
-    seeds = RARE if arguments.rare else range(seed, seed + arguments.schedules)
+    seeds = explorer.RARE if arguments.rare else range(seed, seed + arguments.schedules)
     return _schedules(seeds, as_json=arguments.json)
 
 
@@ -66,7 +59,9 @@ def _schedules(seeds: Sequence[int], *, as_json: bool) -> int:
     seed = next(iter(seeds), 0)
     numbers = track(seeds, f"schedules from seed {seed}", console=console)
     # At once: whoever ends a run of hours early has what it found.
-    found = explore(numbers, tell=lambda one: console.print(f"seed {one.seed}: {one.violation}"))
+    found = explorer.explore(
+        numbers, tell=lambda one: console.print(f"seed {one.seed}: {one.violation}")
+    )
     seconds = round(time.monotonic() - began, 1)
     if as_json:
         report = {
@@ -88,7 +83,7 @@ def _schedules(seeds: Sequence[int], *, as_json: bool) -> int:
         )
     if not found.failures:
         return 0
-    first = shortest(found.failures)
+    first = explorer.shortest(found.failures)
     sys.stdout.write(f"\nseed {first.seed}: {first.violation}\n" + "\n".join(first.trace[-40:]))
     sys.stdout.write(f"\n\nagain: script/simulate --schedules 1 --seed {first.seed}\n")
     return 1
@@ -115,7 +110,7 @@ def _batches(count: int, seed: int) -> int:
 def _batch_mutants(seed: int) -> int:
     survivors = 0
     for rules in BATCH_MUTANTS:
-        tried = range(seed, seed + MUTANT_SCHEDULES_MAX)
+        tried = range(seed, seed + explorer.MUTANT_SCHEDULES_MAX)
         found = next((n for n in tried if run_batches(n, rules).violation), None)
         survivors += found is None
         state = "SURVIVED" if found is None else f"caught by seed {found}"
@@ -135,8 +130,8 @@ def _coverage(schedules: int, seed: int) -> int:
 
 
 def _mutants(seed: int, *, as_json: bool) -> int:
-    verdicts: list[MutantVerdict] = []
-    for verdict in try_mutants(seed):
+    verdicts: list[explorer.MutantVerdict] = []
+    for verdict in explorer.try_mutants(seed):
         verdicts.append(verdict)
         state = "caught" if verdict.caught else "SURVIVED"
         sys.stderr.write(f"{state:9} after {verdict.schedules:5} schedules  {verdict.name}\n")

@@ -10,92 +10,80 @@ from tests.simulation.batch_world import Rules
 
 from onceflow.core.commit.batch_plans import plan_claimed, plan_sweep
 from onceflow.core.commit.planner import CommitPlan
-from onceflow.core.protocol.batches import (
-    TRIES,
-    BatchClaim,
-    BatchDecision,
-    BatchId,
-    Decide,
-    Overtaken,
-    RefuseBatch,
-    RefuseLower,
-    SkipBatch,
-    WriteBatch,
-    batch_checkpoint,
-    check_decision,
-    judge_batch,
-)
+from onceflow.core.protocol import batches
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 
 
-def _writes_again(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
-    verdict = judge_batch(claim, batch, fingerprint)
-    return WriteBatch() if isinstance(verdict, SkipBatch) else verdict
+def _writes_again(claim: batches.BatchClaim, batch: batches.BatchId, fingerprint: str) -> object:
+    verdict = batches.judge_batch(claim, batch, fingerprint)
+    return batches.WriteBatch() if isinstance(verdict, batches.SkipBatch) else verdict
 
 
-def _numbers_alone(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
+def _numbers_alone(claim: batches.BatchClaim, batch: batches.BatchId, fingerprint: str) -> object:
     del fingerprint
     decision = claim.decision(batch)
-    return judge_batch(claim, batch, decision.fingerprint if decision else "")
+    return batches.judge_batch(claim, batch, decision.fingerprint if decision else "")
 
 
-def _no_gaps_seen(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
-    verdict = judge_batch(claim, batch, fingerprint)
-    unknown = isinstance(verdict, RefuseBatch) and claim.decision(batch) is None
-    return WriteBatch() if unknown else verdict
+def _no_gaps_seen(claim: batches.BatchClaim, batch: batches.BatchId, fingerprint: str) -> object:
+    verdict = batches.judge_batch(claim, batch, fingerprint)
+    unknown = isinstance(verdict, batches.RefuseBatch) and claim.decision(batch) is None
+    return batches.WriteBatch() if unknown else verdict
 
 
-def _writes_lower(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
-    verdict = judge_batch(claim, batch, fingerprint)
-    return WriteBatch() if isinstance(verdict, RefuseLower) else verdict
+def _writes_lower(claim: batches.BatchClaim, batch: batches.BatchId, fingerprint: str) -> object:
+    verdict = batches.judge_batch(claim, batch, fingerprint)
+    return batches.WriteBatch() if isinstance(verdict, batches.RefuseLower) else verdict
 
 
-def _any_owner(proposed: BatchDecision, *, owner: object, existing: BatchDecision | None) -> object:
+def _any_owner(
+    proposed: batches.BatchDecision, *, owner: object, existing: batches.BatchDecision | None
+) -> object:
     del owner
-    return check_decision(proposed, owner=proposed.attempt, existing=existing)
+    return batches.check_decision(proposed, owner=proposed.attempt, existing=existing)
 
 
-def _decides_anew(proposed: BatchDecision, **given: Any) -> object:
-    verdict = check_decision(proposed, **given)
-    return verdict if isinstance(verdict, Overtaken) else Decide()
+def _decides_anew(proposed: batches.BatchDecision, **given: Any) -> object:
+    verdict = batches.check_decision(proposed, **given)
+    return verdict if isinstance(verdict, batches.Overtaken) else batches.Decide()
 
 
 def _rolls_back_all(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+    claim: batches.BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
     del sink_ids
     return CommitPlan((), tuple(c for c in in_doubt if c.transaction.attempt < claim.attempt))
 
 
 def _leaves_decided(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+    claim: batches.BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
     return replace(plan_claimed(claim, in_doubt, sink_ids=sink_ids), commit=())
 
 
 def _leaves_undecided(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+    claim: batches.BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
     return replace(plan_claimed(claim, in_doubt, sink_ids=sink_ids), abort=())
 
 
 def _knows_unsettled(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+    claim: batches.BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
     left = tuple(one for one in claim.decisions if not one.is_committed)
     return plan_claimed(replace(claim, decisions=left), in_doubt, sink_ids=sink_ids)
 
 
 def _sweeps_newer(
-    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+    decision: batches.BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Sequence[Committable]:
     forever = replace(decision, attempt=AttemptId(10**8 - 1))
     return plan_sweep(forever, in_doubt, sink_ids=sink_ids)
 
 
 def _commits_what_is_listed(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+    claim: batches.BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
     """What is decided and not in doubt counts as committed: nobody asks for the proof."""
     plan = plan_claimed(claim, in_doubt, sink_ids=sink_ids)
@@ -104,35 +92,37 @@ def _commits_what_is_listed(
 
 
 def _sweeps_its_own(
-    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+    decision: batches.BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Sequence[Committable]:
     swept = plan_sweep(decision, in_doubt, sink_ids=sink_ids)
     return tuple(one for one in swept if one.transaction.attempt == decision.attempt)
 
 
-def _proofs_of_its_own(decision: BatchDecision) -> CheckpointId:
-    return CheckpointId(decision.attempt * TRIES)
+def _proofs_of_its_own(decision: batches.BatchDecision) -> CheckpointId:
+    return CheckpointId(decision.attempt * batches.TRIES)
 
 
-def _forgets_its_own(decision: BatchDecision) -> AttemptId:
+def _forgets_its_own(decision: batches.BatchDecision) -> AttemptId:
     return AttemptId(decision.attempt + 1)
 
 
 def _one_name_a_partition(attempt: AttemptId, task_attempt: int, task_id: int) -> CheckpointId:
     del task_attempt, task_id
-    return CheckpointId(attempt * TRIES)
+    return CheckpointId(attempt * batches.TRIES)
 
 
 def _version_of_committing(decided: AttemptId, committing: AttemptId) -> CheckpointId:
     del decided
-    return batch_checkpoint(committing)
+    return batches.batch_checkpoint(committing)
 
 
-def _asks_anew(proposed: BatchDecision, **given: Any) -> object:
+def _asks_anew(proposed: batches.BatchDecision, **given: Any) -> object:
     """Whoever asks again what it has decided is judged as one that decides for the first time."""
     existing = given["existing"]
     own = existing is not None and existing.attempt == proposed.attempt
-    return check_decision(proposed, owner=given["owner"], existing=None if own else existing)
+    return batches.check_decision(
+        proposed, owner=given["owner"], existing=None if own else existing
+    )
 
 
 def _all_at_once(decided: Sequence[Committable], **_: object) -> Any:

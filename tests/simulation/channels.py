@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from tests.simulation.clock import Bell
 from tests.simulation.targets import Row
 
+from onceflow.core.protocol.checkpoints import in_flight
 from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.checkpoints.in_flight import (
-    Announced,
-    InputQueues,
-    OutputQueue,
-    Received,
-)
 from onceflow.core.protocol.splits import owner_of
 
 if TYPE_CHECKING:
@@ -33,7 +28,7 @@ class Receiver(Protocol):
     release: list[Callable[[int], None]]
 
 
-class Inputs(InputQueues[Row]):
+class Inputs(in_flight.InputQueues[Row]):
     """Takes from any channel that it may take from, at random."""
 
     world: World
@@ -47,7 +42,9 @@ class Inputs(InputQueues[Row]):
         self.bell.ring()
         return super().put(channel, element)
 
-    def take(self, *, elements: bool = True) -> Announced | Received[Row] | None:
+    def take(
+        self, *, elements: bool = True
+    ) -> in_flight.Announced | in_flight.Received[Row] | None:
         self._turn = self.world.rng.randrange(self.channels)
         return super().take(elements=elements)
 
@@ -69,7 +66,7 @@ class Outputs:
         self._world, self._receivers, self._channel = world, receivers, channel
         self._sender, self._keeps_order = sender, keeps_order
         self._bell = bell
-        self._queues: list[OutputQueue[Row]] = []
+        self._queues: list[in_flight.OutputQueue[Row]] = []
         self._wires: list[deque[Element]] = []
 
     def open(self) -> None:
@@ -80,7 +77,7 @@ class Outputs:
             self._wires.append(deque())
             receiver.release[self._channel] = partial(self._released, queue)
 
-    def _released(self, queue: OutputQueue[Row], count: int) -> None:
+    def _released(self, queue: in_flight.OutputQueue[Row], count: int) -> None:
         queue.release(count)
         self._bell.ring()
 

@@ -18,16 +18,9 @@ from tests.simulation.targets import Versioned
 from tests.simulation.world import World
 from typing_extensions import assert_never
 
+from onceflow.core import errors
 from onceflow.core.commit.retries import CommitRetryPolicy
-from onceflow.core.errors import (
-    CheckpointError,
-    ConfigError,
-    Fenced,
-    OnceflowError,
-    PreparedTransactionLost,
-    SlotLost,
-    StorageError,
-)
+from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
@@ -47,46 +40,9 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     SubtaskSnapshot,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef, committer_ref
+from onceflow.core.protocol.loops import attempt_facts
 from onceflow.core.protocol.loops.attempt import AttemptLoop
-from onceflow.core.protocol.loops.attempt_facts import (
-    AdmitSlot,
-    Announce,
-    AppendEnded,
-    AskBeside,
-    AttemptDecision,
-    AttemptFact,
-    CancelRequested,
-    CheckpointRequested,
-    CloseAttempt,
-    DeploySlots,
-    DiscoveryAnswered,
-    DismissSlot,
-    EndAttempt,
-    EnterRunning,
-    GlobalCommitEnded,
-    JobCancelled,
-    LookAtRecovery,
-    RecoveryEnded,
-    RecoveryStep,
-    ReleaseSlot,
-    Request,
-    SavepointBegun,
-    SavepointWritten,
-    SendHeartbeats,
-    SlotGone,
-    SlotMessageReceived,
-    SlotsEnded,
-    TakeDiscovered,
-)
 from onceflow.core.protocol.loops.slots import AttemptSettings
-from onceflow.core.protocol.messages import (
-    Complete,
-    DriverMessage,
-    GloballyCommitted,
-    Hello,
-    Running,
-    Shutdown,
-)
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
 from onceflow.core.protocol.splits import Split, SplitOffers, assign_splits
 
@@ -103,7 +59,7 @@ class Driver(Process):
         self.pipeline = world.pipeline
         self._claimed: AttemptId | None = None
         """By this driver: it claims again only while nobody else has."""
-        self._requests: list[Request] = []
+        self._requests: list[attempt_facts.Request] = []
         """What no attempt has been told of yet."""
         self.savepoints = SavepointDesk(name)
         self.is_cancelled = False
@@ -127,26 +83,26 @@ class Driver(Process):
         if kind.is_savepoint:
             self._take(self.savepoints.ask(kind))
         else:
-            self._take(CheckpointRequested(kind))
+            self._take(attempt_facts.CheckpointRequested(kind))
 
     def cancel(self) -> None:
         """The user asks to leave at once."""
         self.clock.say("the job is cancelled")
-        self._take(CancelRequested())
+        self._take(attempt_facts.CancelRequested())
         self.is_cancelled = True
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: attempt_facts.Request) -> None:
         self.pass_on(request)
         self.check_requests()
 
-    def pass_on(self, request: Request) -> None:
+    def pass_on(self, request: attempt_facts.Request) -> None:
         """Tell the attempt, or keep the request while none listens."""
         if self.attempt is not None and self.attempt.listens:
             self.attempt.tell(request)
         elif request not in self._requests:
             self._requests.append(request)
 
-    def take_requests(self) -> list[Request]:
+    def take_requests(self) -> list[attempt_facts.Request]:
         """Return what no attempt has been told of, for the one that asks."""
         requests, self._requests = self._requests, []
         return sorted(requests, key=_order_of)
@@ -169,19 +125,19 @@ class Driver(Process):
                 yield from attempt.run(tracker.on_running)
                 self.savepoints.end_job()
                 return
-            except JobCancelled as error:
+            except attempt_facts.JobCancelled as error:
                 self.kill(str(error))
                 return
-            except PreparedTransactionLost as error:
+            except errors.PreparedTransactionLost as error:
                 # An attempt that was overtaken asks for what the newer one has done and forgotten.
                 overtaken = self.attempt is None or self.attempt.number < self.world.claimed
                 self.world.lost = not overtaken
                 self.kill(f"lost: {error}")
                 return
-            except Fenced as error:
+            except errors.Fenced as error:
                 self.kill(f"fenced: {error}")
                 return
-            except ConfigError as error:
+            except errors.ConfigError as error:
                 # As the product does, which looks at its log before it judges what failed.
                 if self._claimed is not None and self._claimed < self.world.claimed:
                     self.kill(f"fenced: {error}")
@@ -193,9 +149,9 @@ class Driver(Process):
                 self.world.hand_over()
                 self.kill(f"refused: {error}")
                 return
-            except OnceflowError as error:
+            except errors.OnceflowError as error:
                 self.clock.say(f"driver {self.name}: attempt fails: {error}")
-                mistake = str(error) if isinstance(error, CheckpointError) else ""
+                mistake = str(error) if isinstance(error, errors.CheckpointError) else ""
                 match tracker.on_failure(self.clock.now_s, mistake):
                     case GiveUp(reason):
                         self.kill(f"no further attempt: {reason}")
@@ -222,7 +178,7 @@ class Attempt:
         self.slots: list[Slot] = []
         self._recovery = SinkRecovery(world, driver, self.log)
         self._cleaner = CheckpointsCleaner(world, driver, self.log, self._recovery)
-        self._failure: OnceflowError | None = None
+        self._failure: errors.OnceflowError | None = None
         self._loop: AttemptLoop | None = None
         self._leaves = False
         self._is_finished: bool | None = None
@@ -243,15 +199,15 @@ class Attempt:
         try:
             sweep_files(world, self.log)
         except Gone:
-            raise StorageError("files cannot be swept") from None
+            raise errors.StorageError("files cannot be swept") from None
         self._begin_loop(restored)
         self._turn()
-        error: OnceflowError | None = None
+        error: errors.OnceflowError | None = None
         try:
             yield from self._recovery.recover(restored)
-        except OnceflowError as caught:
+        except errors.OnceflowError as caught:
             error = caught
-        self.tell(RecoveryEnded(self.number, error))
+        self.tell(attempt_facts.RecoveryEnded(self.number, error))
         self._turn()
         while not self._leaves:
             self._fail_if_told()
@@ -270,15 +226,15 @@ class Attempt:
         return self._loop is not None and self._failure is None
 
     @property
-    def unanswered(self) -> tuple[Request, ...]:
+    def unanswered(self) -> tuple[attempt_facts.Request, ...]:
         return self._loop.unanswered if self._loop is not None else ()
 
-    def tell(self, fact: AttemptFact) -> None:
+    def tell(self, fact: attempt_facts.AttemptFact) -> None:
         """Tell the loop, and carry out what it decides."""
         if self._loop is not None and self._failure is None and self.driver.alive:
             self._carry_out(self._loop.on(fact, self.world.now_s))
 
-    def _tell_later(self, fact: AttemptFact) -> None:
+    def _tell_later(self, fact: attempt_facts.AttemptFact) -> None:
         """Tell what a slot says when it begins: at once, unless the slots of the world are slow."""
         if (late_s := self.world.asking.draw_start_s()) is None:
             self.tell(fact)
@@ -348,7 +304,7 @@ class Attempt:
         for request in self.driver.take_requests():
             self.driver.pass_on(request)  # a cancel among them ends the attempt
         for slot in range(parallelism):
-            self._tell_later(Hello(self.number, slot, slot, 0, "", "", {}))
+            self._tell_later(messages.Hello(self.number, slot, slot, 0, "", "", {}))
 
     @property
     def _parallelism(self) -> int:
@@ -405,10 +361,12 @@ class Attempt:
         world, sink_id = self.world, target.sink_id
 
         def committed(through: CheckpointId) -> None:
-            self.tell(GlobalCommitEnded(self.number, sink_id, sink_id, through))
+            self.tell(attempt_facts.GlobalCommitEnded(self.number, sink_id, sink_id, through))
 
-        def failed(error: OnceflowError) -> None:
-            self.tell(GlobalCommitEnded(self.number, sink_id, sink_id, restored, error))
+        def failed(error: errors.OnceflowError) -> None:
+            self.tell(
+                attempt_facts.GlobalCommitEnded(self.number, sink_id, sink_id, restored, error)
+            )
 
         queue = world.variant.global_queue(
             sink_id, CommitRetryPolicy(deadline_s=DEADLINE_S), restored, target.interval
@@ -417,42 +375,57 @@ class Attempt:
 
     # --- the coordinator's facts and decisions ---------------------------------------------------
 
-    def _hear(self, fact: SlotMessageReceived | SlotGone) -> None:
+    def _hear(self, fact: attempt_facts.SlotMessageReceived | attempt_facts.SlotGone) -> None:
         """Tell whoever runs the job now: its loop takes nothing of another attempt (I7)."""
         current = self.driver.attempt
         if not self.driver.alive or current is None:
             return
-        if isinstance(fact, SlotMessageReceived) and not self.world.variant.slot_checks_attempt:
+        if (
+            isinstance(fact, attempt_facts.SlotMessageReceived)
+            and not self.world.variant.slot_checks_attempt
+        ):
             fact = replace(fact, attempt=current.number)
         current.tell(fact)
 
-    def _carry_out(self, decisions: Sequence[AttemptDecision]) -> None:
+    def _carry_out(self, decisions: Sequence[attempt_facts.AttemptDecision]) -> None:
         for decision in decisions:
             if not self.driver.alive or self._failure is not None:
                 return
             self._do(decision)
 
-    def _do(self, decision: AttemptDecision) -> None:
+    def _do(self, decision: attempt_facts.AttemptDecision) -> None:
         world = self.world
         match decision:
-            case AdmitSlot() | DismissSlot() | ReleaseSlot() | Announce() | SendHeartbeats():
+            case (
+                attempt_facts.AdmitSlot()
+                | attempt_facts.DismissSlot()
+                | attempt_facts.ReleaseSlot()
+                | attempt_facts.Announce()
+                | attempt_facts.SendHeartbeats()
+            ):
                 pass  # slots of the model dial in and leave with their attempt
-            case LookAtRecovery():
-                self.tell(RecoveryStep("", world.now_s))
-            case DeploySlots():
+            case attempt_facts.LookAtRecovery():
+                self.tell(attempt_facts.RecoveryStep("", world.now_s))
+            case attempt_facts.DeploySlots():
                 self._deploy(self._restored)
                 for slot in self.slots:
-                    self._tell_later(SlotMessageReceived(self.number, slot.index, Running()))
-            case EnterRunning():
+                    self._tell_later(
+                        attempt_facts.SlotMessageReceived(
+                            self.number, slot.index, messages.Running()
+                        )
+                    )
+            case attempt_facts.EnterRunning():
                 self._running(world.clock.now_s)  # type: ignore[operator]
-            case AskBeside():
+            case attempt_facts.AskBeside():
                 self._discover()
-            case TakeDiscovered(_, offers):
+            case attempt_facts.TakeDiscovered(_, offers):
                 for index, offer in offers.items():
                     self._carry(self.slots[index], offer)
             case SavepointRequest():
-                self.tell(SavepointBegun(decision, self.driver.savepoints.begin(decision)))
-            case SavepointWritten(request=request):
+                self.tell(
+                    attempt_facts.SavepointBegun(decision, self.driver.savepoints.begin(decision))
+                )
+            case attempt_facts.SavepointWritten(request=request):
                 self.driver.savepoints.answer(request, "written")
             case AbortSavepoint(request, _, reason):
                 self.driver.savepoints.answer(request, reason)
@@ -471,27 +444,27 @@ class Attempt:
                     self._commit_whole(self._last())
                 self._tell_complete(*self._told)
                 self._cleaner.completed(checkpoint, oldest, self._last())
-            case NotifyAbort() | GloballyCommitted():
+            case NotifyAbort() | messages.GloballyCommitted():
                 self._send_all(decision)
             case DiscardState(handles):
                 self._cleaner.discard(handles)
             case CountFailure(checkpoint):
                 world.oracle.given_up(self.number, checkpoint)
-            case Shutdown():
+            case messages.Shutdown():
                 self._leaves = True
-            case CloseAttempt(is_finished):
+            case attempt_facts.CloseAttempt(is_finished):
                 self._is_finished = is_finished
-            case EndAttempt(error):
-                assert isinstance(error, OnceflowError)
+            case attempt_facts.EndAttempt(error):
+                assert isinstance(error, errors.OnceflowError)
                 self._failure = error
             case _:
                 assert_never(decision)
 
-    def _send_all(self, message: DriverMessage) -> None:
+    def _send_all(self, message: messages.DriverMessage) -> None:
         for slot in self.slots:
             slot.told.send(lambda s=slot: s.hear(message))  # type: ignore[misc]
 
-    def _carry(self, slot: Slot, message: DriverMessage) -> None:
+    def _carry(self, slot: Slot, message: messages.DriverMessage) -> None:
         slot.told.carry(lambda: slot.hear(message))
 
     def _append(self, completed: CompletedCheckpoint) -> None:
@@ -503,10 +476,10 @@ class Attempt:
 
     def _decide(self, completed: CompletedCheckpoint) -> Steps[None]:
         """Append beside everything else, and tell the coordinator how that ended."""
-        error: OnceflowError | None = None
+        error: errors.OnceflowError | None = None
         try:
             yield from self.log.append(completed)
-        except OnceflowError as caught:
+        except errors.OnceflowError as caught:
             error = caught
         if self.driver.attempt is not self or self._failure is not None:
             return
@@ -515,8 +488,8 @@ class Attempt:
                 return
             self.world.oracle.first_decision(self.number, self._recovery.retired)
         elif isinstance(error, self.world.variant.taken_for_refused):
-            error = StorageError(str(error))
-        self.tell(AppendEnded(self.number, completed, 0.0, error))
+            error = errors.StorageError(str(error))
+        self.tell(attempt_facts.AppendEnded(self.number, completed, 0.0, error))
 
     def _write_savepoint(self, decision: WriteSavepoint) -> Steps[None]:
         """Beside everything else; its files must be there until it is written."""
@@ -528,7 +501,7 @@ class Attempt:
             if checkpoint in self.coordinator.pending:
                 write(self.world, decision, self.log.view)
                 self.driver.last_savepoint = decision.completed
-            self.tell(SavepointWritten(self.number, checkpoint, decision.request, 0))
+            self.tell(attempt_facts.SavepointWritten(self.number, checkpoint, decision.request, 0))
 
     def _commit_whole(self, completed: CompletedCheckpoint) -> None:
         for committer in self._global.values():
@@ -545,7 +518,7 @@ class Attempt:
         }
 
     def _tell_complete(self, checkpoint: CheckpointId, needed: dict[str, CheckpointId]) -> None:
-        self._send_all(Complete(checkpoint, needed))
+        self._send_all(messages.Complete(checkpoint, needed))
 
     def _last(self) -> CompletedCheckpoint:
         assert self.coordinator is not None
@@ -562,7 +535,7 @@ class Attempt:
         for uid in self._offers:
             known = positions_of(self.coordinator.completed[-1], uid)
             now = [Split(p, encode_split(p, 0)) for p in self.world.sources[uid] if p not in known]
-            self.tell(DiscoveryAnswered(self.number, uid, tuple(now)))
+            self.tell(attempt_facts.DiscoveryAnswered(self.number, uid, tuple(now)))
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -575,8 +548,8 @@ class Attempt:
         while self._cleaner.busy:
             yield 0.05
         if self.number < self.world.claimed:
-            raise Fenced("a newer attempt goes on with the job")
-        self.tell(SlotsEnded(self.number, SlotLost("all have returned")))
+            raise errors.Fenced("a newer attempt goes on with the job")
+        self.tell(attempt_facts.SlotsEnded(self.number, errors.SlotLost("all have returned")))
         assert self._is_finished is not None
         slot_died = not all(slot.alive for slot in self.slots)
         self.world.oracle.finished(
@@ -600,13 +573,13 @@ class Attempt:
         return not self.driver.alive
 
 
-def _order_of(request: Request) -> tuple[str, str]:
+def _order_of(request: attempt_facts.Request) -> tuple[str, str]:
     match request:
-        case CheckpointRequested(kind):
+        case attempt_facts.CheckpointRequested(kind):
             return kind.value, ""
         case SavepointRequest(name, kind):
             return kind.value, name
-        case CancelRequested():
+        case attempt_facts.CancelRequested():
             return "cancel", ""
 
 

@@ -12,18 +12,7 @@ from tests.simulation.storage import Look, digest_of
 from onceflow.core.errors import CheckpointCorrupt, ConfigError, Fenced, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.log.rules import (
-    AppendStands,
-    LogEntry,
-    LogRecord,
-    LogView,
-    apply,
-    check_append,
-    claim_again,
-    next_claim,
-    prunable,
-    replay,
-)
+from onceflow.core.protocol.log import rules
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.savepoints.savepoint import Savepoint, is_restored, seed_view
 from onceflow.core.storage.log.decision_log import DecisionUnknown
@@ -39,7 +28,7 @@ CLAIM_TRIES_MAX = 3
 class LogOwner:
     """Appends to the log that it has claimed, until a newer attempt does."""
 
-    def __init__(self, world: World, view: LogView) -> None:
+    def __init__(self, world: World, view: rules.LogView) -> None:
         self._world = world
         self._settled: set[str] = set()
         self.view = view
@@ -54,10 +43,10 @@ class LogOwner:
         """
         for _ in range(CLAIM_TRIES_MAX):
             try:
-                entries: list[LogEntry] = yield world.log.ask(world.log.entries)
+                entries: list[rules.LogEntry] = yield world.log.ask(world.log.entries)
             except Gone:
                 raise StorageError("the log cannot be read") from None
-            view = replay(entries)
+            view = rules.replay(entries)
             kept = world.kept if world.begins_from_savepoint else None
             if kept is not None and not is_restored(view, "", kept.savepoint):
                 view = seed_view(view, kept.savepoint)
@@ -65,12 +54,12 @@ class LogOwner:
                 left = view.sinks.difference(pipeline.sinks, pipeline.retired)
                 if left and world.variant.checks_sinks:
                     raise ConfigError(f"nobody settles {', '.join(sorted(left))}")
-                claim = next_claim(view, owner, pipeline.sinks)
+                claim = rules.next_claim(view, owner, pipeline.sinks)
             else:
-                claim = claim_again(view, owner=owner, attempt=before)
+                claim = rules.claim_again(view, owner=owner, attempt=before)
             stands, digest = yield from _put(world, claim)
             if stands:
-                return cls(world, apply(view, LogEntry(claim, digest)))
+                return cls(world, rules.apply(view, rules.LogEntry(claim, digest)))
         raise Fenced(f"{CLAIM_TRIES_MAX} times another driver has claimed first")
 
     @property
@@ -88,7 +77,7 @@ class LogOwner:
         if not stands:
             self._world.oracle.check_fenced(record.attempt)
             raise Fenced(f"record {record.sequence} of attempt {record.attempt}")
-        view = apply(self.view, LogEntry(record, digest))
+        view = rules.apply(self.view, rules.LogEntry(record, digest))
         self.view = replace(view, memory=view.memory.without_sinks(self._settled))
         self._world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
 
@@ -111,7 +100,7 @@ class LogOwner:
     def prune(self, oldest: CheckpointId) -> None:
         kept = max(1, sum(c.checkpoint >= oldest for c in self.view.completed))
         first = self.view.decided[-kept].sequence
-        for sequence in prunable(self.view, kept):
+        for sequence in rules.prunable(self.view, kept):
             if self._world.log_fails():
                 return
             self._world.log.prune(sequence)
@@ -120,7 +109,7 @@ class LogOwner:
         )
 
 
-def _put(world: World, record: LogRecord) -> Steps[tuple[bool, str]]:
+def _put(world: World, record: rules.LogRecord) -> Steps[tuple[bool, str]]:
     """Return whether `record` is the log's last one, and its digest. Mirrors DecisionLog.put."""
     log, digest = world.log, digest_of(record)
     if world.log_fails():
@@ -136,11 +125,13 @@ def _put(world: World, record: LogRecord) -> Steps[tuple[bool, str]]:
         standing = None
     if not world.variant.judged:
         return standing == digest, digest
-    verdict = check_append(record, digest, standing_digest=standing, highest_sequence=look.highest)
-    return isinstance(verdict, AppendStands), digest
+    verdict = rules.check_append(
+        record, digest, standing_digest=standing, highest_sequence=look.highest
+    )
+    return isinstance(verdict, rules.AppendStands), digest
 
 
-def _created(world: World, record: LogRecord, digest: str) -> Steps[str | None]:
+def _created(world: World, record: rules.LogRecord, digest: str) -> Steps[str | None]:
     """Return the digest of what stands at the record's number after trying to create it."""
     log = world.log
     for number in range(CREATE_TRIES_MAX):

@@ -5,20 +5,15 @@ from __future__ import annotations
 from tests.simulation.variant import Variant
 
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision, SavepointRequest
+from onceflow.core.protocol.loops import attempt_facts
 from onceflow.core.protocol.loops.attempt import AttemptLoop
-from onceflow.core.protocol.loops.attempt_facts import (
-    AttemptFact,
-    CancelRequested,
-    SavepointBegun,
-    SavepointWritten,
-)
 from onceflow.core.protocol.loops.attempt_phases import Coordinating, Gathering, Investigating
 
 
 class _DropsSavepointWhileAppending(AttemptLoop):
     """Forgets a savepoint that is asked for while a decision is appended."""
 
-    def _hear(self, fact: AttemptFact, now_s: float) -> None:
+    def _hear(self, fact: attempt_facts.AttemptFact, now_s: float) -> None:
         phase = self._phase
         appends = isinstance(phase, Coordinating) and isinstance(phase.waits_for, AppendDecision)
         if not (appends and isinstance(fact, SavepointRequest)):
@@ -28,7 +23,7 @@ class _DropsSavepointWhileAppending(AttemptLoop):
 class _DropsSavepointBeforeRunning(AttemptLoop):
     """Forgets a savepoint that is asked for before every slot runs."""
 
-    def _hear(self, fact: AttemptFact, now_s: float) -> None:
+    def _hear(self, fact: attempt_facts.AttemptFact, now_s: float) -> None:
         if self._coordinator or not isinstance(fact, SavepointRequest):
             super()._hear(fact, now_s)
 
@@ -36,7 +31,7 @@ class _DropsSavepointBeforeRunning(AttemptLoop):
 class _DropsWhileInvestigating(AttemptLoop):
     """Forgets what is asked for while it looks for the cause of a failure."""
 
-    def _investigate(self, phase: Investigating, fact: AttemptFact) -> None:
+    def _investigate(self, phase: Investigating, fact: attempt_facts.AttemptFact) -> None:
         if not isinstance(fact, SavepointRequest):
             super()._investigate(phase, fact)
 
@@ -44,7 +39,7 @@ class _DropsWhileInvestigating(AttemptLoop):
 class _KeepsWhatIsBegun(AttemptLoop):
     """Leaves a savepoint that it has begun to the next attempt, too."""
 
-    def _begin_savepoint(self, begun: SavepointBegun, now_s: float) -> None:
+    def _begin_savepoint(self, begun: attempt_facts.SavepointBegun, now_s: float) -> None:
         super()._begin_savepoint(begun, now_s)
         self._left.append(begun.request)
 
@@ -52,9 +47,9 @@ class _KeepsWhatIsBegun(AttemptLoop):
 class _AnswersTwice(AttemptLoop):
     """Says that a savepoint is written which it has given up, and said so."""
 
-    def _hear(self, fact: AttemptFact, now_s: float) -> None:
+    def _hear(self, fact: attempt_facts.AttemptFact, now_s: float) -> None:
         pending = self._coordinator.pending if self._coordinator else ()
-        if isinstance(fact, SavepointWritten) and fact.checkpoint not in pending:
+        if isinstance(fact, attempt_facts.SavepointWritten) and fact.checkpoint not in pending:
             self._decide(fact)
         super()._hear(fact, now_s)
 
@@ -62,10 +57,10 @@ class _AnswersTwice(AttemptLoop):
 class _ForgetsCancel(AttemptLoop):
     """Forgets that the job is cancelled while it waits for slots."""
 
-    def _hear(self, fact: AttemptFact, now_s: float) -> None:
+    def _hear(self, fact: attempt_facts.AttemptFact, now_s: float) -> None:
         phase = self._phase
         waits = isinstance(phase, Gathering) and not phase.has_all_slots
-        if not (waits and isinstance(fact, CancelRequested)):
+        if not (waits and isinstance(fact, attempt_facts.CancelRequested)):
             super()._hear(fact, now_s)
 
 

@@ -21,12 +21,7 @@ from tests.simulation.world import World
 
 from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.commit.queue import CommitQueue
-from onceflow.core.protocol.checkpoints.alignment import (
-    AlignmentAction,
-    AlignmentMode,
-    Barrier,
-    BarrierAlignment,
-)
+from onceflow.core.protocol.checkpoints import alignment
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, Confirmed
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
@@ -301,45 +296,47 @@ class _LastedFiles(StateFiles):
 # --- alignment -----------------------------------------------------------------------------------
 
 
-class _WaitsForSkipped(BarrierAlignment):
+class _WaitsForSkipped(alignment.BarrierAlignment):
     """Goes on waiting for a barrier after its channel brought a later one."""
 
-    def _give_up_skipped(self, channel: int, checkpoint: CheckpointId) -> list[AlignmentAction]:
+    def _give_up_skipped(
+        self, channel: int, checkpoint: CheckpointId
+    ) -> list[alignment.AlignmentAction]:
         return []
 
 
-class _RemembersAborted(BarrierAlignment):
+class _RemembersAborted(alignment.BarrierAlignment):
     """Never forgets an aborted checkpoint."""
 
     def on_barrier(
-        self, channel: int, barrier: Barrier, now_s: float
-    ) -> tuple[AlignmentAction, ...]:
+        self, channel: int, barrier: alignment.Barrier, now_s: float
+    ) -> tuple[alignment.AlignmentAction, ...]:
         before = set(self._aborted)
         actions = super().on_barrier(channel, barrier, now_s)
         self._aborted |= before
         return actions
 
 
-class _IgnoresAborts(BarrierAlignment):
+class _IgnoresAborts(alignment.BarrierAlignment):
     """Goes on aligning a checkpoint that was aborted."""
 
-    def on_abort(self, checkpoint: CheckpointId) -> tuple[AlignmentAction, ...]:
+    def on_abort(self, checkpoint: CheckpointId) -> tuple[alignment.AlignmentAction, ...]:
         return ()
 
 
-class _ForgetsAborts(BarrierAlignment):
+class _ForgetsAborts(alignment.BarrierAlignment):
     """Unblocks at an abort, and begins anew when another barrier of it comes."""
 
-    def on_abort(self, checkpoint: CheckpointId) -> tuple[AlignmentAction, ...]:
+    def on_abort(self, checkpoint: CheckpointId) -> tuple[alignment.AlignmentAction, ...]:
         actions = super().on_abort(checkpoint)
         self._aborted.discard(checkpoint)
         return actions
 
 
-class _StaysBlocked(BarrierAlignment):
+class _StaysBlocked(alignment.BarrierAlignment):
     """Reads no channel again that a snapshot had blocked."""
 
-    def _unblock(self, channels: set[int]) -> list[AlignmentAction]:
+    def _unblock(self, channels: set[int]) -> list[alignment.AlignmentAction]:
         return []
 
 
@@ -492,7 +489,7 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("commits at pre-commit, before the decision", commit_at_pre_commit=True),
     Variant("tells sinks to commit before the decision", coordinator=_NotifiesFirst),
     Variant("acks before the prepare", ack_before_prepare=True),
-    Variant("alignment lets a channel through", mode=AlignmentMode.AT_LEAST_ONCE),
+    Variant("alignment lets a channel through", mode=alignment.AlignmentMode.AT_LEAST_ONCE),
     Variant("abort rolls back what a later decision lists", roll_back_on_abort=True),
     Variant("appends without create-if-absent", overwrites=True),
     Variant("takes what exists for its own record", takes_what_exists=True),

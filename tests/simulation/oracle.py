@@ -6,18 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from tests.simulation import stages
 from tests.simulation.channels import KEY_GROUPS
 from tests.simulation.clock import Violation
 from tests.simulation.slots import RULE, SPLITS, Deployment, parse_splits
-from tests.simulation.stages import (
-    CLOCK,
-    CLOCK_KEY,
-    KEYED,
-    LAST,
-    LAST_KEYS,
-    RULES_SEEN,
-    holds_group,
-)
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, Versioned, names
 
@@ -170,16 +162,16 @@ class Oracle:
             for offset in range(at)
         )
         state: dict[int, int] = {}
-        for _, operator in completed.operator(KEYED):
+        for _, operator in completed.operator(stages.KEYED):
             merged: dict[int, int] = {}
             for handle in operator.keyed:
                 content = world.files.read(handle.path).items()
-                merged |= {k: n for k, n in content if holds_group(handle, k % KEY_GROUPS)}
+                merged |= {k: n for k, n in content if stages.holds_group(handle, k % KEY_GROUPS)}
             if overlap := merged.keys() & state.keys():
                 raise Violation(f"I6 keys {overlap} are in two subtasks' state")
             state |= merged
             for handle in operator.raw:
-                seen, at = world.files.read(handle.path)[RULES_SEEN], rules_in(completed)
+                seen, at = world.files.read(handle.path)[stages.RULES_SEEN], rules_in(completed)
                 if seen != at and world.alignment_mode is AlignmentMode.ALIGNED:
                     raise Violation(
                         f"I6 broadcast state has {seen} rules, before the barrier: {at}"
@@ -190,7 +182,7 @@ class Oracle:
             for one in snapshot.in_flight
             for row in world.files.read(one.handle.path)
         ]
-        for key in (CLOCK_KEY, *LAST_KEYS):
+        for key in (stages.CLOCK_KEY, *stages.LAST_KEYS):
             state.pop(key, None)
         found = Counter({key: count for key, count in state.items() if count})
         found.update(key for _, _, key, _ in flying)
@@ -206,7 +198,7 @@ class Oracle:
         if not self._world.makes_last_rows:
             return
         state = self._without_records(completed)
-        made = {state.get(key, 0) for key in LAST_KEYS}
+        made = {state.get(key, 0) for key in stages.LAST_KEYS}
         exact = self._world.alignment_mode is AlignmentMode.ALIGNED
         if len(made) > 1 and (exact or self._world.variant.mode is not None):
             raise Violation(f"I6 checkpoint {completed.checkpoint}: last rows of some subtasks")
@@ -437,10 +429,10 @@ class Oracle:
     def _made(self, completed: CompletedCheckpoint) -> set[Record]:
         """Return the rows that its state says have been made without any record."""
         state = self._without_records(completed)
-        by_clock = {(CLOCK, number) for number in range(state.get(CLOCK_KEY, 0))}
+        by_clock = {(stages.CLOCK, number) for number in range(state.get(stages.CLOCK_KEY, 0))}
         last = {
-            (LAST, time * KEY_GROUPS + group)
-            for group, key in enumerate(LAST_KEYS)
+            (stages.LAST, time * KEY_GROUPS + group)
+            for group, key in enumerate(stages.LAST_KEYS)
             for time in range(state.get(key, 0))
         }
         return by_clock | last
@@ -450,9 +442,11 @@ class Oracle:
         if not (self._world.works_by_clock or self._world.makes_last_rows):
             return {}
         found: dict[int, int] = {}
-        for handle in (h for _, operator in completed.operator(KEYED) for h in operator.keyed):
+        for handle in (
+            h for _, operator in completed.operator(stages.KEYED) for h in operator.keyed
+        ):
             for key, count in self._world.files.read(handle.path).items():
-                if key < 0 and holds_group(handle, key % KEY_GROUPS):
+                if key < 0 and stages.holds_group(handle, key % KEY_GROUPS):
                     found[key] = max(count, found.get(key, 0))
         return found
 

@@ -9,15 +9,7 @@ from tests.simulation.channels import Inputs
 from tests.simulation.targets import Row
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.checkpoints.alignment import (
-    AlignmentAction,
-    Barrier,
-    BarrierAlignment,
-    EndOfStream,
-    SourceBarriers,
-    TakeSnapshot,
-    _Announced,  # pyright: ignore[reportPrivateUsage]
-)
+from onceflow.core.protocol.checkpoints import alignment
 from onceflow.core.protocol.checkpoints.coordinator import (
     CheckpointCoordinator,
     _Pending,  # pyright: ignore[reportPrivateUsage]
@@ -48,13 +40,13 @@ class _StopsRecordingAtOnce(Inputs):
 class _RecordsOn(Inputs):
     """What comes after a channel's barrier is recorded, too."""
 
-    def put(self, channel: int, element: Row | Barrier | EndOfStream) -> bool:
+    def put(self, channel: int, element: Row | alignment.Barrier | alignment.EndOfStream) -> bool:
         recording = self._recording
         result = super().put(channel, element)
         if (
             recording is not None
             and channel not in recording.open
-            and not isinstance(element, (Barrier, EndOfStream))
+            and not isinstance(element, (alignment.Barrier, alignment.EndOfStream))
         ):
             recording.batches[channel].append(element)
         return result
@@ -63,10 +55,10 @@ class _RecordsOn(Inputs):
 class _OldBarrierEndsRecording(Inputs):
     """What comes behind a barrier of a checkpoint that was given up is not recorded."""
 
-    def put(self, channel: int, element: Row | Barrier | EndOfStream) -> bool:
+    def put(self, channel: int, element: Row | alignment.Barrier | alignment.EndOfStream) -> bool:
         recording = self._recording
         result = super().put(channel, element)
-        if recording is not None and isinstance(element, Barrier):
+        if recording is not None and isinstance(element, alignment.Barrier):
             recording.open.discard(channel)
         return result
 
@@ -97,12 +89,14 @@ class _OutputKeepsNothing(OutputQueue[Row]):
         return ()
 
 
-class _ReadsOnWhileSnapshotIsDue(BarrierAlignment):
+class _ReadsOnWhileSnapshotIsDue(alignment.BarrierAlignment):
     """The time of a barrier comes, and it forgets on which channels that was read."""
 
-    def on_time(self, now_s: float) -> tuple[AlignmentAction, ...]:
+    def on_time(self, now_s: float) -> tuple[alignment.AlignmentAction, ...]:
         return tuple(
-            TakeSnapshot(a.barrier, a.alignment_ms, passed=()) if isinstance(a, TakeSnapshot) else a
+            alignment.TakeSnapshot(a.barrier, a.alignment_ms, passed=())
+            if isinstance(a, alignment.TakeSnapshot)
+            else a
             for a in super().on_time(now_s)
         )
 
@@ -144,10 +138,10 @@ class _EndsInFlight(CheckpointCoordinator):
         return replace(super()._complete(pending), final=pending.trigger.kind.ends_job)
 
 
-class _OvertakesWhatIsBroadcast(BarrierAlignment):
+class _OvertakesWhatIsBroadcast(alignment.BarrierAlignment):
     """A snapshot is taken before what keeps order has been read up to the barrier."""
 
-    def _may_overtake(self, announced: _Announced) -> bool:
+    def _may_overtake(self, announced: alignment._Announced) -> bool:
         del announced
         return True
 
@@ -168,10 +162,10 @@ def _backwards(chain: str, rows: list[Row], groups: range) -> list[Row]:
     return kept[::-1]
 
 
-class _EmitsWhatIsOver(SourceBarriers):
+class _EmitsWhatIsOver(alignment.SourceBarriers):
     """A barrier that waits its turn at a source is emitted after a newer one has overtaken it."""
 
-    def next(self, now_s: float, *, clear: bool) -> Barrier | None:
+    def next(self, now_s: float, *, clear: bool) -> alignment.Barrier | None:
         held = list(self._held)
         barrier = super().next(now_s, clear=clear)
         if barrier is not None:

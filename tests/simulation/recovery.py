@@ -26,15 +26,8 @@ from onceflow.core.commit.steps import (
 )
 from onceflow.core.commit.whole_checkpoints import find_undecided
 from onceflow.core.errors import CommitFailed, DecisionForgotten, Fenced, PreparedTransactionLost
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-)
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.recovery import committables_of
@@ -144,7 +137,7 @@ class SinkRecovery:
         yield from self._settle(target, steps)
         self.world.oracle.check_recovered(self._attempt, target, plan.abort)
 
-    def _in_doubt(self, target: Target) -> Steps[list[Committable]]:
+    def _in_doubt(self, target: Target) -> Steps[list[committables.Committable]]:
         try:
             return (yield from target.list_in_doubt())
         except Gone:
@@ -180,23 +173,25 @@ class SinkRecovery:
             if self.process.alive and self.world.draws_crash():
                 self.process.kill("in recovery")
             outcome = yield from self._carry_out(target, step)
-            if variant.lost_is_committed and isinstance(outcome, Lost):
-                outcome = Committed()
+            if variant.lost_is_committed and isinstance(outcome, committables.Lost):
+                outcome = committables.Committed()
             ended = planned.outcome(step, outcome, clock.now_s)
             if not isinstance(ended, StepFailed):
                 continue
             if isinstance(step, AbortOne):
                 if not variant.failed_abort_is_done:
                     raise CommitFailed(f"{step} is not rolled back: {outcome}")
-                planned.outcome(step, Aborted(), clock.now_s)
+                planned.outcome(step, committables.Aborted(), clock.now_s)
             elif ended.kind == "lost":
                 raise PreparedTransactionLost(f"{step}: {outcome}")
             elif not variant.unknown_is_committed:
                 raise CommitFailed(f"{step}: {outcome}")
             else:
-                planned.outcome(step, Committed(), clock.now_s)
+                planned.outcome(step, committables.Committed(), clock.now_s)
 
-    def _carry_out(self, target: Target, step: Step) -> Steps[CommitOutcome | AbortOutcome]:
+    def _carry_out(
+        self, target: Target, step: Step
+    ) -> Steps[committables.CommitOutcome | committables.AbortOutcome]:
         match step:
             case AbortOne(committable):
                 return (yield from target.abort(committable))

@@ -25,17 +25,13 @@ from tests.simulation.targets import Row, Target
 from tests.simulation.uploads import Uploads
 
 from onceflow.core.errors import PreparedTransactionLost, SlotLost
+from onceflow.core.protocol import messages
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.checkpoints.alignment import Barrier
 from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     NotifyAbort,
     TriggerCheckpoint,
-)
-from onceflow.core.protocol.checkpoints.snapshots import (
-    InFlight,
-    OperatorSnapshot,
-    StateHandle,
-    SubtaskSnapshot,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
@@ -47,19 +43,6 @@ from onceflow.core.protocol.loops.slot import (
     Send,
     SlotDecision,
     StartSubtasks,
-)
-from onceflow.core.protocol.messages import (
-    Acked,
-    CommittedThrough,
-    Complete,
-    Declined,
-    Deploy,
-    DriverMessage,
-    Failed,
-    GloballyCommitted,
-    OfferSplits,
-    SlotMessage,
-    SourceExhausted,
 )
 from onceflow.core.protocol.splits import AwaitedSplits, Split
 
@@ -81,10 +64,10 @@ class Deployment:
     parallelism: int
     splits: dict[str, list[dict[str, int]]]
     """By source and slot: partition -> next offset."""
-    handles: tuple[StateHandle, ...]
-    raw: tuple[StateHandle, ...]
+    handles: tuple[snapshots.StateHandle, ...]
+    raw: tuple[snapshots.StateHandle, ...]
     """State without a key, of each old subtask by number."""
-    in_flight: dict[str, tuple[InFlight, ...]]
+    in_flight: dict[str, tuple[snapshots.InFlight, ...]]
     """By chain: what is to be replayed into it."""
     sinks: Sequence[Target]
     """What the pipeline writes to."""
@@ -119,7 +102,7 @@ class Slot(Process):
         return self.relay or self.keyed
 
     def start(self) -> None:
-        deploy = Deploy((), GENESIS, CheckpointId(GENESIS + 1), (), (), b"")
+        deploy = messages.Deploy((), GENESIS, CheckpointId(GENESIS + 1), (), (), b"")
         for fact in (deploy, RestoreEnded()):
             self._carry_out(self._loop.on(fact, self.clock.now_s))
 
@@ -149,7 +132,7 @@ class Slot(Process):
         if self.alive:
             self.alive = False
             self.clock.say(f"slot {self.deploy.attempt}/{self.index} dies: {why}")
-            failed = Failed(self.index, PreparedTransactionLost.__name__, why, "", "never")
+            failed = messages.Failed(self.index, PreparedTransactionLost.__name__, why, "", "never")
             gone = SlotGone(self.index, self.deploy.attempt, why)
             fact = (
                 SlotMessageReceived(self.deploy.attempt, self.index, failed) if for_good else gone
@@ -162,7 +145,9 @@ class Slot(Process):
         """Have a slot that has lost its channel to this one say so first."""
         for peer in self.deploy.peers:
             if peer.alive:
-                peer._send(Failed(peer.index, SlotLost.__name__, "a channel broke", "", "job"))
+                peer._send(
+                    messages.Failed(peer.index, SlotLost.__name__, "a channel broke", "", "job")
+                )
 
     def crashes(self, where: str) -> bool:
         if self.alive and self.world.draws_crash():
@@ -171,17 +156,23 @@ class Slot(Process):
 
     # --- what the slot says, and what it hears, by its loop -----------------------------------
 
-    def report(self, report: Acked | Declined | SourceExhausted | CommittedThrough) -> None:
+    def report(
+        self,
+        report: messages.Acked
+        | messages.Declined
+        | messages.SourceExhausted
+        | messages.CommittedThrough,
+    ) -> None:
         """Tell the driver; how far commits are the slot's parts have made out by themselves."""
-        if isinstance(report, CommittedThrough):
+        if isinstance(report, messages.CommittedThrough):
             self._send(report)
         else:
             self._carry_out(self._loop.on(report, self.clock.now_s))
 
-    def hear(self, message: DriverMessage) -> None:
+    def hear(self, message: messages.DriverMessage) -> None:
         self._carry_out(self._loop.on(message, self.clock.now_s))
 
-    def _send(self, message: SlotMessage) -> None:
+    def _send(self, message: messages.SlotMessage) -> None:
         said = SlotMessageReceived(self.deploy.attempt, self.index, message)
         self._said.send(lambda: self.deploy.tell(said))
 
@@ -194,14 +185,14 @@ class Slot(Process):
                     self._send(message)
                 case Post(TriggerCheckpoint(checkpoint, kind, at_ms, after_s)):
                     self._trigger(Barrier(checkpoint, kind, at_ms, after_s))
-                case Post(OfferSplits(uid, splits)):
+                case Post(messages.OfferSplits(uid, splits)):
                     task = next(source for source in self.sources if source.uid == uid)
                     task.mail.append(lambda t=task, s=splits: t.offered(s))  # type: ignore[misc]
                 case Post(NotifyAbort(checkpoint)):
                     self._abort(checkpoint)
-                case CommitDecided(Complete(checkpoint, needed)):
+                case CommitDecided(messages.Complete(checkpoint, needed)):
                     self._complete(checkpoint, needed)
-                case GloballyCommitted(sink_id, through):
+                case messages.GloballyCommitted(sink_id, through):
                     self._commit_globally(sink_id, through)
                 case Post() | BeginRestore():
                     continue  # mail goes with the commits; what is restored is there already
@@ -269,7 +260,9 @@ class SourceTask:
             sender=slot.index,
             keeps_order=self._is_broadcast,
         )
-        self._confirmed = Confirmations(0, lambda n: slot.report(CommittedThrough(self.ref, n)))
+        self._confirmed = Confirmations(
+            0, lambda n: slot.report(messages.CommittedThrough(self.ref, n))
+        )
 
     def read(self) -> Steps[None]:
         pause: float | Sleep = 0.01
@@ -284,7 +277,7 @@ class SourceTask:
             if not self._reading:
                 if self._ended:
                     # Again and again: the message may be lost.
-                    self.slot.report(SourceExhausted(self.ref))
+                    self.slot.report(messages.SourceExhausted(self.ref))
                 pause = Sleep(self.bell, 0.2 if clear else 0.02)
                 continue
             if not clear:
@@ -325,12 +318,12 @@ class SourceTask:
             self._late.append(barrier)  # broken: one more record comes before it
         else:
             overtaken = self.outputs.forward(barrier)
-        snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(elements)})
+        snapshot = snapshots.OperatorSnapshot(self.uid, lists={SPLITS: tuple(elements)})
 
-        def finish(in_flight: tuple[InFlight, ...]) -> Steps[None]:
+        def finish(in_flight: tuple[snapshots.InFlight, ...]) -> Steps[None]:
             yield 0.001
-            done = SubtaskSnapshot(self.ref, (snapshot,), in_flight=in_flight)
-            self.slot.report(Acked(checkpoint, done))
+            done = snapshots.SubtaskSnapshot(self.ref, (snapshot,), in_flight=in_flight)
+            self.slot.report(messages.Acked(checkpoint, done))
 
         parts = [(self._below, False, overtaken)]
         self.slot.uploads.begin(self.ref, checkpoint, parts, finish)

@@ -20,25 +20,8 @@ from tests.simulation.rarities import BUNDLE_ROWS
 from tests.simulation.targets import Row, Target, Versioned
 from tests.simulation.uploads import Finish
 
-from onceflow.core.protocol.checkpoints.alignment import (
-    AlignmentAborted,
-    AlignmentAction,
-    AlignmentMode,
-    Barrier,
-    Block,
-    EndOfStream,
-    ForgetInFlight,
-    InFlightComplete,
-    TakeSnapshot,
-    Unblock,
-)
+from onceflow.core.protocol.checkpoints import alignment, snapshots
 from onceflow.core.protocol.checkpoints.in_flight import REPLAYED, Announced, ChannelEnd, Received
-from onceflow.core.protocol.checkpoints.snapshots import (
-    InFlight,
-    OperatorSnapshot,
-    StateHandle,
-    SubtaskSnapshot,
-)
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.messages import Acked, CommittedThrough, Declined
@@ -144,9 +127,9 @@ class StageTask(ABC):
     def _on_element(self, received: Received[Row]) -> Steps[None]:
         channel, element = received.channel, received.element
         match element:
-            case Barrier():
+            case alignment.Barrier():
                 yield from self._on_barrier(channel, element)
-            case EndOfStream():
+            case alignment.EndOfStream():
                 self._alignment.on_end_of_input(channel)
                 if self._alignment.all_ended:
                     self._ended = True
@@ -165,7 +148,7 @@ class StageTask(ABC):
                         yield row_s
                     self.on_row(row)
 
-    def _on_barrier(self, channel: int, barrier: Barrier) -> Steps[None]:
+    def _on_barrier(self, channel: int, barrier: alignment.Barrier) -> Steps[None]:
         passed = min(self._brought)
         self._brought[channel] = barrier.checkpoint
         actions = self._alignment.on_barrier(channel, barrier, self.world.clock.now_s)
@@ -173,23 +156,23 @@ class StageTask(ABC):
         require(all(n > passed for n in remembered), f"I9 aborted {remembered}, passed {passed}")
         yield from self._align(actions)
 
-    def _align(self, actions: Sequence[AlignmentAction]) -> Steps[None]:
+    def _align(self, actions: Sequence[alignment.AlignmentAction]) -> Steps[None]:
         for action in actions:
             match action:
-                case Block(channel):
+                case alignment.Block(channel):
                     self.inputs.block(channel)
-                case Unblock(channels):
+                case alignment.Unblock(channels):
                     self.inputs.unblock(channels)
-                case TakeSnapshot(barrier=barrier, passed=passed):
+                case alignment.TakeSnapshot(barrier=barrier, passed=passed):
                     yield from self._take(barrier, passed)
-                case InFlightComplete(checkpoint):
+                case alignment.InFlightComplete(checkpoint):
                     self._complete(checkpoint)
-                case ForgetInFlight(checkpoint):
+                case alignment.ForgetInFlight(checkpoint):
                     self._forget(checkpoint)
-                case AlignmentAborted(checkpoint, reason):
+                case alignment.AlignmentAborted(checkpoint, reason):
                     self.decline(checkpoint, reason)
 
-    def _take(self, barrier: Barrier, passed: tuple[int, ...] | None) -> Steps[None]:
+    def _take(self, barrier: alignment.Barrier, passed: tuple[int, ...] | None) -> Steps[None]:
         checkpoint = barrier.checkpoint
         require(checkpoint not in self._given_up, f"I9 a snapshot of {checkpoint}, given up before")
         self.world.oracle.check_snapshot(self.slot.deploy.attempt, checkpoint)
@@ -249,13 +232,13 @@ class StageTask(ABC):
         raise Violation(f"{row} is broadcast to nobody who takes it")
 
     @abstractmethod
-    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
+    def snapshot(self, barrier: alignment.Barrier) -> Steps[Finish | None]:
         """The synchronous part; None when the slot has died."""
 
     def flush(self) -> bool:
         return True
 
-    def forward(self, barrier: Barrier) -> list[Row]:
+    def forward(self, barrier: alignment.Barrier) -> list[Row]:
         del barrier
         return []
 
@@ -322,20 +305,20 @@ class RelayTask(StageTask):
     def flush(self) -> bool:
         return self.outputs.flush()
 
-    def forward(self, barrier: Barrier) -> list[Row]:
+    def forward(self, barrier: alignment.Barrier) -> list[Row]:
         self._pass_on()
         return self.outputs.forward(barrier)
 
     def completed(self, checkpoint: CheckpointId) -> None:
         self._confirmed.come(0, checkpoint)
 
-    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
+    def snapshot(self, barrier: alignment.Barrier) -> Steps[Finish | None]:
         yield 0.001
         checkpoint = barrier.checkpoint
 
-        def finish(in_flight: tuple[InFlight, ...]) -> Steps[None]:
+        def finish(in_flight: tuple[snapshots.InFlight, ...]) -> Steps[None]:
             yield 0.001
-            done = SubtaskSnapshot(self.ref, in_flight=in_flight)
+            done = snapshots.SubtaskSnapshot(self.ref, in_flight=in_flight)
             self.slot.report(Acked(checkpoint, done))
 
         return finish
@@ -354,7 +337,7 @@ class KeyedTask(StageTask):
         self._left_out = False
         """Whether a checkpoint was taken without the files that were restored."""
         """Files of the last checkpoint known to be completed, and what they hold."""
-        self._taken: dict[int, tuple[tuple[StateHandle, ...], dict[int, int]]] = {}
+        self._taken: dict[int, tuple[tuple[snapshots.StateHandle, ...], dict[int, int]]] = {}
         self._rows: list[Row] = []
         self._fires_at_s = self.world.now_s + CLOCK_S
         sinks = slot.deploy.sinks
@@ -364,7 +347,7 @@ class KeyedTask(StageTask):
         )
         self.committers = [self._committer(target, who) for who, target in enumerate(sinks)]
 
-    def _restored_base(self) -> tuple[tuple[StateHandle, ...], dict[int, int]]:
+    def _restored_base(self) -> tuple[tuple[snapshots.StateHandle, ...], dict[int, int]]:
         """Return files of the restored checkpoint to name again: another subtask may, too."""
         first, last = self.groups.start, self.groups.stop - 1
         own = [
@@ -413,17 +396,17 @@ class KeyedTask(StageTask):
                 self.on_row((LAST, 0, LAST_KEYS[group], 0))
 
     def on_rule(self, row: Row) -> None:
-        if self.world.alignment_mode is AlignmentMode.ALIGNED:
+        if self.world.alignment_mode is alignment.AlignmentMode.ALIGNED:
             require(row[1] == self._rules, f"I6 rule {row[1]} comes after {self._rules} rules")
         self._rules = row[1] + 1
 
     # --- the snapshot ---------------------------------------------------------------------------
 
-    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
+    def snapshot(self, barrier: alignment.Barrier) -> Steps[Finish | None]:
         """Every sink pre-commits; then the stream goes on."""
         world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
         rows, self._rows = self._rows, []
-        operators: list[OperatorSnapshot] = []
+        operators: list[snapshots.OperatorSnapshot] = []
         for committer in self.committers:
             attempt = slot.deploy.attempt if world.variant.attempt_in_name else 1
             sink_id = committer.target.sink_id
@@ -433,7 +416,7 @@ class KeyedTask(StageTask):
             queue = committer.queue
             if world.variant.ack_before_prepare:
                 pending = (*queue.pending_through(checkpoint), *committables)
-                operators.append(OperatorSnapshot(sink_id, committables=pending))
+                operators.append(snapshots.OperatorSnapshot(sink_id, committables=pending))
                 self.slot.begin(self._frozen(barrier, operators)(()))
             if slot.crashes("before prepare"):
                 return None
@@ -453,7 +436,7 @@ class KeyedTask(StageTask):
                 for committable in committables:
                     slot.begin(_ignoring_outcome(committer, committable))
             pending = queue.pending_through(checkpoint)
-            operators.append(OperatorSnapshot(sink_id, committables=pending))
+            operators.append(snapshots.OperatorSnapshot(sink_id, committables=pending))
         if world.variant.ack_before_prepare:
             return _acked_before
         return self._frozen(barrier, operators)
@@ -469,7 +452,9 @@ class KeyedTask(StageTask):
             for number, (_, part) in enumerate(sorted(tables.items()))
         ]
 
-    def _frozen(self, barrier: Barrier, sinks: list[OperatorSnapshot]) -> Finish:
+    def _frozen(
+        self, barrier: alignment.Barrier, sinks: list[snapshots.OperatorSnapshot]
+    ) -> Finish:
         """End the synchronous part: return the upload of what changed since the base, or of all."""
         world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
         state, rules = dict(self._state), {RULES_SEEN: self._rules}
@@ -489,17 +474,17 @@ class KeyedTask(StageTask):
             self._taken[checkpoint] = handles, state
             if world.variant.reuse_undecided_files:
                 self._base = handles, state
-        keyed = OperatorSnapshot(KEYED, keyed=handles, raw=(private,))
+        keyed = snapshots.OperatorSnapshot(KEYED, keyed=handles, raw=(private,))
         written = ((shared, changed), (private, rules))
         return partial(self._upload, checkpoint, keyed, written, sinks)
 
     def _upload(
         self,
         checkpoint: CheckpointId,
-        keyed: OperatorSnapshot,
-        written: Sequence[tuple[StateHandle, dict[int, int]]],
-        sinks: list[OperatorSnapshot],
-        in_flight: tuple[InFlight, ...],
+        keyed: snapshots.OperatorSnapshot,
+        written: Sequence[tuple[snapshots.StateHandle, dict[int, int]]],
+        sinks: list[snapshots.OperatorSnapshot],
+        in_flight: tuple[snapshots.InFlight, ...],
     ) -> Steps[None]:
         """The asynchronous part, then the ack."""
         world, slot = self.world, self.slot
@@ -515,12 +500,12 @@ class KeyedTask(StageTask):
             self.decline(checkpoint, f"storage: {gone!r}")
             return
         world.oracle.check_durable(slot.deploy.attempt, sinks)
-        done = SubtaskSnapshot(self.ref, (keyed, *sinks), in_flight=in_flight)
+        done = snapshots.SubtaskSnapshot(self.ref, (keyed, *sinks), in_flight=in_flight)
         slot.report(Acked(checkpoint, done))
         slot.crashes("after ack")
 
-    def _handle(self, path: str, shared: bool) -> StateHandle:
-        return StateHandle(
+    def _handle(self, path: str, shared: bool) -> snapshots.StateHandle:
+        return snapshots.StateHandle(
             path, path, 1, "", self.groups.start, self.groups.stop - 1, shared=shared
         )
 
@@ -542,7 +527,7 @@ class KeyedTask(StageTask):
                         self.slot.begin(_dropping(committer, one))
 
 
-def holds_group(handle: StateHandle, group: int) -> bool:
+def holds_group(handle: snapshots.StateHandle, group: int) -> bool:
     """Return whether `handle` stands for keys of `group`: its file may hold others, too."""
     return handle.key_group_first <= group <= handle.key_group_last
 
@@ -566,7 +551,7 @@ def _restored_rules(slot: Slot) -> int:
     return int(slot.world.files.read_restored(copies[copy].path, slot)[RULES_SEEN])
 
 
-def _acked_before(in_flight: tuple[InFlight, ...]) -> Steps[None]:
+def _acked_before(in_flight: tuple[snapshots.InFlight, ...]) -> Steps[None]:
     """Broken: there is nothing left to upload."""
     del in_flight
     yield 0.001

@@ -16,18 +16,7 @@ from typing import Any
 from tests.simulation.clock import Clock, Gone, Request, Server, Steps, Violation
 
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitInterval,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import Decided
 
@@ -59,15 +48,15 @@ class Target(Server, ABC):
         """Make the rows durable and invisible; raises Gone."""
 
     @abstractmethod
-    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+    def commit(self, committable: committables.Committable) -> Steps[committables.CommitOutcome]:
         """Make them visible."""
 
     @abstractmethod
-    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
+    def abort(self, committable: committables.Committable) -> Steps[committables.AbortOutcome]:
         """Drop them."""
 
     @abstractmethod
-    def list_in_doubt(self) -> Steps[list[Committable]]:
+    def list_in_doubt(self) -> Steps[list[committables.Committable]]:
         """Return what is pre-committed and neither committed nor aborted; raises Gone."""
 
     @abstractmethod
@@ -157,28 +146,30 @@ class TwoPhase(Target):
     def pre_commit(self, transaction: TransactionId, rows: list[Row]) -> Steps[None]:
         yield self.ask(lambda: self._prepare(transaction, rows))
 
-    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+    def commit(self, committable: committables.Committable) -> Steps[committables.CommitOutcome]:
         try:
-            outcome: CommitOutcome = yield self.ask(lambda: self._commit(committable.transaction))
+            outcome: committables.CommitOutcome = yield self.ask(
+                lambda: self._commit(committable.transaction)
+            )
         except Gone:
-            return Unknown("the connection broke")
+            return committables.Unknown("the connection broke")
         return outcome
 
-    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
-        def roll_back() -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> Steps[committables.AbortOutcome]:
+        def roll_back() -> committables.AbortOutcome:
             self.prepared.pop(committable.transaction, None)
             known = committable.transaction in self.proofs
-            return AlreadyCommitted() if known else Aborted()
+            return committables.AlreadyCommitted() if known else committables.Aborted()
 
         try:
-            outcome: AbortOutcome = yield self.ask(roll_back)
+            outcome: committables.AbortOutcome = yield self.ask(roll_back)
         except Gone:
-            return Unknown("the connection broke")
+            return committables.Unknown("the connection broke")
         return outcome
 
-    def list_in_doubt(self) -> Steps[list[Committable]]:
+    def list_in_doubt(self) -> Steps[list[committables.Committable]]:
         found: list[TransactionId] = yield self.ask(lambda: list(self.prepared))
-        return [Committable(one) for one in found]
+        return [committables.Committable(one) for one in found]
 
     def prune(self, before: CheckpointId) -> Steps[None]:
         yield self.ask(lambda: self._forget(before))
@@ -196,14 +187,14 @@ class TwoPhase(Target):
             raise Violation(f"I7 transaction {transaction} exists already: its name is used twice")
         self.prepared[transaction] = rows
 
-    def _commit(self, transaction: TransactionId) -> CommitOutcome:
+    def _commit(self, transaction: TransactionId) -> committables.CommitOutcome:
         rows = self.prepared.pop(transaction, None)
         if rows is not None:
             self._take(transaction, rows)
-            return Committed()
+            return committables.Committed()
         if transaction in self.proofs:
-            return AlreadyCommitted()
-        return Lost("neither prepared nor proved")
+            return committables.AlreadyCommitted()
+        return committables.Lost("neither prepared nor proved")
 
     def _state(self) -> tuple[Any, ...]:
         return dict(self.prepared), list(self.rows), set(self.proofs), set(self.pruned)
@@ -231,7 +222,7 @@ class Staged(Target):
         self.staged[transaction] = rows
         yield 0.001
 
-    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+    def commit(self, committable: committables.Committable) -> Steps[committables.CommitOutcome]:
         transaction = committable.transaction
         try:
             # A target that takes all in one request: what is asked before spares the rows only.
@@ -240,29 +231,33 @@ class Staged(Target):
             rows = self.staged.get(transaction)
             if rows is None:
                 applied = yield self.ask(lambda: transaction in self.proofs)
-                return AlreadyCommitted() if applied else Lost("neither staged nor proved")
+                return (
+                    committables.AlreadyCommitted()
+                    if applied
+                    else committables.Lost("neither staged nor proved")
+                )
             self._leave_behind(transaction, rows)
             if not (yield self.ask(lambda: self._apply(transaction, rows))):
                 return (yield from self._not_applied(transaction))
             self.staged.pop(transaction, None)
         except Gone:
-            return RetryLater("the connection broke")
-        return Committed()
+            return committables.RetryLater("the connection broke")
+        return committables.Committed()
 
-    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
+    def abort(self, committable: committables.Committable) -> Steps[committables.AbortOutcome]:
         transaction = committable.transaction
         try:
             applied = yield self.ask(lambda: transaction in self.proofs)
         except Gone:
-            return RetryLater("the connection broke")
+            return committables.RetryLater("the connection broke")
         self.staged.pop(transaction, None)
-        return AlreadyCommitted() if applied else Aborted()
+        return committables.AlreadyCommitted() if applied else committables.Aborted()
 
-    def list_in_doubt(self) -> Steps[list[Committable]]:
-        found: list[Committable] = []
+    def list_in_doubt(self) -> Steps[list[committables.Committable]]:
+        found: list[committables.Committable] = []
         for transaction in sorted(self.staged):
             if not (yield self.ask(lambda one=transaction: one in self.proofs)):  # type: ignore[misc]
-                found.append(Committable(transaction))  # noqa: PERF401 - each may take a while
+                found.append(committables.Committable(transaction))  # noqa: PERF401 - each may take a while
         return found
 
     def prune(self, before: CheckpointId) -> Steps[None]:
@@ -310,13 +305,13 @@ class Staged(Target):
         self.floor = max(self.floor, before)
         self._forget(before)
 
-    def _not_applied(self, transaction: TransactionId) -> Steps[CommitOutcome]:
+    def _not_applied(self, transaction: TransactionId) -> Steps[committables.CommitOutcome]:
         if (yield self.ask(lambda: transaction in self.proofs)):
             self.staged.pop(transaction, None)
-            return AlreadyCommitted()
+            return committables.AlreadyCommitted()
         if transaction in self.staged:
-            return RetryLater("below the floor")
-        return AlreadyCommitted()
+            return committables.RetryLater("below the floor")
+        return committables.AlreadyCommitted()
 
     def _state(self) -> tuple[Any, ...]:
         return list(self.rows), set(self.proofs), set(self.pruned), self.floor
@@ -336,7 +331,7 @@ class Versioned(Target):
         """By attempt, rising: the highest version when it claimed the sink id."""
         self.on_version: Callable[[GlobalCommit], None] = lambda _: None
         self.keeps_order = True
-        self.interval: CommitInterval | None = None
+        self.interval: committables.CommitInterval | None = None
 
     def claim(self, attempt: AttemptId) -> None:
         """Remember what is committed, unless a newer attempt has claimed."""
@@ -353,10 +348,10 @@ class Versioned(Target):
         self.files[transaction] = rows
         yield 0.001
 
-    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+    def commit(self, committable: committables.Committable) -> Steps[committables.CommitOutcome]:
         return (yield from self.commit_whole(GlobalCommit(committable.checkpoint, (committable,))))
 
-    def commit_whole(self, commit: GlobalCommit) -> Steps[CommitOutcome]:
+    def commit_whole(self, commit: GlobalCommit) -> Steps[committables.CommitOutcome]:
         copy, rng = self._copies, self.clock.rng
 
         def go_on() -> None:
@@ -367,31 +362,31 @@ class Versioned(Target):
             # Another driver has come as far, is held up, and its request arrives much later.
             self.clock.after(rng.uniform(0.2, 4.0), go_on)
         try:
-            outcome: CommitOutcome = yield self.ask(lambda: self._apply(commit))
+            outcome: committables.CommitOutcome = yield self.ask(lambda: self._apply(commit))
         except Gone:
-            return Unknown("the connection broke")
+            return committables.Unknown("the connection broke")
         return outcome
 
     def committed_through(self) -> Steps[CheckpointId]:
         highest: CheckpointId = yield self.ask(lambda: self.highest)
         return highest
 
-    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
-        def delete() -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> Steps[committables.AbortOutcome]:
+        def delete() -> committables.AbortOutcome:
             if committable.transaction in self.proofs:
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             self.files.pop(committable.transaction, None)
-            return Aborted()
+            return committables.Aborted()
 
         try:
-            outcome: AbortOutcome = yield self.ask(delete)
+            outcome: committables.AbortOutcome = yield self.ask(delete)
         except Gone:
-            return Unknown("the connection broke")
+            return committables.Unknown("the connection broke")
         return outcome
 
-    def list_in_doubt(self) -> Steps[list[Committable]]:
+    def list_in_doubt(self) -> Steps[list[committables.Committable]]:
         found: list[TransactionId] = yield self.ask(lambda: self.in_doubt)
-        return [Committable(one) for one in found]
+        return [committables.Committable(one) for one in found]
 
     def prune(self, before: CheckpointId) -> Steps[None]:
         del before
@@ -403,23 +398,23 @@ class Versioned(Target):
     def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
         raise Violation(f"a version has {transaction}, which nobody remembers, decided: {decided}")
 
-    def _apply(self, commit: GlobalCommit) -> CommitOutcome:
+    def _apply(self, commit: GlobalCommit) -> committables.CommitOutcome:
         if self.keeps_order and commit.checkpoint <= self.highest:
-            return AlreadyCommitted()
+            return committables.AlreadyCommitted()
         if self.interval:
             # Another driver may have gathered others.
             left = tuple(c for c in commit.committables if c.checkpoint > self.highest)
             if not left:
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             commit = replace(commit, committables=left)
         transactions = [committable.transaction for committable in commit.committables]
         if not self.files.keys() >= set(transactions):
-            return Lost("a file is not there")
+            return committables.Lost("a file is not there")
         self.on_version(commit)
         for transaction in transactions:
             self._take(transaction, self.files[transaction])
         self.highest = max(self.highest, commit.checkpoint)
-        return Committed()
+        return committables.Committed()
 
     def _state(self) -> tuple[Any, ...]:
         return list(self.rows), set(self.proofs), set(self.pruned), self.highest, list(self.claims)

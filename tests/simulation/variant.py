@@ -10,14 +10,9 @@ from tests.simulation.channels import Inputs
 from tests.simulation.stages import group_of
 from tests.simulation.targets import Row
 
+from onceflow.core.commit import whole_checkpoints
 from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.commit.queue import CommitQueue
-from onceflow.core.commit.whole_checkpoints import (
-    GlobalCommitQueue,
-    GlobalRecoveryPlan,
-    PreCommits,
-    plan_global_recovery,
-)
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentMode,
@@ -67,9 +62,11 @@ class Variant:
     attempt_loop: type[AttemptLoop] = AttemptLoop
     slot_loop: type[SlotLoop] = SlotLoop
     queue: type[CommitQueue] = CommitQueue
-    pre_commits: type[PreCommits] = PreCommits
-    global_queue: type[GlobalCommitQueue] = GlobalCommitQueue
-    global_plan: Callable[..., GlobalRecoveryPlan] = plan_global_recovery
+    pre_commits: type[whole_checkpoints.PreCommits] = whole_checkpoints.PreCommits
+    global_queue: type[whole_checkpoints.GlobalCommitQueue] = whole_checkpoints.GlobalCommitQueue
+    global_plan: Callable[..., whole_checkpoints.GlobalRecoveryPlan] = (
+        whole_checkpoints.plan_global_recovery
+    )
     plan: Callable[..., CommitPlan] = plan_commits
     check_savepoint: Callable[..., None] = check_savepoint
     check_targets: Callable[..., None] = check_targets

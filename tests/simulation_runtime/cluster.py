@@ -128,7 +128,7 @@ def _exit_hard(status: int) -> None:
 _RUNTIME = "onceflow.core.runtime"
 _OTHERS: Sequence[tuple[str, str, object]] = (
     (f"{_RUNTIME}.driver.driver", "ControlServer", network.ControlServer),
-    (f"{_RUNTIME}.driver.driver", "Credentials", network.Credentials),
+    (f"{_RUNTIME}.transport.credentials", "Credentials", network.Credentials),
     (
         f"{_RUNTIME}.driver.driver",
         "atexit",

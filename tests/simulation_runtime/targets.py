@@ -12,17 +12,7 @@ from tests.simulation_runtime.scheduler import Violation, scheduler
 from tests.simulation_runtime.shared import Shared
 
 from onceflow.core.errors import Fenced
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
@@ -107,7 +97,7 @@ class _Writer(SinkWriter):
         columns = [column.to_pylist() for column in batch.columns]
         self._rows += zip(*columns, strict=True)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         rows, self._rows = self._rows, []
         if not rows:
             return ()
@@ -119,7 +109,7 @@ class _Writer(SinkWriter):
             raise Violation(f"{transaction} is prepared twice")
         target.prepared[transaction] = rows
         scheduler().pause()
-        return (Committable(transaction, len(rows)),)
+        return (committables.Committable(transaction, len(rows)),)
 
     def close(self) -> None:
         self._rows = []
@@ -130,36 +120,36 @@ class _Committer(Committer):
         self._target = target
         self._context = context
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         run, target, transaction = scheduler(), self._target, committable.transaction
         target.call()
         if target.fails():
-            return RetryLater("the target is away")
+            return committables.RetryLater("the target is away")
         rows = target.prepared.pop(transaction, None)
         if rows is None:
             if transaction in target.proofs:
-                return AlreadyCommitted()
-            return Lost(f"{transaction} is neither prepared nor proven")
+                return committables.AlreadyCommitted()
+            return committables.Lost(f"{transaction} is neither prepared nor proven")
         target.rows += rows
         target.proofs.add(transaction)
         run.pause()
         if target.fails():
-            return Unknown("the answer was lost")
-        return Committed()
+            return committables.Unknown("the answer was lost")
+        return committables.Committed()
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         self._target.call()
         if committable.transaction in self._target.proofs:
-            return AlreadyCommitted()
+            return committables.AlreadyCommitted()
         self._target.prepared.pop(committable.transaction, None)
         scheduler().pause()
-        return Aborted()
+        return committables.Aborted()
 
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         self._target.call()
         prepared = self._target.prepared.items()
         return [
-            Committable(transaction, len(rows))
+            committables.Committable(transaction, len(rows))
             for transaction, rows in prepared
             if transaction.sink_id == self._context.sink_id
         ]

@@ -38,14 +38,7 @@ from onceflow import (
     count,
     sum_,
 )
-from onceflow.core.errors import (
-    DecisionForgotten,
-    OnceflowError,
-    PreparedTransactionLost,
-    SavepointFailed,
-    SavepointRefused,
-    StorageBehind,
-)
+from onceflow.core import errors
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 
 STEPS_MAX = 70_000
@@ -54,7 +47,7 @@ ANSWER_MAX_S = 900.0
 ASK_AGAIN_S = 5.0
 """After this time the user asks again for a stop with a savepoint."""
 _TARGETS = ("raw", "copy", "windows", "late")
-_LOSS_NOTICED = (DecisionForgotten, PreparedTransactionLost, StorageBehind)
+_LOSS_NOTICED = (errors.DecisionForgotten, errors.PreparedTransactionLost, errors.StorageBehind)
 """The errors by which a job refuses to go on with a target that was put back."""
 
 
@@ -201,7 +194,7 @@ class World:
         self._job = self._build(run).start(from_savepoint=savepoint)
         try:
             return self._job.wait()
-        except SavepointRefused as error:
+        except errors.SavepointRefused as error:
             # An attempt after that of the savepoint has ended the job.
             self.run.note(error)
             self._job = self._build(run).start()
@@ -257,12 +250,12 @@ class World:
         while self._state is None:
             try:
                 self._job.stop(timeout_s, savepoint=with_savepoint, drain=run.end == "drain")
-            except SavepointFailed as error:
+            except errors.SavepointFailed as error:
                 self.run.note(error)
             except TimeoutError as error:
                 if not with_savepoint:
                     self._found = Violation(f"{run.end} was not ask_and_count: {error}")
-            except OnceflowError as error:
+            except errors.OnceflowError as error:
                 self.run.note(error)
                 return
             if self.source.bounded:
@@ -286,7 +279,7 @@ class World:
                     self.outcome.savepoints += 1
         except TimeoutError as error:
             self._found = Violation(f"a {kind} was not ask_and_count: {error}")
-        except OnceflowError as error:
+        except errors.OnceflowError as error:
             self.run.note(error)
 
     def _listen(self, event: Any, status: Any) -> None:

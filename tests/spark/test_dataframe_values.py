@@ -8,21 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.support import spark_values
 from tests.support.directory_sink import DirectorySink
 from tests.support.exact_values import Instant, exact_values, same
-from tests.support.spark_values import (
-    BEYOND_INT96,
-    INT96_FIRST,
-    INT96_LAST,
-    NESTED,
-    SCALARS,
-    SHORT,
-    ZONE,
-    SparkColumn,
-    session_setting,
-    session_zone,
-    spark_table,
-)
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
 from onceflow.core.errors import ConfigError, DataFrameFailed
@@ -36,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def session(spark: SparkSession) -> Iterator[None]:
-    with session_zone(spark, ZONE):
+    with spark_values.session_zone(spark, spark_values.ZONE):
         yield
 
 
@@ -57,7 +45,9 @@ def _read(source: DataFrameSource) -> pa.Table:
 
 
 def _require_same(
-    rows: pa.Table, columns: tuple[SparkColumn, ...], values: Mapping[str, list[object]]
+    rows: pa.Table,
+    columns: tuple[spark_values.SparkColumn, ...],
+    values: Mapping[str, list[object]],
 ) -> None:
     places = rows["n"].to_pylist()
     altered: list[str] = []
@@ -71,12 +61,12 @@ def _require_same(
     assert altered == []
 
 
-_COLUMNS = (*SCALARS, *NESTED)
+_COLUMNS = (*spark_values.SCALARS, *spark_values.NESTED)
 
 
 def test_values_of_a_dataframe_are_what_spark_has(spark: SparkSession, tmp_path: Path) -> None:
-    table = spark_table(spark, SHORT)
-    _require_same(_read(_source(table.frame, tmp_path)), SHORT, table.values)
+    table = spark_values.spark_table(spark, spark_values.SHORT)
+    _require_same(_read(_source(table.frame, tmp_path)), spark_values.SHORT, table.values)
 
 
 _TIMES = (
@@ -100,19 +90,21 @@ def test_a_setting_of_the_session_that_alters_times_is_refused_by_name(
     source = _source(spark.sql("SELECT 1 AS n, array(DATE'0001-01-01') AS days"), tmp_path)
     for name, value in _ALTERING.items():
         with (
-            session_setting(spark, name, value),
+            spark_values.session_setting(spark, name, value),
             pytest.raises(ConfigError, match=f"{name}={value}"),
         ):
             source.splits()
 
 
 def test_other_settings_of_the_session_alter_no_value(spark: SparkSession, tmp_path: Path) -> None:
-    columns = tuple(one for one in (*_COLUMNS, BEYOND_INT96) if one.name in _TIMES)
+    columns = tuple(one for one in (*_COLUMNS, spark_values.BEYOND_INT96) if one.name in _TIMES)
     assert len(columns) == len(_TIMES)
-    table = spark_table(spark, columns)
+    table = spark_values.spark_table(spark, columns)
     with (
-        session_setting(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"),
-        session_setting(spark, "spark.sql.parquet.writeLegacyFormat", "true"),
+        spark_values.session_setting(
+            spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"
+        ),
+        spark_values.session_setting(spark, "spark.sql.parquet.writeLegacyFormat", "true"),
     ):
         _require_same(_read(_source(table.frame, tmp_path)), columns, table.values)
 
@@ -127,11 +119,15 @@ def test_a_timestamp_that_int96_does_not_keep_is_refused_by_its_column(
         listed = ", ".join(f"(CAST('{us}' AS BIGINT))" for us in microseconds)
         return spark.sql(f"SELECT {columns} FROM VALUES {listed} AS t(us)")
 
-    rows = _read(_source(frame(INT96_FIRST, INT96_LAST), tmp_path))
+    rows = _read(_source(frame(spark_values.INT96_FIRST, spark_values.INT96_LAST), tmp_path))
     for column in rows.column_names:
-        for us in (INT96_FIRST, INT96_LAST):
+        for us in (spark_values.INT96_FIRST, spark_values.INT96_LAST):
             assert repr(Instant(us * 1_000)) in repr(exact_values(rows[column]))
-    for column, us in {"a": INT96_FIRST - 1, "b": INT96_LAST + 1, "it's": -(2**63)}.items():
+    for column, us in {
+        "a": spark_values.INT96_FIRST - 1,
+        "b": spark_values.INT96_LAST + 1,
+        "it's": -(2**63),
+    }.items():
         with pytest.raises(DataFrameFailed, match=f"{column}.* holds a timestamp before"):
             _source(frame(us).select(f"`{column}`"), tmp_path).splits()
 
@@ -140,7 +136,7 @@ def test_a_timestamp_that_int96_does_not_keep_is_refused_by_its_column(
 def test_values_of_a_dataframe_reach_the_sink_as_they_were(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    table = spark_table(spark, _COLUMNS)
+    table = spark_values.spark_table(spark, _COLUMNS)
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = Pipeline(
         LocalProcesses(),

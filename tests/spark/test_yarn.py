@@ -20,12 +20,7 @@ import pytest
 from tests.integration.kafka_feed import produce
 from tests.integration.postgres_sink_kit import await_lock_wait, ids_in, prepared, query
 from tests.spark import yarn_job
-from tests.support.packed_environment import (
-    ENVIRONMENT_PYTHON,
-    SEND_ENVIRONMENT,
-    build_wheel,
-    pack_environment,
-)
+from tests.support import packed_environment
 from tests.support.servers.hdfs import EmbeddedHdfs
 from tests.support.servers.yarn import YarnCluster, yarn_cluster
 from tests.support.standalone import SHORT_LIVED_JVM, SPARK_HOME
@@ -61,7 +56,7 @@ def yarn(hdfs: EmbeddedHdfs, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the user submits: the environment that is sent along is there."""
     directory = tmp_path_factory.mktemp("home")
-    pack_environment(directory, build_wheel(directory))
+    packed_environment.pack_environment(directory, packed_environment.build_wheel(directory))
     return directory
 
 
@@ -171,7 +166,7 @@ def run_application(
 ) -> Generator[Application]:
     """Start the job with spark-submit; it is killed after the block if it still runs."""
     settings = {
-        "spark.pyspark.python": ENVIRONMENT_PYTHON,
+        "spark.pyspark.python": packed_environment.ENVIRONMENT_PYTHON,
         "spark.executor.instances": "2",
         "spark.executor.memory": "512m",
         "spark.executor.memoryOverhead": "768m",
@@ -191,7 +186,7 @@ def run_application(
     environment |= {"HADOOP_CONF_DIR": str(yarn.configuration), "SPARK_HOME": str(SPARK_HOME)}
     command: list[str | Path] = [
         *(SPARK_HOME / "bin" / "spark-submit", "--master", "yarn", "--deploy-mode", mode),
-        *SEND_ENVIRONMENT,
+        *packed_environment.SEND_ENVIRONMENT,
         *(word for each in settings.items() for word in ("--conf", "=".join(each))),
         *(yarn_job.__file__, ledger.servers, ledger.topic, ledger.url, storage),
     ]

@@ -6,17 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.spark_formats import write_cases
 from tests.spark_formats.batches import SCHEMA, Driver, killed_at, rows
-from tests.spark_formats.write_cases import (
-    MakeCase,
-    WriteCase,
-    file_ids,
-    files_case,
-    kafka_case,
-    on,
-    own_case,
-    sqlite_case,
-)
 from tests.spark_formats.writes import Write, save, save_alone
 
 from onceflow.connectors.spark.batch.identity import stream_target
@@ -37,13 +28,13 @@ TRIES = 4
 """More than attempts of the first run, whose number the next tries must not pass."""
 
 
-def save_case(case: WriteCase) -> None:
+def save_case(case: write_cases.WriteCase) -> None:
     save(case.make_sink, case.options, range(5), range(5, 9))
 
 
-@on(sqlite_case, files_case, but=own_case)
+@write_cases.on(write_cases.sqlite_case, write_cases.files_case, but=write_cases.own_case)
 def test_a_write_repeated_with_another_staging_location_finds_its_batch_written(
-    make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path
+    make: write_cases.MakeCase, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     case = make(request, tmp_path, "events")
     for name in ("a", "b", "b", "a", "c"):
@@ -51,10 +42,10 @@ def test_a_write_repeated_with_another_staging_location_finds_its_batch_written(
         assert case.ids() == list(range(9))
 
 
-@on(files_case, but=own_case)
+@write_cases.on(write_cases.files_case, but=write_cases.own_case)
 @pytest.mark.parametrize("point", ["prepared", "logged", "commit", "replied"])
 def test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_there(
-    make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path, point: CrashPoint
+    make: write_cases.MakeCase, request: pytest.FixtureRequest, tmp_path: Path, point: CrashPoint
 ) -> None:
     case = make(request, tmp_path, "events")
     first = case.with_staging(tmp_path / "a")
@@ -62,7 +53,7 @@ def test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_ther
         point, tmp_path, lambda: save_alone(first.make_sink, first.options, range(5), range(5, 9))
     )
     other = case.with_staging(tmp_path / "b")
-    if make is kafka_case and point in ("logged", "commit"):
+    if make is write_cases.kafka_case and point in ("logged", "commit"):
         # Decided, and its rows wait where the first run has staged them.
         for _ in range(TRIES):
             with pytest.raises(ConfigError, match="with the stagingLocation that it had"):
@@ -77,7 +68,7 @@ def test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_ther
 def test_a_sink_that_does_not_tell_its_claims_refuses_another_staging_location_at_every_try(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    case = own_case(request, tmp_path, "events")
+    case = write_cases.own_case(request, tmp_path, "events")
     save_case(case.with_staging(tmp_path / "a"))
     for _ in range(TRIES):
         with pytest.raises(ConfigError, match="Give the stagingLocation that they had"):
@@ -89,7 +80,7 @@ def test_a_sink_that_does_not_tell_its_claims_refuses_another_staging_location_a
 def test_files_are_written_once_by_a_token_without_any_staging_location(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    case = files_case(request, tmp_path, "events")
+    case = write_cases.files_case(request, tmp_path, "events")
     options = {name: one for name, one in case.options.items() if name != "staginglocation"}
     for _ in range(2):
         save(case.make_sink, options, range(9))
@@ -113,13 +104,13 @@ def test_a_query_that_comes_with_another_staging_location_is_refused_at_every_tr
         with pytest.raises(ConfigError, match="Give the stagingLocation that they had"):
             driver("b").batch(0, range(5))
     assert driver("a").plan(0).decided
-    assert file_ids(tmp_path / "out") == list(range(5))
+    assert write_cases.file_ids(tmp_path / "out") == list(range(5))
 
 
 def test_of_two_runs_with_two_staging_locations_the_one_that_planned_last_decides(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    case = files_case(request, tmp_path, "events")
+    case = write_cases.files_case(request, tmp_path, "events")
     early = Write(case.make_sink, case.with_staging(tmp_path / "a").options)
     late = Write(case.make_sink, case.with_staging(tmp_path / "b").options)
     check_last_decides(early, late, case)
@@ -129,13 +120,13 @@ def test_of_two_runs_with_two_staging_locations_the_one_that_planned_last_decide
 def test_of_two_runs_to_kafka_with_two_staging_locations_the_one_that_planned_last_decides(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    case = kafka_case(request, tmp_path, "events")
+    case = write_cases.kafka_case(request, tmp_path, "events")
     early = Write(case.make_sink, case.with_staging(tmp_path / "a").options)
     late = Write(case.make_sink, case.with_staging(tmp_path / "b").options)
     check_last_decides(early, late, case)
 
 
-def check_last_decides(early: Write, late: Write, case: WriteCase) -> None:
+def check_last_decides(early: Write, late: Write, case: write_cases.WriteCase) -> None:
     with pytest.raises(Exception, match="attempt 2"):
         early.write(range(9))
         early.commit()
@@ -147,7 +138,7 @@ def check_last_decides(early: Write, late: Write, case: WriteCase) -> None:
 def test_what_a_killed_write_to_files_has_decided_is_told_whatever_the_staging_location(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    case = files_case(request, tmp_path, "events").with_staging(tmp_path / "a")
+    case = write_cases.files_case(request, tmp_path, "events").with_staging(tmp_path / "a")
     save = partial(save_alone, case.make_sink, case.options, range(5), range(5, 9))
     killed_at("logged", tmp_path, save)
     sink = FileSink(case.options["path"])

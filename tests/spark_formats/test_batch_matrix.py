@@ -18,21 +18,9 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
+from tests.spark_formats import write_cases
 from tests.spark_formats.batches import SCHEMA, Driver, killed_at, rows
 from tests.spark_formats.foreach_runs import ForeachRun
-from tests.spark_formats.write_cases import (
-    SERVERS,
-    TOKEN,
-    MakeCase,
-    WriteCase,
-    files_case,
-    kafka_case,
-    mariadb_case,
-    mysql_case,
-    own_case,
-    postgres_case,
-    start_own_server,
-)
 from tests.spark_formats.writes import Write
 
 from onceflow.connectors.spark.batch.commits import TaskReport
@@ -51,16 +39,16 @@ processes that are killed (150 s each), and the records of two topics (100 s eac
 the wait that took too long, which says what is missing."""
 
 
-def query_options(case: WriteCase) -> dict[str, str]:
+def query_options(case: write_cases.WriteCase) -> dict[str, str]:
     """Return the options of a query into `case`, which its checkpoint names."""
-    own = ("sinkid", *TOKEN)
+    own = ("sinkid", *write_cases.TOKEN)
     return {name: value for name, value in case.options.items() if name not in own}
 
 
 class QueryRun:
     """One micro-batch of a query, planned, with the steps of `Write`."""
 
-    def __init__(self, case: WriteCase, checkpoint: Path, number: int) -> None:
+    def __init__(self, case: write_cases.WriteCase, checkpoint: Path, number: int) -> None:
         location = CheckpointLocation(str(checkpoint))
         named = stream_target(case.make_sink, query_options(case), location)
         self.driver: Driver = Driver(named.target, SCHEMA, rows, named.directory)
@@ -91,7 +79,7 @@ class QueryRun:
 class Job:
     """One batch of one job, which may be tried any number of times."""
 
-    cases: tuple[WriteCase, ...]
+    cases: tuple[write_cases.WriteCase, ...]
     """Several only by `foreach_batch`: each of its rows is written to all of them."""
     app: str
     number: int
@@ -206,7 +194,14 @@ FAULTS = {
     "two-at-once": run_two_at_once,
 }
 INTERFACES = ("write", "stream", "foreach_batch")
-TARGETS = (postgres_case, mysql_case, mariadb_case, kafka_case, files_case, own_case)
+TARGETS = (
+    write_cases.postgres_case,
+    write_cases.mysql_case,
+    write_cases.mariadb_case,
+    write_cases.kafka_case,
+    write_cases.files_case,
+    write_cases.own_case,
+)
 LAYOUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "one-table": (("a", "nightly", 1),),
     "two-tables": (("a", "nightly", 1), ("b", "nightly", 1)),
@@ -219,20 +214,20 @@ LAYOUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
 UNDER_ONE_DECISION = (("ab", "nightly", 1),)
 """Two tables by `foreach_batch`."""
 QUICK = {
-    (postgres_case, "two-tokens", "stream", "killed-driver"),
-    (postgres_case, "threads", "write", "repeated"),
-    (postgres_case, "two-tables", "foreach_batch", "killed-server"),
-    (files_case, "two-tables", "write", "two-at-once"),
-    (own_case, "shared-staging", "stream", "killed-executor"),
-    (own_case, "two-jobs", "foreach_batch", "killed-driver"),
+    (write_cases.postgres_case, "two-tokens", "stream", "killed-driver"),
+    (write_cases.postgres_case, "threads", "write", "repeated"),
+    (write_cases.postgres_case, "two-tables", "foreach_batch", "killed-server"),
+    (write_cases.files_case, "two-tables", "write", "two-at-once"),
+    (write_cases.own_case, "shared-staging", "stream", "killed-executor"),
+    (write_cases.own_case, "two-jobs", "foreach_batch", "killed-driver"),
 }
 
 
 def cells() -> Iterator[object]:
     for make, layout, interface, fault in product(TARGETS, LAYOUTS, INTERFACES, FAULTS):
-        if fault == "killed-server" and make not in SERVERS:
+        if fault == "killed-server" and make not in write_cases.SERVERS:
             continue
-        marks = [pytest.mark.integration] if make in SERVERS else []
+        marks = [pytest.mark.integration] if make in write_cases.SERVERS else []
         if (make, layout, interface, fault) not in QUICK:
             marks.append(pytest.mark.slow)
         name = make.__name__.removesuffix("_case")
@@ -242,7 +237,7 @@ def cells() -> Iterator[object]:
 
 @pytest.mark.parametrize(("make", "layout", "interface", "fault"), list(cells()))
 def test_each_row_of_each_job_is_in_its_table_once(
-    make: MakeCase,
+    make: write_cases.MakeCase,
     layout: str,
     interface: str,
     fault: str,
@@ -253,10 +248,10 @@ def test_each_row_of_each_job_is_in_its_table_once(
     together = interface == "foreach_batch" and layout == "two-tables"
     batches = UNDER_ONE_DECISION if together else LAYOUTS[layout]
     at_once = len(batches) if layout == "threads" else 1
-    make_table: Callable[[Path, str], WriteCase] = partial(make, request)
+    make_table: Callable[[Path, str], write_cases.WriteCase] = partial(make, request)
     restart = None
     if fault == "killed-server":
-        server, make_table = start_own_server(make, request)
+        server, make_table = write_cases.start_own_server(make, request)
         restart = Barrier(at_once, lambda: restart_server(server), RESTART_S).wait
         monkeypatch.setattr("onceflow.connectors.spark.batch.commits.reach", reach)
     cases = {

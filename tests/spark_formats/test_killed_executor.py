@@ -21,12 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.postgres_sink_kit import await_lock_wait, ids_in, prepared, query
-from tests.support.packed_environment import (
-    ENVIRONMENT_PYTHON,
-    SEND_ENVIRONMENT,
-    build_wheel,
-    pack_environment,
-)
+from tests.support import packed_environment
 from tests.support.standalone import SPARK_HOME, standalone_cluster
 
 from onceflow.core.crash_points import VARIABLE
@@ -46,7 +41,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    return build_wheel(tmp_path)
+    return packed_environment.build_wheel(tmp_path)
 
 
 def by_py_files(directory: Path, wheel: Path) -> tuple[str, list[str]]:
@@ -67,8 +62,8 @@ def by_py_files(directory: Path, wheel: Path) -> tuple[str, list[str]]:
 
 def by_archives(directory: Path, wheel: Path) -> tuple[str, list[str]]:
     """Return a Python by its place in the environment that is sent along, packed."""
-    pack_environment(directory, wheel)
-    return ENVIRONMENT_PYTHON, SEND_ENVIRONMENT
+    packed_environment.pack_environment(directory, wheel)
+    return packed_environment.ENVIRONMENT_PYTHON, packed_environment.SEND_ENVIRONMENT
 
 
 def submitted(

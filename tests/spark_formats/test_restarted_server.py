@@ -10,15 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.postgres_sink_kit import ids_in, prepared
+from tests.spark_formats import write_cases
 from tests.spark_formats.batches import SCHEMA, driver_of
-from tests.spark_formats.write_cases import (
-    MakeCase,
-    WriteCase,
-    mariadb_case,
-    mysql_case,
-    postgres_case,
-    start_own_server,
-)
 from tests.spark_formats.writes import Write
 
 from onceflow.core.crash_points import CrashPoint
@@ -46,23 +39,23 @@ def down(server: Killable, for_s: float = DOWN_S) -> Generator[None, None, None]
 
 
 def case_on_own_server(
-    make: MakeCase, request: pytest.FixtureRequest, directory: Path
-) -> tuple[Killable, WriteCase]:
-    server, on_server = start_own_server(make, request)
+    make: write_cases.MakeCase, request: pytest.FixtureRequest, directory: Path
+) -> tuple[Killable, write_cases.WriteCase]:
+    server, on_server = write_cases.start_own_server(make, request)
     return server, on_server(directory, "events")
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        postgres_case,
-        pytest.param(mysql_case, marks=pytest.mark.servers),
-        pytest.param(mariadb_case, marks=pytest.mark.servers),
+        write_cases.postgres_case,
+        pytest.param(write_cases.mysql_case, marks=pytest.mark.servers),
+        pytest.param(write_cases.mariadb_case, marks=pytest.mark.servers),
     ],
 )
 @pytest.mark.parametrize("mode", ["two_phase", pytest.param("ledger", marks=pytest.mark.servers)])
 def test_a_write_whose_database_is_killed_before_the_commit_is_whole_after_the_restart(
-    request: pytest.FixtureRequest, tmp_path: Path, make: MakeCase, mode: str
+    request: pytest.FixtureRequest, tmp_path: Path, make: write_cases.MakeCase, mode: str
 ) -> None:
     server, case = case_on_own_server(make, request, tmp_path)
     case = replace(case, options={**case.options, "commitmode": mode})
@@ -81,16 +74,16 @@ def test_a_write_whose_database_is_killed_before_the_commit_is_whole_after_the_r
 @pytest.mark.parametrize(
     "make",
     [
-        postgres_case,
-        pytest.param(mysql_case, marks=pytest.mark.servers),
-        pytest.param(mariadb_case, marks=pytest.mark.servers),
+        write_cases.postgres_case,
+        pytest.param(write_cases.mysql_case, marks=pytest.mark.servers),
+        pytest.param(write_cases.mariadb_case, marks=pytest.mark.servers),
     ],
 )
 def test_a_write_whose_database_is_killed_after_its_last_commit_waits_for_it(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    make: MakeCase,
+    make: write_cases.MakeCase,
 ) -> None:
     """What is in doubt is listed next, of a database that is down."""
     server, case = case_on_own_server(make, request, tmp_path)

@@ -14,13 +14,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark_formats.state_job import (
-    ACCOUNTS,
-    FIRST_DAY,
-    RECORDS,
-    await_all_records_in_a_checkpoint,
-    start,
-)
+from tests.spark_formats import state_job
 from tests.spark_formats.state_rows import by_key, state
 from tests.support.counting_source import amount_of
 
@@ -42,9 +36,9 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A job's checkpoints and a savepoint, all of them after the same records."""
     directory = tmp_path_factory.mktemp(request.param)
     backend = HeapBackend() if request.param == "heap" else RocksDBBackend()
-    job = start(directory, backend)
+    job = state_job.start(directory, backend)
     try:
-        await_all_records_in_a_checkpoint(job)
+        state_job.await_all_records_in_a_checkpoint(job)
         place = job.savepoint()
         assert job.stop(60).state is JobState.STOPPED
     finally:
@@ -53,29 +47,29 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def ids_of(account: int) -> list[int]:
-    return list(range(account, RECORDS, ACCOUNTS))
+    return list(range(account, state_job.RECORDS, state_job.ACCOUNTS))
 
 
 def test_every_kind_of_state_is_read_typed_from_checkpoint_and_savepoint(kept: Kept) -> None:
     days: dict[tuple[str, date], int] = defaultdict(int)
-    for number in range(RECORDS):
-        key = str(number % ACCOUNTS), FIRST_DAY + timedelta(days=number % 3)
+    for number in range(state_job.RECORDS):
+        key = str(number % state_job.ACCOUNTS), state_job.FIRST_DAY + timedelta(days=number % 3)
         days[key] += amount_of(number)
-    lists = {str(account): set(ids_of(account)) for account in range(ACCOUNTS)}
+    lists = {str(account): set(ids_of(account)) for account in range(state_job.ACCOUNTS)}
     totals = dict[tuple[str, int], list[int]]()
-    for number in range(RECORDS):
-        totals.setdefault((str(number % ACCOUNTS), amount_of(number)), []).append(number)
+    for number in range(state_job.RECORDS):
+        totals.setdefault((str(number % state_job.ACCOUNTS), amount_of(number)), []).append(number)
     for path in (kept.storage, kept.savepoint):
         last = state(path, uid="remembers", state="last")
         assert last.schema.names == ["key_group", "key", "value"]
         assert last.schema.types == [pa.int32(), pa.string(), pa.int64()]
         values = by_key(last)
-        assert len(values) == ACCOUNTS
+        assert len(values) == state_job.ACCOUNTS
         seen = by_key(state(path, uid="remembers", state="seen"))
         assert {key: dict(found)["amount"] for key, found in seen.items()} == values
         ids = by_key(state(path, uid="remembers", state="ids"))
         assert {key: set(found) for key, found in ids.items()} == lists
-        assert all(len(found) == RECORDS // ACCOUNTS for found in ids.values())
+        assert all(len(found) == state_job.RECORDS // state_job.ACCOUNTS for found in ids.values())
         entries = state(path, uid="remembers", state="days").to_pylist()
         assert {(row["key"], row["map_key"]): row["value"] for row in entries} == days
         assert {
@@ -121,7 +115,7 @@ def test_spark_reads_the_checkpoints_and_the_state_in_them_as_dataframes(
     assert operators["remembers"]["size_bytes"] > 0
     frame = spark.read.format("onceflow-state").options(uid="totals", job="remembers")
     (n,) = frame.load(kept.storage).selectExpr("sum(value.n) AS n").collect()
-    assert n["n"] == RECORDS
+    assert n["n"] == state_job.RECORDS
 
 
 @pytest.mark.parametrize(

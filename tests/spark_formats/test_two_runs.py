@@ -8,15 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.spark_formats.write_cases import (
-    MakeCase,
-    files_case,
-    kafka_case,
-    on,
-    own_case,
-    postgres_case,
-    sqlite_case,
-)
+from tests.spark_formats import write_cases
 from tests.spark_formats.writes import Write
 
 from onceflow.core.errors import Fenced, OnceflowError
@@ -24,9 +16,15 @@ from onceflow.core.errors import Fenced, OnceflowError
 WHO = r"attempt 2 of .*process \d+ on .*, since 20\d\d-\d\d-\d\d"
 
 
-@on(sqlite_case, files_case, own_case, postgres_case, kafka_case)
+@write_cases.on(
+    write_cases.sqlite_case,
+    write_cases.files_case,
+    write_cases.own_case,
+    write_cases.postgres_case,
+    write_cases.kafka_case,
+)
 def test_of_two_runs_under_one_token_one_writes_and_the_other_names_it(
-    make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path
+    make: write_cases.MakeCase, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     case = make(request, tmp_path, "events")
     early = Write(case.make_sink, case.options)
@@ -44,9 +42,9 @@ def test_of_two_runs_under_one_token_one_writes_and_the_other_names_it(
     assert case.ids() == list(range(9))
 
 
-@on(sqlite_case, files_case)
+@write_cases.on(write_cases.sqlite_case, write_cases.files_case)
 def test_of_two_runs_that_are_repeated_until_they_end_every_one_ends(
-    make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path
+    make: write_cases.MakeCase, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     case = make(request, tmp_path, "events")
     waiting = ["a", "b"]
@@ -70,7 +68,7 @@ def test_of_two_runs_that_are_repeated_until_they_end_every_one_ends(
 def test_two_writes_without_a_token_at_once_are_told_to_take_names(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    case = sqlite_case(request, tmp_path, "events").without_token()
+    case = write_cases.sqlite_case(request, tmp_path, "events").without_token()
     early = Write(case.make_sink, case.options)
     late = Write(case.make_sink, case.options)
     with pytest.raises(Fenced, match=f"(?s){WHO}.*Nothing of this write is there.*txnAppId"):

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.storage import ClaimedLog, FileSystemStorage, JobStorage
@@ -53,15 +49,15 @@ class AgedLog:
     ) -> None:
         """Complete a checkpoint of the newest attempt that lists `committables`."""
         assert self._claimed is not None
-        operators = (OperatorSnapshot(self.sink_uid, committables=tuple(committables)),)
+        operators = (snapshots.OperatorSnapshot(self.sink_uid, committables=tuple(committables)),)
         decided_ms = int((time.time() - age_s) * 1000)
         self._claimed.append(
-            CompletedCheckpoint(
+            snapshots.CompletedCheckpoint(
                 checkpoint=CheckpointId(checkpoint),
                 attempt=AttemptId(self._claimed.attempt),
                 parallelism=1,
                 max_parallelism=128,
-                snapshots=(SubtaskSnapshot(SubtaskRef("records", 0), operators),),
+                snapshots=(snapshots.SubtaskSnapshot(SubtaskRef("records", 0), operators),),
                 triggered_at_ms=decided_ms,
                 completed_at_ms=decided_ms,
                 final=final,

@@ -17,15 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 
@@ -68,7 +60,7 @@ class _Writer(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         if not self._batches:
             return ()
         context = self._context
@@ -81,7 +73,7 @@ class _Writer(SinkWriter):
                 writer.write_batch(batch)
         Path(name).rename(self._directory / "prepared" / _file(transaction))
         self._batches.clear()
-        return (Committable(transaction, rows),)
+        return (committables.Committable(transaction, rows),)
 
     def close(self) -> None:
         self._batches.clear()
@@ -95,26 +87,30 @@ class DirectoryCommitter(Committer):
         self._committed = directory / "committed"
         self.sink_id = sink_id
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         name = _file(committable.transaction)
         try:
             (self.prepared / name).rename(self._committed / name)
         except FileNotFoundError:
             if (self._committed / name).exists():
-                return AlreadyCommitted()
-            return Lost(f"{name} is neither prepared nor committed")
-        return Committed()
+                return committables.AlreadyCommitted()
+            return committables.Lost(f"{name} is neither prepared nor committed")
+        return committables.Committed()
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         name = _file(committable.transaction)
         if (self._committed / name).exists():
-            return AlreadyCommitted()
+            return committables.AlreadyCommitted()
         (self.prepared / name).unlink(missing_ok=True)
-        return Aborted()
+        return committables.Aborted()
 
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         found = (TransactionId.parse(p.name.replace("~", "/")) for p in self.prepared.iterdir())
-        return [Committable(t) for t in found if t is not None and t.sink_id == self.sink_id]
+        return [
+            committables.Committable(t)
+            for t in found
+            if t is not None and t.sink_id == self.sink_id
+        ]
 
     def close(self) -> None:
         pass

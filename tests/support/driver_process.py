@@ -8,12 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onceflow.integration.faults.processes import (
-    Watchdog,
-    children_of,
-    kill_process,
-    kill_session,
-)
+from onceflow.integration.faults import processes
 
 REPOSITORY = Path(__file__).parents[2]
 _LOG_TAIL_CHARS = 4000
@@ -26,7 +21,7 @@ class DriverProcess:
         """Describe it; `directory` takes the log of all drivers."""
         self.log_path = directory / "driver.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
+        self._watchdog: processes.Watchdog | None = None
         self._sessions: list[int] = []
 
     def launch(
@@ -49,7 +44,7 @@ class DriverProcess:
                 },
             )
         self._sessions.append(self._process.pid)
-        self._watchdog = Watchdog(self._process.pid)
+        self._watchdog = processes.Watchdog(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -74,16 +69,16 @@ class DriverProcess:
         Slots are left to find out by themselves, as they must when a machine dies.
         """
         # Its only child is the JVM; the Python workers and executors are the JVM's children.
-        victims = (self.pid, *children_of(self.pid))
+        victims = (self.pid, *processes.children_of(self.pid))
         for victim in victims:
-            kill_process(victim)
+            processes.kill_process(victim)
         self._reap()
         return victims
 
     def end(self) -> None:
         """Kill everything that this and earlier drivers have left. Idempotent."""
         for session in self._sessions:
-            kill_session(session)
+            processes.kill_session(session)
         self._reap()
 
     def log_tail(self) -> str:

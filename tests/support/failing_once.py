@@ -14,22 +14,10 @@ from typing import TypeVar
 from typing_extensions import override
 
 from onceflow.core.errors import OnceflowError, StorageError
-from onceflow.core.protocol.committables import (
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.spi import Committer
 from onceflow.core.storage import FileSystemStorage
-from onceflow.core.storage.filesystems.filesystem import (
-    CreateOutcome,
-    CreatesAtomically,
-    CreationUnknown,
-    Unfinished,
-)
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.storage import JobStorage
 
@@ -60,21 +48,21 @@ def ask_twice(ask: Callable[[], _T]) -> _T:
         return ask()
 
 
-def commit(committer: Committer, committable: Committable) -> None:
+def commit(committer: Committer, committable: committables.Committable) -> None:
     """Ask until it is committed: after a single failure, within a few tries."""
-    outcomes: list[CommitOutcome] = []
+    outcomes: list[committables.CommitOutcome] = []
     for _ in range(4):
         outcomes.append(committer.commit(committable))
-        if isinstance(outcomes[-1], Committed | AlreadyCommitted):
+        if isinstance(outcomes[-1], committables.Committed | committables.AlreadyCommitted):
             return
-        assert isinstance(outcomes[-1], RetryLater | Unknown), outcomes
+        assert isinstance(outcomes[-1], committables.RetryLater | committables.Unknown), outcomes
     raise AssertionError(outcomes)
 
 
-class FailingOnce(CreatesAtomically):
+class FailingOnce(filesystem.CreatesAtomically):
     """The files of another file system, with calls that fail as `_fails` says."""
 
-    def __init__(self, files: CreatesAtomically) -> None:
+    def __init__(self, files: filesystem.CreatesAtomically) -> None:
         self._files = files
 
     @abstractmethod
@@ -88,7 +76,7 @@ class FailingOnce(CreatesAtomically):
             raise StorageError(f"{call} {path}: storage does not answer for a moment")
         result = work()
         if after:
-            lost = CreationUnknown if call == "create" else StorageError
+            lost = filesystem.CreationUnknown if call == "create" else StorageError
             raise lost(f"{call} {path}: the answer of storage was lost")
         return result
 
@@ -97,7 +85,7 @@ class FailingOnce(CreatesAtomically):
         return self._files.location(path)
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         return self._run("create", path, lambda: self._files.create_if_absent(path, data))
 
     @override
@@ -130,7 +118,7 @@ class FailingOnce(CreatesAtomically):
         return self._run("list", directory, lambda: self._files.list(directory))
 
     @override
-    def list_unfinished(self, directory: str) -> tuple[Unfinished, ...]:
+    def list_unfinished(self, directory: str) -> tuple[filesystem.Unfinished, ...]:
         return self._files.list_unfinished(directory)
 
     @override
@@ -153,7 +141,7 @@ class FailingOnce(CreatesAtomically):
 class CountedFiles(FailingOnce):
     """Files whose calls `calls` counts."""
 
-    def __init__(self, files: CreatesAtomically, calls: Calls) -> None:
+    def __init__(self, files: filesystem.CreatesAtomically, calls: Calls) -> None:
         super().__init__(files)
         self._calls = calls
 
@@ -191,7 +179,7 @@ class FailingOnceStorage(FileSystemStorage):
 
 
 class _FaultyFiles(FailingOnce):
-    def __init__(self, files: CreatesAtomically, faults: Path) -> None:
+    def __init__(self, files: filesystem.CreatesAtomically, faults: Path) -> None:
         super().__init__(files)
         self._faults = faults
 

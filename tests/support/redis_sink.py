@@ -11,14 +11,7 @@ from typing import BinaryIO, TypeAlias
 
 import pyarrow as pa
 
-from onceflow.connectors import (
-    CheckpointId,
-    CommitterContext,
-    Fenced,
-    SinkError,
-    StagedSink,
-    TransactionId,
-)
+from onceflow import connectors
 
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
 
@@ -49,7 +42,7 @@ end
 
 
 @dataclass(frozen=True)
-class RedisSink(StagedSink):
+class RedisSink(connectors.StagedSink):
     """Keeps the newest row of each `key` in the hash `table`."""
 
     host: str
@@ -61,12 +54,12 @@ class RedisSink(StagedSink):
     def routing_key(self) -> tuple[str, ...]:
         return (self.key,)
 
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: connectors.CommitterContext, schema: pa.Schema) -> None:
         owner = f"{context.sink_id}:owner"
         if not self.ask("EVAL", CLAIM, 1, owner, context.log_id, context.attempt):
-            raise Fenced(f"{context.sink_id} is another job's, or a newer attempt's")
+            raise connectors.Fenced(f"{context.sink_id} is another job's, or a newer attempt's")
 
-    def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+    def apply(self, transaction: connectors.TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
         sent: list[str | int] = []
         for row in (row for batch in rows for row in batch.to_pylist()):
             sent += [row[self.key], json.dumps(row)]
@@ -75,10 +68,10 @@ class RedisSink(StagedSink):
         sent = [str(transaction), transaction.checkpoint, *sent]
         return self.ask("EVAL", self.apply_script, len(keys), *keys, *sent) == 1
 
-    def is_applied(self, transaction: TransactionId) -> bool:
+    def is_applied(self, transaction: connectors.TransactionId) -> bool:
         return self.ask("HEXISTS", f"{transaction.sink_id}:proofs", str(transaction)) == 1
 
-    def forget(self, sink_id: str, before: CheckpointId) -> None:
+    def forget(self, sink_id: str, before: connectors.CheckpointId) -> None:
         self.ask("EVAL", FORGET, 2, f"{sink_id}:proofs", f"{sink_id}:floor", before)
 
     def ask(self, *command: str | int) -> Reply:
@@ -97,7 +90,7 @@ class RedisSink(StagedSink):
                 connection.sendall(b"*%d\r\n%s" % (len(words), sent))
                 return _reply(replies)
         except OSError as error:
-            raise SinkError(f"Redis at {self.host}:{self.port}: {error}") from error
+            raise connectors.SinkError(f"Redis at {self.host}:{self.port}: {error}") from error
 
 
 def _reply(replies: BinaryIO) -> Reply:
@@ -113,4 +106,4 @@ def _reply(replies: BinaryIO) -> Reply:
         case b"*":
             return [_reply(replies) for _ in range(int(text))]
         case _:
-            raise SinkError(f"Redis answered {line!r}")
+            raise connectors.SinkError(f"Redis answered {line!r}")

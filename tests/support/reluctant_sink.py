@@ -7,12 +7,7 @@ from pathlib import Path
 
 from tests.support.directory_sink import DirectorySink
 
-from onceflow.core.protocol.committables import (
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.spi import Committer, CommitterContext
 
 
@@ -42,15 +37,15 @@ class _Committer(Committer):
         self._inner = inner
         self._closed = closed
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         if self._closed.exists():
-            return RetryLater("the target takes no commit for now")
+            return committables.RetryLater("the target takes no commit for now")
         return self._inner.commit(committable)
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         return self._inner.abort(committable)
 
-    def in_doubt(self) -> list[Committable]:
+    def in_doubt(self) -> list[committables.Committable]:
         return list(self._inner.in_doubt())
 
     def close(self) -> None:

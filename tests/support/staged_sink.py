@@ -13,15 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.core.spi.staging import StagingArea, make_staged_committable
@@ -64,7 +56,7 @@ class _Writer(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows.write(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[committables.Committable]:
         if not self._rows.rows:
             return ()
         context = self._context
@@ -80,29 +72,31 @@ class _Committer(Committer):
         self._path = path
         self._staging = staging
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         transaction = committable.transaction
         with closing(sqlite3.connect(self._path)) as database, database:
             if _is_in(database, transaction):
                 self._staging.discard(transaction)
-                return AlreadyCommitted()
+                return committables.AlreadyCommitted()
             staged = self._staging.read(transaction)
             if staged is None:
-                return Lost(f"nothing is staged under {transaction} and the ledger has no row")
+                return committables.Lost(
+                    f"nothing is staged under {transaction} and the ledger has no row"
+                )
             for _, batch in staged:
                 ids = [(row,) for row in batch.column("id").to_pylist()]
                 database.executemany("INSERT INTO rows VALUES (?)", ids)
             database.execute("INSERT INTO ledger VALUES (?)", (str(transaction),))
         self._staging.discard(transaction)
-        return Committed()
+        return committables.Committed()
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         with closing(sqlite3.connect(self._path)) as database:
             committed = _is_in(database, committable.transaction)
         self._staging.discard(committable.transaction)
-        return AlreadyCommitted() if committed else Aborted()
+        return committables.AlreadyCommitted() if committed else committables.Aborted()
 
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         return [make_staged_committable(t) for t in self._staging.transactions()]
 
     def close(self) -> None:

@@ -16,28 +16,23 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from onceflow.connectors import (
-    CheckpointId,
-    CommitterContext,
-    StagedSink,
-    TransactionId,
-)
+from onceflow import connectors
 
 _STUCK_S_MAX = 120.0
 
 
 @dataclass(frozen=True)
-class StuckSink(StagedSink):
+class StuckSink(connectors.StagedSink):
     """Writes the column `id` of every row into a SQLite file in `directory`."""
 
     directory: str
 
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: connectors.CommitterContext, schema: pa.Schema) -> None:
         with self._locked() as db:
             db.execute("CREATE TABLE IF NOT EXISTS rows (id INTEGER)")
             db.execute("CREATE TABLE IF NOT EXISTS ledger (name PRIMARY KEY, checkpoint_id)")
 
-    def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+    def apply(self, transaction: connectors.TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
         ids = [(one,) for batch in rows for one in batch.column("id").to_pylist()]
         with suppress(FileExistsError), self.stuck.open("x") as file:
             # Seen whole, or not at all.
@@ -51,12 +46,12 @@ class StuckSink(StagedSink):
             db.executemany("INSERT INTO rows VALUES (?)", ids)
         return True
 
-    def is_applied(self, transaction: TransactionId) -> bool:
+    def is_applied(self, transaction: connectors.TransactionId) -> bool:
         with self._locked() as db:
             found = db.execute("SELECT 1 FROM ledger WHERE name = ?", (str(transaction),))
             return found.fetchone() is not None
 
-    def forget(self, sink_id: str, before: CheckpointId) -> None:
+    def forget(self, sink_id: str, before: connectors.CheckpointId) -> None:
         with self._locked() as db:
             db.execute("DELETE FROM ledger WHERE checkpoint_id < ?", (before,))
 

@@ -22,20 +22,9 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 
 from onceflow import KeyedFunction, Record, StateAccess, ValueStateDescriptor
+from onceflow.core import spi
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import (
-    Committer,
-    CommitterContext,
-    EndOfInput,
-    ReaderContext,
-    RejectedRows,
-    SinkWriter,
-    SourceReader,
-    Split,
-    SplitOffsets,
-    WriterContext,
-)
 from onceflow.core.spi.dead_letters import DeadLetter
 
 KEYS = 20
@@ -66,10 +55,10 @@ class SwitchedSource(CountingSource):
     began_s: float
     per_second: int
 
-    def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
-        return [SplitOffsets(split.id, int(split.position), self.end) for split in splits]
+    def latest_offsets(self, splits: Sequence[spi.Split]) -> Sequence[spi.SplitOffsets]:
+        return [spi.SplitOffsets(split.id, int(split.position), self.end) for split in splits]
 
-    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+    def reader(self, splits: Sequence[spi.Split], context: spi.ReaderContext) -> spi.SourceReader:
         return _Reader(self, super().reader(splits, context))
 
     @property
@@ -78,13 +67,13 @@ class SwitchedSource(CountingSource):
         return int((time.time() - self.began_s) * self.per_second)
 
 
-class _Reader(SourceReader):
-    def __init__(self, source: SwitchedSource, inner: SourceReader) -> None:
+class _Reader(spi.SourceReader):
+    def __init__(self, source: SwitchedSource, inner: spi.SourceReader) -> None:
         self._source = source
         self._inner = inner
         self._letters: list[DeadLetter] = []
 
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(self, timeout_s: float) -> pa.RecordBatch | spi.EndOfInput | None:
         newest = max(int(split.position) for split in self._inner.snapshot())
         has_more = newest + self._source.batch_rows <= self._source.end
         if self._source.switches.is_on("unread") or not has_more:
@@ -98,7 +87,7 @@ class _Reader(SourceReader):
         letters, self._letters = self._letters, []
         return letters
 
-    def snapshot(self) -> Sequence[Split]:
+    def snapshot(self) -> Sequence[spi.Split]:
         return self._inner.snapshot()
 
     def close(self) -> None:
@@ -131,10 +120,10 @@ class SwitchedSink(DirectorySink):
 
     switches: Switches
 
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         return _Writer(self.switches, super().writer(context))
 
-    def committer(self, context: CommitterContext) -> Committer:
+    def committer(self, context: spi.CommitterContext) -> spi.Committer:
         committer = super().committer(context)
         commit = committer.commit
 
@@ -149,15 +138,15 @@ class SwitchedSink(DirectorySink):
         return committer
 
 
-class _Writer(SinkWriter):
-    def __init__(self, switches: Switches, inner: SinkWriter) -> None:
+class _Writer(spi.SinkWriter):
+    def __init__(self, switches: Switches, inner: spi.SinkWriter) -> None:
         self._switches = switches
         self._inner = inner
-        self._rejected: list[RejectedRows] = []
+        self._rejected: list[spi.RejectedRows] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._switches.is_on("refused"):
-            self._rejected.append(RejectedRows(batch.slice(0, 1), ["refused"]))
+            self._rejected.append(spi.RejectedRows(batch.slice(0, 1), ["refused"]))
             batch = batch.slice(1)
         self._inner.write(batch)
 
@@ -166,7 +155,7 @@ class _Writer(SinkWriter):
             time.sleep(0.05)
         return self._inner.pre_commit(checkpoint)
 
-    def take_rejected(self) -> Sequence[RejectedRows]:
+    def take_rejected(self) -> Sequence[spi.RejectedRows]:
         rejected, self._rejected = self._rejected, []
         return rejected
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.house import (
-    FLOORS,
-    count_import_lines,
-    count_imports,
-    describe_rooms,
-    measure_rooms,
-    read_modules,
-)
+from tests.support import house
 
 
 def test_imports_go_down_the_floors() -> None:
-    imports = count_imports(read_modules())
-    ranks = {floor: rank for rank, floor in enumerate(FLOORS)}
+    imports = house.count_imports(house.read_modules())
+    ranks = {floor: rank for rank, floor in enumerate(house.FLOORS)}
     assert imports["sinks.kafka", "clients.kafka"] > 0  # the links are followed
     upward = [
         (room, imported)
@@ -25,9 +18,9 @@ def test_imports_go_down_the_floors() -> None:
 
 
 def test_table_has_a_line_for_each_room_and_one_for_all() -> None:
-    modules = read_modules()
-    rooms = measure_rooms(modules)
-    lines = list(describe_rooms(rooms, count_imports(modules)))
+    modules = house.read_modules()
+    rooms = house.measure_rooms(modules)
+    lines = list(house.describe_rooms(rooms, house.count_imports(modules)))
     assert len(lines) == len(rooms) + 2
     assert lines[-1].split()[:2] == ["all", str(len(modules))]
     protocol = next(line for line in lines if line.startswith("core.protocol "))
@@ -35,4 +28,4 @@ def test_table_has_a_line_for_each_room_and_one_for_all() -> None:
 
 
 def test_lines_of_imports_are_counted_whole() -> None:
-    assert count_import_lines("import os\nfrom a import (\n    b,\n    c,\n)\n\nx = 1\n") == 5
+    assert house.count_import_lines("import os\nfrom a import (\n    b,\n    c,\n)\n\nx = 1\n") == 5

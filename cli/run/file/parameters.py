@@ -21,30 +21,20 @@ from enum import Enum
 from typing import Any, Literal, cast
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.spi.options import (
-    BOOLEAN,
-    COUNT,
-    DURATION,
-    JSON_VALUE,
-    NAMES,
-    WHOLE,
-    OptionMeaning,
-    ValueKind,
-    find_meaning,
-)
+from onceflow.core.spi import options
 
 Schema = dict[str, Any]
 """A JSON schema."""
 
 _ANYTHING: Schema = {"type": ["string", "object"]}
 """The schema of a text or a table that the called class checks itself."""
-_SCHEMA_OF_KIND: Sequence[tuple[ValueKind, Schema]] = (
-    (BOOLEAN, {"type": "boolean"}),
-    (COUNT, {"type": "integer", "minimum": 1}),
-    (WHOLE, {"type": "integer"}),
-    (DURATION, {"type": ["number", "string"]}),
-    (NAMES, {"type": ["string", "array"], "items": {"type": "string"}}),
-    (JSON_VALUE, {"type": ["string", "object"]}),
+_SCHEMA_OF_KIND: Sequence[tuple[options.ValueKind, Schema]] = (
+    (options.BOOLEAN, {"type": "boolean"}),
+    (options.COUNT, {"type": "integer", "minimum": 1}),
+    (options.WHOLE, {"type": "integer"}),
+    (options.DURATION, {"type": ["number", "string"]}),
+    (options.NAMES, {"type": ["string", "array"], "items": {"type": "string"}}),
+    (options.JSON_VALUE, {"type": ["string", "object"]}),
 )
 _SCHEMA_OF_TYPE: Mapping[object, Schema] = {
     str: {"type": "string"},
@@ -71,7 +61,7 @@ class Parameter:
     """The type, or None if it is unknown."""
     default: object
     is_required: bool
-    meaning: OptionMeaning | None
+    meaning: options.OptionMeaning | None
 
     @property
     def record(self) -> type[Any] | None:
@@ -112,11 +102,11 @@ class Parameter:
             raise ConfigError(self._refuse(written, where))
         kind = self.meaning.kind if self.meaning is not None else None
         # The called class parses text that may be JSON, because it knows its meaning.
-        if isinstance(written, str) and kind is not None and kind is not JSON_VALUE:
+        if isinstance(written, str) and kind is not None and kind is not options.JSON_VALUE:
             return self._parse_text(kind, written, where)
         return tuple(cast("list[object]", written)) if isinstance(written, list) else written
 
-    def _parse_text(self, kind: ValueKind, written: str, where: str) -> object:
+    def _parse_text(self, kind: options.ValueKind, written: str, where: str) -> object:
         try:
             return kind.parse(written)
         except ValueError:
@@ -267,7 +257,7 @@ def list_parameters(called: Callable[..., object]) -> Mapping[str, Parameter]:
             _resolve_hint(called, parameter),
             None if is_required else parameter.default,
             is_required,
-            find_meaning(called, parameter.name),
+            options.find_meaning(called, parameter.name),
         )
     return parameters
 

@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from onceflow.cli.run.file.layout import (
-    DEAD_LETTERS,
-    NAME_KEY,
-    SPARK,
-    WINDOW,
-    WINDOWS,
-    SinkKeys,
-    SourceKeys,
-    StepKeys,
-)
+from onceflow.cli.run.file import layout
 from onceflow.cli.run.file.parameters import (
     Parameter,
     Schema,
@@ -48,17 +39,17 @@ def make_schema() -> Schema:
         "title": "A job of onceflow run",
         "type": "object",
         "properties": {
-            NAME_KEY: {
+            layout.NAME_KEY: {
                 "type": "string",
                 "description": "The job's identity: its checkpoints and transactions go by it.",
             },
             "sources": _tables_of(_list_sources()),
             "steps": {"type": "object", "additionalProperties": {"$ref": "#/$defs/step"}},
-            "sinks": _tables_of(_make_sink(sink, SinkKeys) for sink in sinks),
-            SPARK: {"type": "object", "description": "Settings of Spark, without `spark.`."},
+            "sinks": _tables_of(_make_sink(sink, layout.SinkKeys) for sink in sinks),
+            layout.SPARK: {"type": "object", "description": "Settings of Spark, without `spark.`."},
             **_make_settings(),
         },
-        "required": [NAME_KEY, "sources", "sinks"],
+        "required": [layout.NAME_KEY, "sources", "sinks"],
         # Flink's names of settings are accepted, too.
         "additionalProperties": True,
         "$defs": {
@@ -86,22 +77,22 @@ def _list_connectors(catalog: ConnectorCatalog[_T]) -> list[tuple[tuple[str, ...
 
 def _list_sources() -> Iterable[Schema]:
     for names, connector in _list_connectors(SOURCES):
-        own = dict(list_parameters(SourceKeys))
+        own = dict(list_parameters(layout.SourceKeys))
         options = _with_url(list_parameters(connector.source), connector.read_url)
         table = schema_of_table(own | options)
-        table["properties"][DEAD_LETTERS] = {"$ref": "#/$defs/dead_letters"}
+        table["properties"][layout.DEAD_LETTERS] = {"$ref": "#/$defs/dead_letters"}
         yield _choose(table, names, has_url="url" in options)
 
 
 def _make_sink(described: tuple[tuple[str, ...], SinkConnector], keys: type[Any] | None) -> Schema:
     names, connector = described
-    own = dict(list_parameters(keys or SinkKeys))
+    own = dict(list_parameters(keys or layout.SinkKeys))
     if keys is None:
         own = {"connector": own["connector"]}
     options = _with_url(list_parameters(connector.sink), connector.read_url)
     table = schema_of_table(own | options)
     if keys is not None:
-        table["properties"][DEAD_LETTERS] = {"$ref": "#/$defs/dead_letters"}
+        table["properties"][layout.DEAD_LETTERS] = {"$ref": "#/$defs/dead_letters"}
     return _choose(table, names, has_url="url" in options)
 
 
@@ -135,11 +126,11 @@ def _choose(table: Schema, names: tuple[str, ...], *, has_url: bool) -> Schema:
 
 
 def _make_step() -> Schema:
-    table = schema_of_table(list_parameters(StepKeys))
-    table["properties"][WINDOW] = {
-        "anyOf": [_make_window(name, kind) for name, kind in WINDOWS.items()]
+    table = schema_of_table(list_parameters(layout.StepKeys))
+    table["properties"][layout.WINDOW] = {
+        "anyOf": [_make_window(name, kind) for name, kind in layout.WINDOWS.items()]
     }
-    kinds = ("sql", "running", WINDOW, "filter", "select")
+    kinds = ("sql", "running", layout.WINDOW, "filter", "select")
     return table | {"anyOf": [{"required": [kind]} for kind in kinds]}
 
 

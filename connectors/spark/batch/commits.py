@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from onceflow.connectors.spark.batch.lost_rows import describe_lost_rows, find_lost_rows
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
+from onceflow.core import errors, spi
 from onceflow.core.backoff import Backoff
 from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
@@ -34,26 +35,7 @@ from onceflow.core.commit.steps import (
 )
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import (
-    CommitFailed,
-    ConfigError,
-    PreparedTransactionLost,
-    SinkError,
-    StagingMissing,
-    StorageError,
-)
-from onceflow.core.protocol.batches import (
-    BatchClaim,
-    BatchDecision,
-    BatchId,
-    RefuseBatch,
-    RefuseLower,
-    SkipBatch,
-    batch_checkpoint,
-    decision_of,
-    judge_batch,
-    oldest_proof,
-)
+from onceflow.core.protocol import batches
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     CommitOutcome,
@@ -64,13 +46,6 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
-from onceflow.core.spi import (
-    CommittedBy,
-    Committer,
-    CommitterContext,
-    OnBadRow,
-    Sink,
-)
 from onceflow.core.spi.batch_decisions import BatchDecisions
 from onceflow.core.spi.staging import StagingArea, is_staged
 from onceflow.sinks.sql.sink import SqlSink
@@ -89,14 +64,14 @@ _PROOFS_PRUNED_EVERY = 16
 class BatchTarget:
     """A target of batches, with its sink id and owner. Pickles with the sink."""
 
-    sink: Sink
+    sink: spi.Sink
     sink_id: str
     owner: str
     """The exclusive owner of the sink id: a query, or the batch writes of a table."""
     source: str
     """The name of the source that numbers the batches; empty if they have no own numbers."""
     staging: StagingArea | None = None
-    on_bad_row: OnBadRow = OnBadRow.FAIL
+    on_bad_row: spi.OnBadRow = spi.OnBadRow.FAIL
     replaces: bool = False
     """True if each batch replaces all existing rows."""
     driver: str = ""
@@ -114,9 +89,9 @@ class BatchTarget:
             return self.sink.part_ids(self.sink_id)
         return (self.sink_id,)
 
-    def committer_context(self, attempt: AttemptId) -> CommitterContext:
+    def committer_context(self, attempt: AttemptId) -> spi.CommitterContext:
         """Return the context in which `attempt` commits."""
-        return CommitterContext(
+        return spi.CommitterContext(
             job=self.claimant,
             uid=self.sink_id,
             sink_id=self.sink_id,
@@ -132,7 +107,7 @@ class BatchPlan:
 
     target: BatchTarget
     attempt: AttemptId
-    batch: BatchId
+    batch: batches.BatchId
     fingerprint: str = ""
     decided: bool = False
     """True if the batch is written already. Tasks then read their rows and drop them."""
@@ -159,7 +134,7 @@ class BatchPlan:
 class TaskReport:
     """The result of one task. Spark carries it from the task to the commit."""
 
-    batch: BatchId
+    batch: batches.BatchId
     attempt: AttemptId
     partition: int
     fingerprint: str = ""
@@ -185,7 +160,7 @@ class BatchCommits:
         """Prepare without sending a request."""
         self.target = target
         self.decisions = decisions
-        self._committer: Committer | None = None
+        self._committer: spi.Committer | None = None
         self._opened: pa.Schema | None = None
         self._claimed: AttemptId | None = None
 
@@ -203,27 +178,27 @@ class BatchCommits:
             SinkError: The target does not answer now.
         """
         if number is not None and self._claimed is None:
-            self._check_decided_table(BatchId(self.target.source, number))
+            self._check_decided_table(batches.BatchId(self.target.source, number))
         claim = self._claim(schema)
         reach("claimed")
         target = self.target
-        batch = BatchId(target.source, claim.attempt if number is None else number)
+        batch = batches.BatchId(target.source, claim.attempt if number is None else number)
         # Judge after the claim, because from then on no other run can decide. Judge before any
         # commit or roll-back, because an older copy of a checkpoint must not cause either before it
         # is refused.
-        verdict = judge_batch(claim, batch, fingerprint)
-        if isinstance(verdict, RefuseBatch):
-            raise ConfigError(
+        verdict = batches.judge_batch(claim, batch, fingerprint)
+        if isinstance(verdict, batches.RefuseBatch):
+            raise errors.ConfigError(
                 f"sink id {target.sink_id!r}: {verdict.reason}. This is an older copy of the "
                 "checkpoint, or another job under the same name: nothing of the batch is written, "
                 "for part of its rows may be there. Restore the newest copy; or start with a new "
                 "checkpoint (and sink id) at the place up to which the rows are there"
             )
-        if isinstance(verdict, RefuseLower):
-            raise ConfigError(_lower_version(target, batch, verdict))
+        if isinstance(verdict, batches.RefuseLower):
+            raise errors.ConfigError(_lower_version(target, batch, verdict))
         self._settle(claim)
         reach("settled")
-        decided = isinstance(verdict, SkipBatch)
+        decided = isinstance(verdict, batches.SkipBatch)
         sink = self.decisions.task_sink(target.sink)
         return BatchPlan(
             replace(target, sink=sink),
@@ -231,10 +206,10 @@ class BatchCommits:
             batch,
             fingerprint,
             decided=decided,
-            decided_by=verdict.decision.run if isinstance(verdict, SkipBatch) else "",
+            decided_by=verdict.decision.run if isinstance(verdict, batches.SkipBatch) else "",
         )
 
-    def commit(self, reports: Sequence[TaskReport]) -> BatchDecision | None:
+    def commit(self, reports: Sequence[TaskReport]) -> batches.BatchDecision | None:
         """Decide the batch and commit all rows in `reports`. Return the decision.
 
         Runs on the driver after all tasks. Returns None if there is nothing to decide: the batch
@@ -260,7 +235,7 @@ class BatchCommits:
         is_remembered = bool(first.batch.source) and not first.fingerprint
         if not (written or is_remembered or self.target.replaces):
             return None
-        proposed = decision_of(
+        proposed = batches.decision_of(
             first.batch,
             first.attempt,
             [(report.partition, report.committables) for report in writing],
@@ -280,7 +255,7 @@ class BatchCommits:
         # Do this last: after a crash before it, the next plan only repeats the same commits.
         self.decisions.mark_committed(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
-            committer.prune(oldest_proof(decision))
+            committer.prune(batches.oldest_proof(decision))
         reach("replied")
         return decision
 
@@ -305,7 +280,7 @@ class BatchCommits:
             attempt = newest.attempt
         self._settle(self._claim(schema, after=attempt or NO_ATTEMPT))
 
-    def is_decided(self, batch: BatchId) -> bool:
+    def is_decided(self, batch: batches.BatchId) -> bool:
         """Return True if `batch` is decided, and so is or will be committed. Changes nothing.
 
         Raises:
@@ -313,7 +288,7 @@ class BatchCommits:
         """
         return self.decisions.read_claim().decision(batch) is not None
 
-    def has_forgotten(self, batch: BatchId, attempt: AttemptId) -> bool:
+    def has_forgotten(self, batch: batches.BatchId, attempt: AttemptId) -> bool:
         """Return True if a decision for `batch` by `attempt` would be forgotten by now.
 
         A decision without a number is forgotten once a later attempt has decided.
@@ -360,20 +335,20 @@ class BatchCommits:
                 rows,
             )
 
-    def _check_decided_table(self, batch: BatchId) -> None:
+    def _check_decided_table(self, batch: batches.BatchId) -> None:
         """Raise ConfigError if `batch` is written, but its table would be created again, empty."""
         sink = self.target.sink
         if not isinstance(sink, SqlSink) or not sink.create or not self.is_decided(batch):
             return
         if not sink.has_table():
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{batch} is written already, and table {sink.table} is not there any more: it was"
                 " dropped or renamed since. It was not created, for it would have none of these"
                 " rows. Restore it; or write the rows again: a job under another txnAppId, a query"
                 " with a new checkpointLocation"
             )
 
-    def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> BatchClaim:
+    def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> batches.BatchClaim:
         claim = None
         # Usually the target is open for these columns, and one statement increments the attempt.
         if self._claimed is not None and self._opened == schema and after in (None, self._claimed):
@@ -411,13 +386,13 @@ class BatchCommits:
         self.target.sink.validate(context, schema)
         try:
             self.target.sink.open(context, schema)
-        except StagingMissing as error:
-            raise ConfigError(
+        except errors.StagingMissing as error:
+            raise errors.ConfigError(
                 f"{error}. Give option stagingLocation: a directory, or the URL of a bucket, that"
                 " driver and executors see"
             ) from error
 
-    def _settle(self, claim: BatchClaim) -> None:
+    def _settle(self, claim: batches.BatchClaim) -> None:
         committer = self._committer_for(claim.attempt)
         in_doubt = committer.in_doubt()
         # Committed batches are loaded without their transactions. Load these only if some are in
@@ -431,7 +406,7 @@ class BatchCommits:
         steps = [*self._to_commits(prepared), *to_aborts(plan.abort), *self._to_commits(staged)]
         try:
             self._carry_out(committer, steps)
-        except (PreparedTransactionLost, CommitFailed) as error:
+        except (errors.PreparedTransactionLost, errors.CommitFailed) as error:
             lost = self._find_lost_rows(committer, plan.commit, in_doubt)
             if not lost:
                 raise
@@ -440,7 +415,9 @@ class BatchCommits:
             if not decision.is_committed:
                 self.decisions.mark_committed(decision)
 
-    def _decide(self, proposed: BatchDecision, beside: Sequence[TaskReport]) -> BatchDecision:
+    def _decide(
+        self, proposed: batches.BatchDecision, beside: Sequence[TaskReport]
+    ) -> batches.BatchDecision:
         """Decide, and return the decision.
 
         If the list `beside` has reports, their rows were staged because of a prepared twin. They
@@ -464,7 +441,7 @@ class BatchCommits:
         for report in reports:
             for committable in report.committables:
                 if committable.transaction not in seen:
-                    raise SinkError(
+                    raise errors.SinkError(
                         f"{report.batch}: partition {report.partition} was tried again and has"
                         f" staged its rows as {committable}, for {report.beside} holds them"
                         " prepared; the driver does not see them. Give option stagingLocation, a"
@@ -478,22 +455,22 @@ class BatchCommits:
 
         If the driver commits all transactions as a whole, it commits all of them before.
         """
-        if self.target.sink.committed_by is CommittedBy.DRIVER:
+        if self.target.sink.committed_by is spi.CommittedBy.DRIVER:
             return decided, ()
         return around_roll_backs(decided, staged=is_staged)
 
     def _to_commits(self, committables: Sequence[Committable]) -> Sequence[Step]:
         """Return steps that commit each transaction, or all transactions of an attempt together."""
-        if self.target.sink.committed_by is CommittedBy.SLOTS:
+        if self.target.sink.committed_by is spi.CommittedBy.SLOTS:
             return to_commits(committables)
         # Such a commit is one version of the table. Two attempts never share a version.
         by_attempt = groupby(committables, key=lambda committable: committable.transaction.attempt)
         return [
-            CommitWhole(GlobalCommit(batch_checkpoint(AttemptId(attempt)), tuple(listed)))
+            CommitWhole(GlobalCommit(batches.batch_checkpoint(AttemptId(attempt)), tuple(listed)))
             for attempt, listed in by_attempt
         ]
 
-    def _carry_out(self, committer: Committer, steps: Sequence[Step]) -> None:
+    def _carry_out(self, committer: spi.Committer, steps: Sequence[Step]) -> None:
         retries = recovery_retries(SETTLE_TIMEOUT_S, waits_for_people=False)
         source = TimedSteps(PlannedSteps(steps, retries))
         for step, ended in settle(source, partial(_try_step, committer)):
@@ -504,15 +481,15 @@ class BatchCommits:
 
     def _find_lost_rows(
         self,
-        committer: Committer,
+        committer: spi.Committer,
         decided: Sequence[Committable],
         in_doubt: Sequence[Committable],
     ) -> Sequence[Committable]:
-        if self.target.sink.committed_by is CommittedBy.DRIVER:
+        if self.target.sink.committed_by is spi.CommittedBy.DRIVER:
             return ()
         return find_lost_rows(committer, decided, in_doubt)
 
-    def _describe_lost_rows(self, claim: BatchClaim, lost: Sequence[Committable]) -> str:
+    def _describe_lost_rows(self, claim: batches.BatchClaim, lost: Sequence[Committable]) -> str:
         sink, sink_id = self.target.sink, self.target.sink_id
         parts = sink.names(sink_id) if isinstance(sink, SinkGroup) else {sink_id: str(sink)}
         return describe_lost_rows(
@@ -523,7 +500,7 @@ class BatchCommits:
             can_give_up=self.decisions.can_give_up,
         )
 
-    def _committer_for(self, attempt: AttemptId) -> Committer:
+    def _committer_for(self, attempt: AttemptId) -> spi.Committer:
         """Return the committer with its connection. It commits for any attempt of the sink id."""
         if self._committer is None:
             sink, context = self.target.sink, self.target.committer_context(attempt)
@@ -531,7 +508,9 @@ class BatchCommits:
         return self._committer
 
 
-def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) -> str:
+def _lower_version(
+    target: BatchTarget, batch: batches.BatchId, refused: batches.RefuseLower
+) -> str:
     message = (
         f"sink id {target.sink_id!r}, {target.owner}: txnVersion {batch.number} is below"
         f" {refused.last}, which is written, and versions rise from write to write. Nothing of it"
@@ -550,7 +529,7 @@ def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) ->
     )
 
 
-def _list_in_doubt(committer: Committer) -> Sequence[Committable]:
+def _list_in_doubt(committer: spi.Committer) -> Sequence[Committable]:
     """Return the transactions in doubt after a decision. Wait for the target to answer.
 
     The batch is decided, so its write should not fail because the target restarts now.
@@ -562,14 +541,14 @@ def _list_in_doubt(committer: Committer) -> Sequence[Committable]:
     while True:
         try:
             return committer.in_doubt()
-        except (SinkError, StorageError):
+        except (errors.SinkError, errors.StorageError):
             # A refusal may also take long, so the time starts at the first refusal.
             backoff = backoff or Backoff(until=time.monotonic() + SETTLE_TIMEOUT_S)
             if not backoff.pause():
                 raise
 
 
-def _try_step(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
+def _try_step(committer: spi.Committer, step: Step) -> CommitOutcome | AbortOutcome:
     if isinstance(step, AbortOne):
         return carry_out(committer, step)
     reach("commit")
@@ -578,10 +557,10 @@ def _try_step(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
     return outcome
 
 
-def _error_of(step: Step, failed: StepFailed) -> SinkError:
+def _error_of(step: Step, failed: StepFailed) -> errors.SinkError:
     committable, outcome = to_committables(step)[0], failed.outcome
     if isinstance(step, AbortOne) and failed.kind != "committed":
-        return CommitFailed(f"{committable} could not be rolled back: {outcome}")
+        return errors.CommitFailed(f"{committable} could not be rolled back: {outcome}")
     match outcome:
         case Lost(reason):
             text = (

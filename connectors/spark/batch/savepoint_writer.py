@@ -27,21 +27,9 @@ from onceflow.core.protocol.savepoints.bootstrap import NewState, check_addition
 from onceflow.core.protocol.savepoints.savepoint import Savepoint
 from onceflow.core.state.api.context import StateContext
 from onceflow.core.state.keys.key_codec import decode_key
-from onceflow.core.state.readers.bootstrap import (
-    StateEncoder,
-    StateOfTable,
-    buckets_of,
-    find_repeated_key,
-    make_encoder,
-    split_by_bucket,
-)
+from onceflow.core.state.readers import bootstrap
 from onceflow.core.state.readers.stored import list_pieces, read_metas_by_name
-from onceflow.core.state.snapshots.canonical import (
-    PART_BYTES,
-    StateRows,
-    read_canonical,
-    write_canonical,
-)
+from onceflow.core.state.snapshots import canonical
 from onceflow.core.state.stores.entries import split_map_row_key
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, SavepointStateWriter
 
@@ -56,7 +44,9 @@ class FilesMessage(WriterCommitMessage):
 class KeyedStateWriter(Shipped, DataSourceArrowWriter):
     """The writer that Spark calls. Pickles with the plan."""
 
-    def __init__(self, write: SavepointWrite, table: StateOfTable, schema: pa.Schema) -> None:
+    def __init__(
+        self, write: SavepointWrite, table: bootstrap.StateOfTable, schema: pa.Schema
+    ) -> None:
         """Check the write. Runs where Spark plans.
 
         Raises:
@@ -106,8 +96,8 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         del messages
         self._write.directory().delete_state(self._unique)
 
-    def _encoder(self) -> StateEncoder:
-        return make_encoder(self._table, self._schema, self._write.max_parallelism)
+    def _encoder(self) -> bootstrap.StateEncoder:
+        return bootstrap.make_encoder(self._table, self._schema, self._write.max_parallelism)
 
     def _context(self) -> StateContext:
         count = self._write.max_parallelism
@@ -123,8 +113,8 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
             by_groups[handle.key_group_first].append(handle)
         reader = directory.reader()
         for files in by_groups.values():
-            states = read_canonical(reader, files, self._context())
-            twice = find_repeated_key(rows.keys for _, rows in states)
+            states = canonical.read_canonical(reader, files, self._context())
+            twice = bootstrap.find_repeated_key(rows.keys for _, rows in states)
             if twice is not None:
                 key = _describe_key(twice, self._table)
                 raise BadStateValue(
@@ -138,7 +128,7 @@ def find_savepoint(directory: SavepointDirectory) -> Savepoint | None:
     return directory.read() if directory.is_there() else None
 
 
-def _check(write: SavepointWrite, known: Savepoint | None, encoder: StateEncoder) -> None:
+def _check(write: SavepointWrite, known: Savepoint | None, encoder: bootstrap.StateEncoder) -> None:
     check_addition(known, write.job, write.max_parallelism)
     if known is None:
         return
@@ -158,34 +148,34 @@ def already_there(write: SavepointWrite, state: str) -> SavepointRefused:
 
 
 def _write_parts(
-    encoder: StateEncoder,
+    encoder: bootstrap.StateEncoder,
     writer: SavepointStateWriter,
     context: StateContext,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[StateHandle]:
     """Write parts, each of one bucket, and yield their handles."""
-    buckets = buckets_of(encoder.max_parallelism)
-    waiting = defaultdict[int, list[StateRows]](list)
+    buckets = bootstrap.buckets_of(encoder.max_parallelism)
+    waiting = defaultdict[int, list[canonical.StateRows]](list)
     size_bytes = 0
 
     def flush() -> Iterator[StateHandle]:
         for bucket, chunks in sorted(waiting.items()):
             part = replace(context, key_groups=buckets[bucket])
-            yield from write_canonical(writer, part, [(encoder.meta, chunks)])
+            yield from canonical.write_canonical(writer, part, [(encoder.meta, chunks)])
         waiting.clear()
 
     for batch in batches:
         rows = encoder.rows(batch)
-        for bucket, inside in split_by_bucket(rows, buckets):
+        for bucket, inside in bootstrap.split_by_bucket(rows, buckets):
             waiting[bucket].append(inside)
         size_bytes += rows.keys.nbytes + rows.values.nbytes
-        if size_bytes > PART_BYTES:
+        if size_bytes > canonical.PART_BYTES:
             yield from flush()
             size_bytes = 0
     yield from flush()
 
 
-def _describe_key(row_key: bytes, table: StateOfTable) -> str:
+def _describe_key(row_key: bytes, table: bootstrap.StateOfTable) -> str:
     match table.kind:
         case "map":
             key, map_key = split_map_row_key(row_key)

@@ -11,14 +11,8 @@ import pyarrow as pa
 from onceflow.connectors.spark.batch.commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.connectors.spark.streaming.checkpoint_location import MICRO_BATCHES_ONLY
+from onceflow.core import errors
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import (
-    BadRow,
-    ConfigError,
-    PreCommitFailed,
-    PreparedLimitReached,
-    SinkError,
-)
 from onceflow.core.protocol.batches import find_prepared_twin, task_checkpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
@@ -93,11 +87,11 @@ def write_task(
         # Do this after the second `take`: the pre-commit of the rows may reject some, too.
         committables += letters.pre_commits()
         reach("prepared")
-    except SinkError as error:
+    except errors.SinkError as error:
         advice = _advice(error, plan.target, task, twin)
         if not advice:
             raise
-        raise PreCommitFailed(f"{error}. {advice}") from error
+        raise errors.PreCommitFailed(f"{error}. {advice}") from error
     finally:
         writer.close()
         letters.close()
@@ -152,10 +146,10 @@ def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
     """
     try:
         return target.sink.writer(context)
-    except PreparedLimitReached as error:
+    except errors.PreparedLimitReached as error:
         if target.staging is None:
             coalesce = f"; or write fewer partitions: .coalesce({error.room})" if error.room else ""
-            raise PreparedLimitReached(
+            raise errors.PreparedLimitReached(
                 f"{error}. Give option stagingLocation, a directory or the URL of a bucket that"
                 " driver and executors see: the rows of further partitions wait there"
                 f"{coalesce}; or raise max_prepared_transactions and restart the server",
@@ -166,10 +160,10 @@ def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
 
 
 def _advice(
-    error: SinkError, target: BatchTarget, task: TaskIdentity, twin: Committable | None
+    error: errors.SinkError, target: BatchTarget, task: TaskIdentity, twin: Committable | None
 ) -> str:
     """Return advice for `error` if the task may have waited for another task's locks, else ""."""
-    if isinstance(error, BadRow):
+    if isinstance(error, errors.BadRow):
         return ""
     if twin is not None:
         return (
@@ -189,7 +183,7 @@ def _advice(
     )
 
 
-def _is_lock_timeout(error: SinkError) -> bool:
+def _is_lock_timeout(error: errors.SinkError) -> bool:
     # Import it only here: other sinks must not load what databases need.
     from onceflow.clients.sql.session import LockTimeout
 
@@ -224,18 +218,18 @@ def _require_planned(plan: BatchPlan, task: TaskIdentity) -> None:
     if plan.fingerprint:
         # A query's own batch.
         if task.batch is None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of no"
                 f" micro-batch. {MICRO_BATCHES_ONLY}"
             )
         if task.batch != batch.number:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of batch"
                 f" {task.batch}: another query writes to the same checkpoint"
             )
         return
     if plan.decided and task.run and task.run == plan.decided_by:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"sink id {plan.target.sink_id!r}: {batch} was written before by the same run of the"
             " query: two writes of one batch need two names (txnAppId, or sinkId)"
         )

@@ -31,12 +31,7 @@ from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.savepoints.bootstrap import NewState, check_addition, with_state
 from onceflow.core.protocol.savepoints.savepoint import Savepoint
-from onceflow.core.state.readers.bootstrap import (
-    StateOfTable,
-    UnkeyedEncoder,
-    UnkeyedStateOfTable,
-    make_unkeyed_encoder,
-)
+from onceflow.core.state.readers import bootstrap
 from onceflow.core.state.states.operator_state import Saved, find_mode, read_saved, write_saved
 
 
@@ -44,7 +39,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
     """The writer that Spark calls. Pickles with the plan."""
 
     def __init__(
-        self, write: SavepointWrite, table: UnkeyedStateOfTable, schema: pa.Schema
+        self, write: SavepointWrite, table: bootstrap.UnkeyedStateOfTable, schema: pa.Schema
     ) -> None:
         """Check the write. Runs where Spark plans.
 
@@ -102,8 +97,8 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         del messages
         self._write.directory().delete_state(self._unique)
 
-    def _encoder(self) -> UnkeyedEncoder:
-        return make_unkeyed_encoder(self._table, self._schema)
+    def _encoder(self) -> bootstrap.UnkeyedEncoder:
+        return bootstrap.make_unkeyed_encoder(self._table, self._schema)
 
     def _read_held(self, known: Savepoint | None) -> list[Saved]:
         """Return the savepoint's states of the same kind."""
@@ -134,7 +129,7 @@ def savepoint_writer(
         )
     write, columns = SAVEPOINT_WRITE.make(options), arrow_schema(schema)
     match write.table:
-        case StateOfTable() as table:
+        case bootstrap.StateOfTable() as table:
             return KeyedStateWriter(write, table, columns)
-        case UnkeyedStateOfTable() as table:
+        case bootstrap.UnkeyedStateOfTable() as table:
             return UnkeyedStateWriter(write, table, columns)

@@ -20,16 +20,7 @@ from onceflow.connectors.spark.batch.task_writer import write_task
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.streaming.writer import ReportMessage, reports_of, this_task
-from onceflow.core.errors import (
-    BadRow,
-    CheckpointError,
-    CommitFailed,
-    Fenced,
-    OnceflowError,
-    PreparedTransactionLost,
-    SinkError,
-    StorageError,
-)
+from onceflow.core import errors
 
 if TYPE_CHECKING:
     from onceflow.connectors.spark.batch.identity import MakeSink, NamedTarget
@@ -89,7 +80,7 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
     def _abort(self, commits: BatchCommits) -> None:
         try:
             commits.abort(self._schema, self._plan.attempt)
-        except Fenced as error:
+        except errors.Fenced as error:
             if self._plan.batch.source:
                 raise
             raise _with_advice(error) from error
@@ -98,14 +89,14 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         commits = _commits(self._named)
         try:
             commits.commit(reports_of(messages))
-        except Fenced as error:
+        except errors.Fenced as error:
             if self._plan.batch.source:
                 raise
             raise _with_advice(error) from error
-        except (BadRow, CommitFailed):
+        except (errors.BadRow, errors.CommitFailed):
             # The error reports the batch's outcome. `abort` finds this claim, and adds no other
             # error.
-            with suppress(OnceflowError):
+            with suppress(errors.OnceflowError):
                 commits.abort(self._schema, self._plan.attempt)
             raise
         finally:
@@ -122,14 +113,14 @@ _AT_ONCE = (
 )
 
 
-def _with_advice(error: Fenced) -> Fenced:
+def _with_advice(error: errors.Fenced) -> errors.Fenced:
     """Return the error of an undecided write without a token, with advice to avoid it."""
-    return Fenced(f"{error}. {_AT_ONCE}")
+    return errors.Fenced(f"{error}. {_AT_ONCE}")
 
 
 def _settle_failed_commit(
     commits: BatchCommits, schema: pa.Schema, plan: BatchPlan
-) -> OnceflowError:
+) -> errors.OnceflowError:
     """Commit or roll back a batch whose commit failed or was killed.
 
     Return an error with the outcome.
@@ -141,24 +132,24 @@ def _settle_failed_commit(
     batch = plan.batch
     app = batch.source.rpartition("@")[0]
     token = f"txnAppId={app} and txnVersion={batch.number}"
-    fenced: Fenced | None = None
+    fenced: errors.Fenced | None = None
     try:
         try:
             # This claims first, so a commit that still runs elsewhere cannot decide afterwards.
             commits.abort(schema, plan.attempt)
-        except Fenced as error:
+        except errors.Fenced as error:
             fenced = error
         is_written = commits.is_decided(batch)
         if not is_written and commits.has_forgotten(batch, plan.attempt):
-            return SinkError(
+            return errors.SinkError(
                 f"whether {batch} is written cannot be told any more: another run has written under"
                 f" this sink id since. {_LOOK_FIRST}"
             )
-    except (CommitFailed, PreparedTransactionLost):
+    except (errors.CommitFailed, errors.PreparedTransactionLost):
         raise
-    except (SinkError, StorageError, CheckpointError) as error:
+    except (errors.SinkError, errors.StorageError, errors.CheckpointError) as error:
         advice = f"A repeat with the same {token} is safe in any case" if app else _LOOK_FIRST
-        return SinkError(f"whether {batch} is written cannot be told now: {error}. {advice}")
+        return errors.SinkError(f"whether {batch} is written cannot be told now: {error}. {advice}")
     if is_written:
         advice = (
             f"A repeat with the same {token} is safe: it writes nothing"
@@ -166,12 +157,12 @@ def _settle_failed_commit(
             else "Do not repeat the write: without txnAppId and txnVersion a repeat writes its rows"
             " again"
         )
-        return SinkError(
+        return errors.SinkError(
             f"{batch} is written, all of it, though its commit could not tell Spark so. {advice}"
         )
     if fenced is not None:
         return fenced if plan.batch.source else _with_advice(fenced)
-    return SinkError(
+    return errors.SinkError(
         f"{batch} is not written: its commit has failed before the decision. Nothing of it is seen"
         " or in doubt in the target. Repeat the write"
     )

@@ -18,16 +18,15 @@ from onceflow.core.state.readers.bootstrap import StateOfTable, UnkeyedStateOfTa
 from onceflow.core.state.readers.state_columns import ValueForm
 from onceflow.core.state.snapshots.state_meta import StateKind
 from onceflow.core.state.states.operator_state import Mode
-from onceflow.core.storage import CheckpointStorage, ObjectStorage, checkpoint_storage
+from onceflow.core.storage import (
+    CheckpointStorage,
+    ObjectStorage,
+    checkpoint_storage,
+    stored_checkpoints,
+)
 from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
-from onceflow.core.storage.stored_checkpoints import (
-    StoredCheckpoint,
-    checkpoint_at,
-    open_job,
-    savepoint_at,
-)
 
 _WITHOUT_KEY: Mapping[str, Mode] = {
     "operator-list": "split",
@@ -157,7 +156,7 @@ class StateRead(CheckpointsRead):
         """The number of the checkpoint; None: the last one."""
         return None if self.checkpoint_or_latest == LATEST else int(self.checkpoint_or_latest)
 
-    def find(self) -> StoredCheckpoint:
+    def find(self) -> stored_checkpoints.StoredCheckpoint:
         """Return the checkpoint or savepoint that the options name.
 
         Raises:
@@ -166,12 +165,14 @@ class StateRead(CheckpointsRead):
         """
         storage = self.location.storage
         if not savepoint_directory(storage, self.path).is_there():
-            return checkpoint_at(open_job(storage, self.location.job), self.checkpoint)
+            return stored_checkpoints.checkpoint_at(
+                stored_checkpoints.open_job(storage, self.location.job), self.checkpoint
+            )
         if self.checkpoint is not None:
             raise ConfigError(
                 f"{self.path} is a savepoint, which holds one checkpoint: leave checkpoint= out"
             )
-        savepoint = savepoint_at(storage, self.path)
+        savepoint = stored_checkpoints.savepoint_at(storage, self.path)
         if self.location.job not in (None, savepoint.job):
             raise ConfigError(
                 f"{savepoint} is of job {savepoint.job!r}, and job={self.location.job!r} was given:"

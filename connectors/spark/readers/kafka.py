@@ -14,13 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
+from onceflow.connectors.spark.readers import kafka_stream
 from onceflow.connectors.spark.readers.kafka_offsets import tasks_of
-from onceflow.connectors.spark.readers.kafka_stream import (
-    BatchLimits,
-    KafkaTask,
-    check_for_spark,
-    read_task,
-)
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.catalog import Catalog, check_not_replaced
 from onceflow.sources.kafka.position import PartitionPosition
@@ -32,19 +27,22 @@ class KafkaBatchReader(Speaker, DataSourceReader):
     """A reader of topics from `starting` to `ending`, by default of all records."""
 
     def __init__(
-        self, settings: KafkaSettings, schema: StructType, limits: BatchLimits | None = None
+        self,
+        settings: KafkaSettings,
+        schema: StructType,
+        limits: kafka_stream.BatchLimits | None = None,
     ) -> None:
         """Store the settings. Sends no request yet.
 
         Raises:
             ConfigError: The settings do not suit Spark, or limits of streams are given.
         """
-        check_for_spark(settings)
+        kafka_stream.check_for_spark(settings)
         self._settings = (
             settings if settings.ending is not None else replace(settings, ending=Latest())
         )
         self._schema = schema
-        self._limits = limits or BatchLimits()
+        self._limits = limits or kafka_stream.BatchLimits()
         if self._limits.offsets_most or self._limits.offsets_least:
             raise ConfigError(
                 "maxOffsetsPerTrigger and minOffsetsPerTrigger are for readStream: read has no"
@@ -83,7 +81,7 @@ class KafkaBatchReader(Speaker, DataSourceReader):
             least=limits.tasks_least,
             rows_most=limits.task_rows_most,
         )
-        return [KafkaTask(task) for task in tasks or [()]]
+        return [kafka_stream.KafkaTask(task) for task in tasks or [()]]
 
     @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -98,9 +96,9 @@ class KafkaBatchReader(Speaker, DataSourceReader):
             BadRecord: A record cannot be decoded.
             SourceUnavailable: The brokers sent nothing for `deadline_s`.
         """
-        yield from read_task(self._settings, partition, self._schema)
+        yield from kafka_stream.read_task(self._settings, partition, self._schema)
         # No check is needed if nothing was read, and none is possible if brokers have no ids.
-        ranges = partition.ranges if isinstance(partition, KafkaTask) else ()
+        ranges = partition.ranges if isinstance(partition, kafka_stream.KafkaTask) else ()
         positions = [_to_position(offset_range) for offset_range in ranges if offset_range.topic_id]
         if positions and self._settings.fail_on_data_loss:
             check_not_replaced(self._settings, positions)

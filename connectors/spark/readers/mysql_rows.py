@@ -22,14 +22,8 @@ import pyarrow as pa
 from pyarrow import csv
 from typing_extensions import override
 
-from onceflow.clients.mysql.catalog import (
-    TEXTS,
-    MySQLType,
-    find_table,
-    grantee,
-    identifier,
-    quote,
-)
+from onceflow.clients.mysql import catalog
+from onceflow.clients.mysql.catalog import grantee, identifier, quote
 from onceflow.clients.mysql.connection import ResultColumn, own
 from onceflow.clients.mysql.endpoint import MySQLEndpoint
 from onceflow.clients.mysql.types import BINARIES
@@ -134,7 +128,7 @@ class MySQLRows(RowSource):
 
     def _describe(self, session: Session, name: TableName) -> Table:
         try:
-            table = find_table(session, name)
+            table = catalog.find_table(session, name)
         except SqlError as error:
             raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
         if table is None:
@@ -177,17 +171,17 @@ class MySQLRows(RowSource):
 
 
 def _column(column: TableColumn) -> ReadColumn:
-    assert isinstance(column.type, MySQLType), column.type
+    assert isinstance(column.type, catalog.MySQLType), column.type
     return _read(column.name, column.type)
 
 
-def _type_of(column: ResultColumn) -> MySQLType:
+def _type_of(column: ResultColumn) -> catalog.MySQLType:
     """Return the type of a query's column in the form of a table's column."""
     name = column.type
     # The length includes the decimal point and the sign.
     precision = column.length - (column.scale > 0) - (not column.is_unsigned)
     shown = f"{name}({column.length})" if name == "tinyint" else name
-    return MySQLType(
+    return catalog.MySQLType(
         name,
         f"{shown} unsigned" if column.is_unsigned else shown,
         precision=max(precision, 1),
@@ -195,7 +189,7 @@ def _type_of(column: ResultColumn) -> MySQLType:
     )
 
 
-def _read(column: str, kind: MySQLType) -> ReadColumn:
+def _read(column: str, kind: catalog.MySQLType) -> ReadColumn:
     name = quote(column)
     expression, compared = name, None
     arrow: pa.DataType = pa.string()
@@ -217,7 +211,7 @@ def _read(column: str, kind: MySQLType) -> ReadColumn:
             expression = f"{name} * 1e0"
     elif kind.name in BINARIES:
         arrow = pa.binary()
-    elif kind.name in TEXTS:
+    elif kind.name in catalog.TEXTS:
         compared = Comparable.TEXT
     elif kind.name not in _AS_TEXT:
         expression = f"HEX({name})"

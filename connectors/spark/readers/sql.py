@@ -22,12 +22,7 @@ from onceflow.clients.sql.session import SqlEndpoint
 from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
-from onceflow.connectors.spark.readers.sql_filters import (
-    Comparable,
-    FilterColumn,
-    SqlWords,
-    push_down,
-)
+from onceflow.connectors.spark.readers import sql_filters
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.sql.dialect import Dialect
 
@@ -44,7 +39,7 @@ class ReadColumn:
     """The SQL expression to select."""
     type: pa.DataType
     """The Arrow type of the values."""
-    kind: Comparable | None = None
+    kind: sql_filters.Comparable | None = None
     """The kind as which filters compare values, both on the server and in Spark; None if they
     cannot.
     """
@@ -88,9 +83,9 @@ class RowSource(ABC):
         """Return an instant as SQL; `text` is in UTC."""
 
     @property
-    def words(self) -> SqlWords:
+    def words(self) -> sql_filters.SqlWords:
         """The functions that write values as SQL."""
-        return SqlWords(text=self.dialect.literal, instant=self.format_instant)
+        return sql_filters.SqlWords(text=self.dialect.literal, instant=self.format_instant)
 
     @property
     def relation(self) -> str:
@@ -226,13 +221,13 @@ class FilteringSqlReader(SqlReader):
     @in_option_words
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Keep the filters that the database can decide. Return those that Spark must apply."""
-        columns: Mapping[str, FilterColumn] = {
-            column.name: FilterColumn(column.expression, column.kind)
+        columns: Mapping[str, sql_filters.FilterColumn] = {
+            column.name: sql_filters.FilterColumn(column.expression, column.kind)
             for column in self._all_columns()
         }
         left: list[Filter] = []
         for spark_filter in filters:
-            sql_filter = push_down(spark_filter, columns, self._source.words)
+            sql_filter = sql_filters.push_down(spark_filter, columns, self._source.words)
             if sql_filter is not None:
                 self._conditions.append(sql_filter.sql)
             if sql_filter is None or not sql_filter.exact:

@@ -34,21 +34,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SubtaskMetrics
 from onceflow.core.runtime.driver.health import Health
 from onceflow.core.runtime.driver.metrics_server import ShownJob, ShownMetrics
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    AttemptEnded,
-    AttemptRunning,
-    CheckpointAcked,
-    CheckpointCompleted,
-    CheckpointTriggered,
-    JobEnded,
-    JobStarted,
-    JobState,
-    Moment,
-    SlotJoined,
-    SlotReported,
-    SubtaskCommitted,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.metrics.exposition import Measured
@@ -146,14 +132,14 @@ class _Query:
         self.show, self.hide = shown.show, shown.hide
         self._read: dict[str, int] = {}
         self._running = False
-        self.tracker.publish(JobStarted())
+        self.tracker.publish(job_events.JobStarted())
 
     def on_progress(self, progress: StreamingQueryProgress) -> None:
         """Publish the events that a job would publish for the batch."""
         rows = _rows_by_source(progress)
         # Batches are counted from 0, and checkpoint 0 is the empty start.
         number = CheckpointId(progress.batchId + 1)
-        now, milliseconds = Moment.now(), progress.durationMs
+        now, milliseconds = job_events.Moment.now(), progress.durationMs
         # The sources are known only now: Spark names them with the first progress.
         if not self._running:
             self._run(progress.batchId, sources=frozenset(rows))
@@ -164,19 +150,23 @@ class _Query:
             return  # Spark asked its sources, and there was nothing to do
         publish = self.tracker.publish
         total_s = milliseconds.get("triggerExecution", 0) / 1000
-        publish(CheckpointTriggered(number, CheckpointKind.PERIODIC, at=_before(now, total_s)))
+        publish(
+            job_events.CheckpointTriggered(
+                number, CheckpointKind.PERIODIC, at=_before(now, total_s)
+            )
+        )
         timings = SnapshotTimings(sync_ms=float(milliseconds["addBatch"]))
-        publish(CheckpointAcked(number, _WHOLE, timings, at=now))
-        publish(CheckpointCompleted(number, _commit_ms(milliseconds), at=now))
-        publish(SubtaskCommitted(_WHOLE, number, at=now))
+        publish(job_events.CheckpointAcked(number, _WHOLE, timings, at=now))
+        publish(job_events.CheckpointCompleted(number, _commit_ms(milliseconds), at=now))
+        publish(job_events.SubtaskCommitted(_WHOLE, number, at=now))
 
     def on_end(self, error: str | None) -> None:
         """Publish the end of the query."""
         text = error or ""
         if self._running:
-            self.tracker.publish(AttemptEnded(AttemptId(1), text))
-        state = JobState.FAILED if text else JobState.STOPPED
-        self.tracker.publish(JobEnded(state, text))
+            self.tracker.publish(job_events.AttemptEnded(AttemptId(1), text))
+        state = job_events.JobState.FAILED if text else job_events.JobState.STOPPED
+        self.tracker.publish(job_events.JobEnded(state, text))
         self.tracker.close()
         self.hide()
 
@@ -185,23 +175,23 @@ class _Query:
 
     def _judge_health(self) -> Health:
         state = self.tracker.status.state
-        unready = "" if state is JobState.RUNNING else f"the query is {state.value}"
+        unready = "" if state is job_events.JobState.RUNNING else f"the query is {state.value}"
         return Health(self._name, "", unready)
 
     def _run(self, batch: int, sources: frozenset[str]) -> None:
         self._running = True
         publish = self.tracker.publish
-        publish(JobStarted(sources))
-        publish(AttemptBegan(AttemptId(1), CheckpointId(batch)))
-        publish(SlotJoined(0, os.getpid(), os.getppid(), socket.gethostname()))
-        publish(AttemptRunning())
+        publish(job_events.JobStarted(sources))
+        publish(job_events.AttemptBegan(AttemptId(1), CheckpointId(batch)))
+        publish(job_events.SlotJoined(0, os.getpid(), os.getppid(), socket.gethostname()))
+        publish(job_events.AttemptRunning())
 
     def _report(self) -> None:
         subtasks = tuple(
             SubtaskMetrics(SubtaskRef(source, 0), records_in=count)
             for source, count in self._read.items()
         )
-        self.tracker.publish(SlotReported(0, subtasks))
+        self.tracker.publish(job_events.SlotReported(0, subtasks))
 
 
 def _rows_by_source(progress: StreamingQueryProgress) -> dict[str, int]:
@@ -219,5 +209,5 @@ def _commit_ms(milliseconds: Mapping[str, Any]) -> float:
     return float(milliseconds.get("walCommit", 0) + milliseconds.get("commitOffsets", 0))
 
 
-def _before(now: Moment, seconds: float) -> Moment:
-    return Moment(now.monotonic_s - seconds, now.wall_s - seconds)
+def _before(now: job_events.Moment, seconds: float) -> job_events.Moment:
+    return job_events.Moment(now.monotonic_s - seconds, now.wall_s - seconds)

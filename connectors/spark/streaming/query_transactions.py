@@ -12,24 +12,11 @@ from collections.abc import Mapping, Sequence
 from onceflow.connectors.spark.batch.decision_keepers import open_decision_log, resolve_keeper
 from onceflow.connectors.spark.batch.identity import is_owner_of_app, staging_area, write_target
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
-from onceflow.core.commit.by_hand import (
-    InDoubtKind,
-    InDoubtTransaction,
-    SinkNeeded,
-    SinkResourceManager,
-    TransactionSettler,
-)
+from onceflow.core.commit import by_hand
 from onceflow.core.commit.logged_decisions import batch_in_doubt_status, refusal
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.batches import BatchClaim
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-)
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.in_doubt import Resolution
 from onceflow.core.protocol.recovery import commit_order
@@ -63,8 +50,8 @@ def query_transactions(
 
 
 def write_transactions(
-    app: str, manager: SqlResourceManager | SinkResourceManager, *, staging: str = ""
-) -> TransactionSettler:
+    app: str, manager: SqlResourceManager | by_hand.SinkResourceManager, *, staging: str = ""
+) -> by_hand.TransactionSettler:
     """Return the transactions in doubt at `manager` of the writes with option txnAppId `app`.
 
     For a database, these are the transactions of all its tables. `staging` is the writes' option
@@ -74,13 +61,13 @@ def write_transactions(
         ConfigError: Nothing was written there with that txnAppId.
         SinkError: The database does not answer now.
     """
-    if isinstance(manager, SinkResourceManager):
+    if isinstance(manager, by_hand.SinkResourceManager):
         options = {"txnappid": app, "txnversion": "0"}
         if staging:
             options["staginglocation"] = staging
         named, _ = write_target(lambda _: manager.sink, options)
         target = named.target
-        owned = SinkResourceManager(manager.sink, target.sink_id)
+        owned = by_hand.SinkResourceManager(manager.sink, target.sink_id)
         return BatchTransactions(
             owned,
             owner=target.owner,
@@ -103,7 +90,7 @@ def write_transactions(
     )
 
 
-class BatchTransactions(TransactionSettler):
+class BatchTransactions(by_hand.TransactionSettler):
     """The transactions in doubt of one owner of batches at `manager`. One thread may use it.
 
     Reading changes nothing. `directory` has the staged files; None without one. `decisions` are
@@ -131,7 +118,7 @@ class BatchTransactions(TransactionSettler):
         self._decisions = self._keeper() if decisions is None else decisions
         self._committers: dict[str, Committer] = {}
 
-    def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
+    def in_doubt(self) -> tuple[by_hand.InDoubtTransaction, ...]:
         """Return all transactions in doubt, in the order in which the next batch would commit them.
 
         Raises:
@@ -151,7 +138,7 @@ class BatchTransactions(TransactionSettler):
             sorted(transactions.values(), key=lambda entry: commit_order(entry.committable))
         )
 
-    def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
+    def find(self, transaction: TransactionId) -> by_hand.InDoubtTransaction | None:
         """Return `transaction` if it is in doubt, or if a remembered decision contains it.
 
         Raises:
@@ -164,12 +151,12 @@ class BatchTransactions(TransactionSettler):
         decided = _committables_of(seen).get(transaction)
         return None if decided is None else self._describe(decided, seen, held=False)
 
-    def refusal(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> str | None:
+    def refusal(self, resolution: Resolution, in_doubt: by_hand.InDoubtTransaction) -> str | None:
         """Return why the current decisions forbid `resolution`, or None if they do not."""
         status = batch_in_doubt_status(in_doubt.committable, self._decisions.read_claim())
         return refusal(resolution, status, None)
 
-    def force_commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
+    def force_commit(self, in_doubt: by_hand.InDoubtTransaction) -> committables.CommitOutcome:
         """Commit the transaction, whatever is decided.
 
         If it is not decided, its rows may be duplicated.
@@ -177,11 +164,11 @@ class BatchTransactions(TransactionSettler):
         The last transaction of a batch marks the batch as committed, for views of whole batches.
         """
         outcome = self._settling(in_doubt).commit(in_doubt.committable)
-        if isinstance(outcome, Committed | AlreadyCommitted):
+        if isinstance(outcome, committables.Committed | committables.AlreadyCommitted):
             self._mark_if_whole(in_doubt.transaction)
         return outcome
 
-    def force_abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
+    def force_abort(self, in_doubt: by_hand.InDoubtTransaction) -> committables.AbortOutcome:
         """Roll back the transaction, whatever is decided. If it is decided, its rows are lost.
 
         A decision in a database then no longer contains it. The batch counts as written without
@@ -191,7 +178,7 @@ class BatchTransactions(TransactionSettler):
         # Roll back the rows first. If the decision lost them first, the rest could not be done
         # after a crash.
         outcome = self._settling(in_doubt).abort(in_doubt.committable)
-        if isinstance(outcome, Aborted):
+        if isinstance(outcome, committables.Aborted):
             self._decisions.give_up(in_doubt.transaction)
         return outcome
 
@@ -216,7 +203,9 @@ class BatchTransactions(TransactionSettler):
     def _keeper(self) -> BatchDecisions:
         manager = self._manager
         match manager:
-            case SqlResourceManager(sink=sink) | SinkResourceManager(sink=SqlSink() as sink):
+            case (
+                SqlResourceManager(sink=sink) | by_hand.SinkResourceManager(sink=SqlSink() as sink)
+            ):
                 return SqlBatchDecisions(sink.settings, self._sink_id, self._owner)
             case _ if self._directory is None:
                 raise ConfigError("--storage is missing: the option stagingLocation of the writes")
@@ -247,17 +236,20 @@ class BatchTransactions(TransactionSettler):
                 self._committer(name.sink_id).commit(committable)
                 for name, committable in others.items()
             ]
-            if all(isinstance(outcome, Committed | AlreadyCommitted) for outcome in outcomes):
+            if all(
+                isinstance(outcome, committables.Committed | committables.AlreadyCommitted)
+                for outcome in outcomes
+            ):
                 self._decisions.mark_committed(decision)
 
-    def _list_held(self, sink_id: str) -> Sequence[Committable]:
+    def _list_held(self, sink_id: str) -> Sequence[committables.Committable]:
         staging = self._staging(sink_id)
         staged = map(make_staged_committable, staging.transactions() if staging else ())
         return (*self._committer(sink_id).in_doubt(), *staged)
 
     def _describe(
-        self, committable: Committable, seen: BatchClaim, *, held: bool
-    ) -> InDoubtTransaction:
+        self, committable: committables.Committable, seen: BatchClaim, *, held: bool
+    ) -> by_hand.InDoubtTransaction:
         transaction = committable.transaction
         # The decision has the number of rows; the target lists only names.
         committable = _committables_of(seen).get(transaction, committable)
@@ -268,9 +260,9 @@ class BatchTransactions(TransactionSettler):
             prepared_at = area.find_seal_time(transaction) if area else None
         elif held:
             prepared_at = self._committer(transaction.sink_id).find_prepare_time(committable)
-        return InDoubtTransaction(
+        return by_hand.InDoubtTransaction(
             committable=committable,
-            kind=InDoubtKind.STAGED if staged else InDoubtKind.PREPARED,
+            kind=by_hand.InDoubtKind.STAGED if staged else by_hand.InDoubtKind.PREPARED,
             rows=committable.rows or None,
             held_by=self._manager.name,
             held=held,
@@ -278,10 +270,10 @@ class BatchTransactions(TransactionSettler):
             status=batch_in_doubt_status(committable, seen),
         )
 
-    def _settling(self, entry: InDoubtTransaction) -> Committer:
-        knows_rows = isinstance(self._manager, (SinkResourceManager, SqlResourceManager))
+    def _settling(self, entry: by_hand.InDoubtTransaction) -> Committer:
+        knows_rows = isinstance(self._manager, (by_hand.SinkResourceManager, SqlResourceManager))
         if is_staged(entry.committable) and not knows_rows:
-            raise SinkNeeded(
+            raise by_hand.SinkNeeded(
                 f"the rows of transaction {entry.transaction} are staged below {self._directory},"
                 " and only their sink knows where they go: name it (--sink module:name), or start"
                 " the query"
@@ -312,7 +304,7 @@ class BatchTransactions(TransactionSettler):
         return None if self._directory is None else staging_area(self._directory, sink_id)
 
 
-class SeveralBatchTransactions(TransactionSettler):
+class SeveralBatchTransactions(by_hand.TransactionSettler):
     """The transactions in doubt of several owners, each with its own sink id.
 
     One thread may use it.
@@ -322,27 +314,27 @@ class SeveralBatchTransactions(TransactionSettler):
         """Open no connection yet. At least one owner is needed, all at one resource manager."""
         self._by_sink_id = by_sink_id
 
-    def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
+    def in_doubt(self) -> tuple[by_hand.InDoubtTransaction, ...]:
         """Return all transactions in doubt, table by table."""
         return tuple(entry for each in self._by_sink_id.values() for entry in each.in_doubt())
 
-    def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
+    def find(self, transaction: TransactionId) -> by_hand.InDoubtTransaction | None:
         """Return `transaction` if it is in doubt, or if a remembered decision contains it."""
         owner = self._by_sink_id.get(transaction.sink_id)
         return None if owner is None else owner.find(transaction)
 
-    def refusal(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> str | None:
+    def refusal(self, resolution: Resolution, in_doubt: by_hand.InDoubtTransaction) -> str | None:
         """Return why the current decisions forbid `resolution`, or None if they do not."""
         return self._owner_of(in_doubt).refusal(resolution, in_doubt)
 
-    def force_commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
+    def force_commit(self, in_doubt: by_hand.InDoubtTransaction) -> committables.CommitOutcome:
         """Commit the transaction, whatever is decided.
 
         If it is not decided, its rows may be duplicated.
         """
         return self._owner_of(in_doubt).force_commit(in_doubt)
 
-    def force_abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
+    def force_abort(self, in_doubt: by_hand.InDoubtTransaction) -> committables.AbortOutcome:
         """Roll back the transaction, whatever is decided. If it is decided, its rows are lost."""
         return self._owner_of(in_doubt).force_abort(in_doubt)
 
@@ -356,9 +348,9 @@ class SeveralBatchTransactions(TransactionSettler):
         for each in self._by_sink_id.values():
             each.close()
 
-    def _owner_of(self, entry: InDoubtTransaction) -> BatchTransactions:
+    def _owner_of(self, entry: by_hand.InDoubtTransaction) -> BatchTransactions:
         return self._by_sink_id[entry.transaction.sink_id]
 
 
-def _committables_of(seen: BatchClaim) -> Mapping[TransactionId, Committable]:
+def _committables_of(seen: BatchClaim) -> Mapping[TransactionId, committables.Committable]:
     return {c.transaction: c for decision in seen.decisions for c in decision.committables}

@@ -23,13 +23,7 @@ from typing import Final, TypeAlias
 
 from typing_extensions import assert_never
 
-from onceflow.core.errors import (
-    CheckpointError,
-    CommitFailed,
-    MessageCorrupt,
-    SlotLost,
-    StorageError,
-)
+from onceflow.core import errors
 from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
@@ -259,7 +253,7 @@ class AttemptLoop:
             case SlotGone(slot, _, reason):
                 if slot in self._slots:
                     self._decide(Announce(fact))
-                    self._end(SlotLost(f"slot {slot} is lost: {reason}"))
+                    self._end(errors.SlotLost(f"slot {slot} is lost: {reason}"))
             case SlotsEnded(_, error):
                 self._end(error)
             case OutboxesMeasured(waiting_s):
@@ -312,7 +306,7 @@ class AttemptLoop:
             case Failed():
                 self._decide(Announce(message))
                 error = slot_error(message)
-                if isinstance(error, SlotLost):
+                if isinstance(error, errors.SlotLost):
                     # A slot that lost a channel often reports before the end of the other slot is
                     # known. The error for the user must name that other slot, because it is the
                     # cause.
@@ -327,7 +321,7 @@ class AttemptLoop:
                 self._deferred.append(message)
             case Hello():
                 text = f"slot {slot} says Hello on a stream that it has opened"
-                self._end(MessageCorrupt(text))
+                self._end(errors.MessageCorrupt(text))
             case _:
                 assert_never(message)
 
@@ -344,7 +338,7 @@ class AttemptLoop:
         # The retries of one transaction have the first half of this time.
         if (taken_s := now_s - step.began_at_s) > 2 * deadline_s:
             self._end(
-                CommitFailed(
+                errors.CommitFailed(
                     f"recovery of job {self._settings.job} has waited {taken_s:.0f} s for"
                     f" {step.text}; see why the target does not answer, or raise commit_deadline_s"
                     f" ({deadline_s:.0f})"
@@ -366,7 +360,7 @@ class AttemptLoop:
             case None:
                 self._decide(Announce(end))
                 self._pass_on(phase.coordinator.on_logged(checkpoint, now_s), now_s)
-            case StorageError() as error:
+            case errors.StorageError() as error:
                 # The decision is certainly not in the log. The checkpoint fails, and the attempt
                 # goes on unless too many have failed.
                 failed = phase.coordinator.on_append_failure(checkpoint, str(error), now_s)
@@ -470,7 +464,7 @@ class AttemptLoop:
                 ):
                     self._decide(decision)
                 case FailAttempt(reason):
-                    self._end(CheckpointError(reason))
+                    self._end(errors.CheckpointError(reason))
                 case FinishJob(checkpoint):
                     self._leave(is_finished=checkpoint not in self._stopping, now_s=now_s)
                 case _:
@@ -513,9 +507,9 @@ class AttemptLoop:
             self._inform_coordinator(now_s)
             self._coordinate(self._phase, now_s)
 
-    def _too_late(self, waiting_for: str) -> SlotLost:
+    def _too_late(self, waiting_for: str) -> errors.SlotLost:
         settings = self._settings
-        return SlotLost(
+        return errors.SlotLost(
             f"job {settings.job}: after {settings.start_timeout_s:.0f} s only"
             f" {waiting_for.format(settings.parallelism)}; are there {settings.parallelism} free"
             " task slots in the cluster, and can the executors reach the driver?"
@@ -539,7 +533,7 @@ class AttemptLoop:
         # Ignore the end of the slot that reported the failure: it explains nothing.
         if isinstance(fact, SlotGone) and fact.slot != phase.failed.slot:
             text = f"slot {fact.slot} is lost: {fact.reason}. Of it, {phase.error}"
-            self._end(SlotLost(text))
+            self._end(errors.SlotLost(text))
 
     def _hear_last(self, phase: Leaving, fact: AttemptFact, now_s: float) -> None:
         """Let every slot close in good order; Spark kills a slot that does not."""

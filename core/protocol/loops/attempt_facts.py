@@ -15,32 +15,10 @@ from typing import TypeAlias
 from typing_extensions import assert_never
 
 from onceflow.core.errors import OnceflowError, SourceError
-from onceflow.core.protocol.checkpoints.decisions import (
-    AbortSavepoint,
-    AppendDecision,
-    CheckpointKind,
-    CountFailure,
-    DiscardState,
-    NotifyAbort,
-    NotifyComplete,
-    SavepointRequest,
-    TriggerCheckpoint,
-    WriteSavepoint,
-)
+from onceflow.core.protocol import messages
+from onceflow.core.protocol.checkpoints import decisions
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.messages import (
-    Acked,
-    CommittedThrough,
-    Failed,
-    GloballyCommitted,
-    Heartbeat,
-    Hello,
-    OfferSplits,
-    Running,
-    Shutdown,
-    SlotMessage,
-)
 from onceflow.core.protocol.splits import Split
 
 # --- facts: slots -----------------------------------------------------------------------------
@@ -52,7 +30,7 @@ class SlotMessageReceived:
 
     attempt: AttemptId
     slot: int
-    message: SlotMessage
+    message: messages.SlotMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +64,7 @@ class OutboxesMeasured:
 class CheckpointRequested:
     """The user's request for a checkpoint, or to stop with one."""
 
-    kind: CheckpointKind
+    kind: decisions.CheckpointKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +72,7 @@ class CancelRequested:
     """The user's request to leave at once, without a checkpoint."""
 
 
-Request: TypeAlias = CheckpointRequested | SavepointRequest | CancelRequested
+Request: TypeAlias = CheckpointRequested | decisions.SavepointRequest | CancelRequested
 
 
 class JobCancelled(OnceflowError):
@@ -110,7 +88,7 @@ class SavepointBegun:
     One that waited for too long was answered already.
     """
 
-    request: SavepointRequest
+    request: decisions.SavepointRequest
     stands: bool
 
 
@@ -153,7 +131,7 @@ class SavepointWritten:
 
     attempt: AttemptId
     checkpoint: CheckpointId
-    request: SavepointRequest
+    request: decisions.SavepointRequest
     size_bytes: int
     error: str = ""
 
@@ -199,7 +177,7 @@ class BlockersListed:
 
 
 AttemptFact: TypeAlias = (
-    Hello
+    messages.Hello
     | SlotMessageReceived
     | SlotGone
     | SlotsEnded
@@ -222,14 +200,14 @@ AttemptFact: TypeAlias = (
 class AdmitSlot:
     """Let the slot that sent `hello` take part."""
 
-    hello: Hello
+    hello: messages.Hello
 
 
 @dataclass(frozen=True, slots=True)
 class DismissSlot:
     """Tell the slot that sent `hello` to leave: it does not take part."""
 
-    hello: Hello
+    hello: messages.Hello
     reason: str
 
 
@@ -262,15 +240,15 @@ class Announce:
     fact: (
         SlotsComplete
         | RecoveryEnded
-        | Running
-        | Heartbeat
-        | Acked
-        | CommittedThrough
+        | messages.Running
+        | messages.Heartbeat
+        | messages.Acked
+        | messages.CommittedThrough
         | GlobalCommitEnded
         | AppendEnded
         | BlockersListed
         | SlotGone
-        | Failed
+        | messages.Failed
     )
 
 
@@ -300,7 +278,7 @@ class TakeDiscovered:
     """Send `offers`, by slot. Source `uid` has answered and may be asked again."""
 
     uid: str
-    offers: Mapping[int, OfferSplits]
+    offers: Mapping[int, messages.OfferSplits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,18 +310,18 @@ AttemptDecision: TypeAlias = (
     | EnterRunning
     | AskBeside
     | TakeDiscovered
-    | SavepointRequest
+    | decisions.SavepointRequest
     | SavepointWritten
-    | TriggerCheckpoint
-    | AppendDecision
-    | WriteSavepoint
-    | AbortSavepoint
-    | NotifyComplete
-    | NotifyAbort
-    | DiscardState
-    | CountFailure
-    | GloballyCommitted
-    | Shutdown
+    | decisions.TriggerCheckpoint
+    | decisions.AppendDecision
+    | decisions.WriteSavepoint
+    | decisions.AbortSavepoint
+    | decisions.NotifyComplete
+    | decisions.NotifyAbort
+    | decisions.DiscardState
+    | decisions.CountFailure
+    | messages.GloballyCommitted
+    | messages.Shutdown
     | CloseAttempt
     | EndAttempt
 )
@@ -373,10 +351,10 @@ def is_of_another_attempt(fact: AttemptFact, attempt: AttemptId) -> bool:
             # that attempt only.
             return fact.attempt != attempt
         case (
-            Hello()  # the loop tells it to leave
+            messages.Hello()  # the loop tells it to leave
             | OutboxesMeasured()
             | CheckpointRequested()
-            | SavepointRequest()
+            | decisions.SavepointRequest()
             | CancelRequested()
             | SavepointBegun()
             | RecoveryStep()

@@ -28,23 +28,9 @@ from typing import Final, TypeAlias
 from typing_extensions import assert_never
 
 from onceflow.core.errors import MessageCorrupt
+from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.messages import (
-    Acked,
-    Complete,
-    CompletionHeard,
-    Declined,
-    Deploy,
-    DriverMessage,
-    GloballyCommitted,
-    Heartbeat,
-    OfferSplits,
-    PartFailed,
-    Shutdown,
-    SinkCommitted,
-    SourceExhausted,
-)
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """The time that a slot has to close before it exits hard. It is below `cancel_timeout_s`."""
@@ -87,16 +73,16 @@ class PartsClosed:
 
 
 SlotFact: TypeAlias = (
-    DriverMessage
+    messages.DriverMessage
     | DriverLost
     | RestoreEnded
     | SnapshotFrozen
-    | Acked
-    | Declined
-    | SourceExhausted
-    | CompletionHeard
-    | SinkCommitted
-    | PartFailed
+    | messages.Acked
+    | messages.Declined
+    | messages.SourceExhausted
+    | messages.CompletionHeard
+    | messages.SinkCommitted
+    | messages.PartFailed
     | PartsClosed
 )
 
@@ -107,7 +93,7 @@ SlotFact: TypeAlias = (
 class BeginRestore:
     """Build the subtasks and restore their state, then report `RestoreEnded`."""
 
-    deploy: Deploy
+    deploy: messages.Deploy
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +105,7 @@ class StartSubtasks:
 class Post:
     """Post `mail`: a trigger to sources, an offer to its source, other mail to every subtask."""
 
-    mail: TriggerCheckpoint | OfferSplits | Complete | NotifyAbort
+    mail: TriggerCheckpoint | messages.OfferSplits | messages.Complete | NotifyAbort
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +119,21 @@ class BeginUpload:
 class Send:
     """Send `message` to the driver."""
 
-    message: Acked | Declined | SourceExhausted
+    message: messages.Acked | messages.Declined | messages.SourceExhausted
 
 
 @dataclass(frozen=True, slots=True)
 class CommitDecided:
     """Let sinks commit the decided transactions, and tell the driver their progress."""
 
-    complete: Complete
+    complete: messages.Complete
 
 
 @dataclass(frozen=True, slots=True)
 class NoteProgress:
     """Record the progress of a subtask or a sink, and tell the driver what is new."""
 
-    report: CompletionHeard | SinkCommitted
+    report: messages.CompletionHeard | messages.SinkCommitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +190,7 @@ SlotDecision: TypeAlias = (
     | Send
     | CommitDecided
     | NoteProgress
-    | GloballyCommitted
+    | messages.GloballyCommitted
     | ReportFailure
     | SendHeartbeat
     | BeginClosing
@@ -302,17 +288,17 @@ class SlotLoop:
 
     def _hear(self, fact: SlotFact, now_s: float) -> None:  # noqa: C901, PLR0912 - dispatches
         match fact:
-            case Deploy():
+            case messages.Deploy():
                 self._deploy(fact)
-            case TriggerCheckpoint() | OfferSplits() | NotifyAbort():
+            case TriggerCheckpoint() | messages.OfferSplits() | NotifyAbort():
                 self._do_if_running(Post(fact))
-            case Complete():
+            case messages.Complete():
                 self._do_if_running(Post(fact), CommitDecided(fact))
-            case GloballyCommitted():
+            case messages.GloballyCommitted():
                 self._do_if_running(fact)
-            case Shutdown(reason):
+            case messages.Shutdown(reason):
                 self._close(reason, now_s)
-            case Heartbeat():
+            case messages.Heartbeat():
                 pass  # the caller of `tick` passes its time
             case DriverLost(reason):
                 self._exit(reason)
@@ -320,18 +306,18 @@ class SlotLoop:
                 self._on_restored(fact)
             case SnapshotFrozen():
                 self._decide(BeginUpload(fact))
-            case Acked() | Declined() | SourceExhausted():
+            case messages.Acked() | messages.Declined() | messages.SourceExhausted():
                 self._decide(Send(fact))
-            case CompletionHeard() | SinkCommitted():
+            case messages.CompletionHeard() | messages.SinkCommitted():
                 self._do_if_running(NoteProgress(fact))  # before, no checkpoint is decided
-            case PartFailed(error):
+            case messages.PartFailed(error):
                 self._fail(error)
             case PartsClosed():
                 pass  # no part had to be closed
             case _:
                 assert_never(fact)
 
-    def _deploy(self, deploy: Deploy) -> None:
+    def _deploy(self, deploy: messages.Deploy) -> None:
         if isinstance(self._phase, _Waiting):
             self._phase = _Restoring()
             self._decide(BeginRestore(deploy))
@@ -393,26 +379,26 @@ class SlotLoop:
         match fact:
             case RestoreEnded():
                 self._on_restored_late(phase, fact)
-            case Acked() | Declined():
+            case messages.Acked() | messages.Declined():
                 self._decide(Send(fact))  # the driver deletes the files of a late ack (I9)
-            case CompletionHeard() | SinkCommitted():
+            case messages.CompletionHeard() | messages.SinkCommitted():
                 if phase.has_subtasks:
                     self._decide(NoteProgress(fact))
             case PartsClosed(in_time):
                 self._end(phase, in_time=in_time)
             case (
-                Deploy()
+                messages.Deploy()
                 | TriggerCheckpoint()
-                | OfferSplits()
-                | Complete()
+                | messages.OfferSplits()
+                | messages.Complete()
                 | NotifyAbort()
-                | GloballyCommitted()
-                | Shutdown()
-                | Heartbeat()
+                | messages.GloballyCommitted()
+                | messages.Shutdown()
+                | messages.Heartbeat()
                 | DriverLost()
                 | SnapshotFrozen()
-                | SourceExhausted()
-                | PartFailed()
+                | messages.SourceExhausted()
+                | messages.PartFailed()
             ):
                 pass  # the slot leaves
             case _:

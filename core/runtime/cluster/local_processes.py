@@ -16,14 +16,7 @@ from pathlib import Path
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, OnceflowError, SettingsRefused, SlotLost
 from onceflow.core.local_files.cache import make_private_directory
-from onceflow.core.runtime.cluster.process_host import (
-    Link,
-    ProcessHost,
-    ProcessKilled,
-    Raised,
-    Returned,
-    import_for_slots,
-)
+from onceflow.core.runtime.cluster import process_host
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.slot import run_slot
 
@@ -92,7 +85,7 @@ class LocalSlots:
         self._log_directory = Path(log_directory) if log_directory is not None else None
         self._ended = ended
         self._lost = False
-        self._links: dict[Link, tuple[int, int]] = {}
+        self._links: dict[process_host.Link, tuple[int, int]] = {}
         """The slot number and process id of each running process."""
         self._killed = threading.Event()
         name = f"slots of job {plan.job}, attempt {plan.attempt}"
@@ -118,7 +111,7 @@ class LocalSlots:
             for slot in range(self._plan.parallelism):
                 if not self._killed.is_set():
                     self._start(slot, imports)
-        except (ProcessKilled, OSError) as error:
+        except (process_host.ProcessKilled, OSError) as error:
             self._tell(SlotLost(f"a process could not be started: {error}"))
         while self._links:
             # A link is ready if it has a last message, or at its end: the process is over in both
@@ -142,7 +135,7 @@ class LocalSlots:
                 os.close(log)
         self._links[link] = (slot, pid)
 
-    def _on_word(self, link: Link) -> None:
+    def _on_word(self, link: process_host.Link) -> None:
         """Handle the last message of a process, then close its link."""
         slot, pid = self._links[link]
         try:
@@ -153,13 +146,13 @@ class LocalSlots:
             self._tell(SlotLost(f"slot {slot} is lost: {how}{self._end_of_log(slot)}"))
         else:
             match word:
-                case Raised("ConfigError", text):
+                case process_host.Raised("ConfigError", text):
                     self._tell(ConfigError(text))
-                case Raised("SettingsRefused", text):
+                case process_host.Raised("SettingsRefused", text):
                     self._tell(SettingsRefused(text))
-                case Raised(kind, text):
+                case process_host.Raised(kind, text):
                     self._tell(SlotLost(f"slot {slot} is lost: {kind}: {text}"))
-                case Returned():
+                case process_host.Returned():
                     pass
                 case other:
                     self._tell(SlotLost(f"slot {slot} is lost: its process says {other!r:.200}"))
@@ -190,7 +183,7 @@ class LocalSlots:
 
 
 _OURS = ("onceflow.core.", "onceflow.sources.", "onceflow.sinks.")
-_HOSTS: list[ProcessHost] = []
+_HOSTS: list[process_host.ProcessHost] = []
 _HOSTS_LOCK = threading.Lock()
 
 
@@ -199,22 +192,22 @@ def fork_own_host() -> None:
 
     A new program would have to import everything again, which takes seconds of CPU time.
     """
-    import_for_slots()
-    host = ProcessHost.fork()
+    process_host.import_for_slots()
+    host = process_host.ProcessHost.fork()
     host.close_at_exit()
     _HOSTS[:] = [host]
 
 
-def _host() -> ProcessHost:
+def _host() -> process_host.ProcessHost:
     """Return the host that starts this process's slots: one for all jobs of the process."""
     with _HOSTS_LOCK:
         if not _HOSTS:
-            host = ProcessHost()
+            host = process_host.ProcessHost()
             host.close_at_exit()
             _HOSTS.append(host)
         return _HOSTS[0]
 
 
-def _run_slot(link: Link, plan: AttemptPlan, slot: int) -> str:
+def _run_slot(link: process_host.Link, plan: AttemptPlan, slot: int) -> str:
     del link
     return run_slot(plan, slot)

@@ -21,13 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, InheritableThread, SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
-from onceflow.core.errors import (
-    ConfigError,
-    OnceflowError,
-    SettingsRefused,
-    SlotLost,
-    SparkStopped,
-)
+from onceflow.core import errors
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import MODULES_ON_EXECUTORS
 from onceflow.core.runtime.slot.slot import run_slot
@@ -71,19 +65,19 @@ class SparkCluster:
             return str(conf.get(setting, "false")).lower() == "true"
 
         if is_enabled("spark.dynamicAllocation.enabled"):
-            raise ConfigError(
+            raise errors.ConfigError(
                 "spark.dynamicAllocation.enabled=true would take slots away from a running job;"
                 " start the session with spark.dynamicAllocation.enabled=false"
             )
         if is_enabled("spark.speculation"):
-            raise ConfigError(
+            raise errors.ConfigError(
                 "spark.speculation=true would run a slot twice; start the session with"
                 " spark.speculation=false"
             )
         slots = free_slots(context)
         # Otherwise executors register over time, and `await_slots` waits for them.
         if not str(context.master).startswith("local-") and self.is_local and slots < parallelism:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"parallelism={parallelism} needs {parallelism} task slots at once, and master"
                 f" {context.master!r} has {slots}; use local[{parallelism}] or a lower parallelism"
             )
@@ -108,7 +102,7 @@ class SparkCluster:
         deadline = time.monotonic() + timeout_s
         while (slots := free_slots(self._context)) < parallelism:
             if time.monotonic() > deadline:
-                raise SettingsRefused(
+                raise errors.SettingsRefused(
                     f"parallelism={parallelism} needs {parallelism} task slots at once, and"
                     f" {self._context.master!r} has had {slots} for {timeout_s:.0f} s; add"
                     " executors or cores, or lower the parallelism. A standalone master that was"
@@ -118,7 +112,7 @@ class SparkCluster:
             self.check_alive()
             time.sleep(0.05)
 
-    def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> SparkStage:
+    def start(self, plan: AttemptPlan, ended: Callable[[errors.OnceflowError], None]) -> SparkStage:
         """Submit the barrier stage; `ended` is called once, when it has ended."""
         return SparkStage(self._context, plan, ended)
 
@@ -134,7 +128,10 @@ class SparkStage:
     """
 
     def __init__(
-        self, context: SparkContext, plan: AttemptPlan, ended: Callable[[OnceflowError], None]
+        self,
+        context: SparkContext,
+        plan: AttemptPlan,
+        ended: Callable[[errors.OnceflowError], None],
     ) -> None:
         self._context = context
         self._plan = plan
@@ -178,23 +175,23 @@ def _slot_body(plan: AttemptPlan) -> Callable[[Iterable[int]], Iterator[str]]:
     return body
 
 
-def stage_error(error: BaseException | None) -> OnceflowError:
+def stage_error(error: BaseException | None) -> errors.OnceflowError:
     """Return the reason why Spark's stage ended before the job did."""
     if error is None:
-        return SlotLost("every slot returned before the job was done")
+        return errors.SlotLost("every slot returned before the job was done")
     text = str(error)
     if refusal := _CONFIG_ERROR.search(text):
-        return (SettingsRefused if refusal[1] else ConfigError)(refusal[2])
+        return (errors.SettingsRefused if refusal[1] else errors.ConfigError)(refusal[2])
     if missing := _MISSING_MODULE.search(text):
-        return ConfigError(
+        return errors.ConfigError(
             f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
         )
     # Match the number and the words: the error's text differs between Spark's versions.
     if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
-        return SettingsRefused(
+        return errors.SettingsRefused(
             "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
         )
-    return SlotLost(f"Spark ended the slots: {text[:2000]}")
+    return errors.SlotLost(f"Spark ended the slots: {text[:2000]}")
 
 
 def free_slots(context: SparkContext) -> int:
@@ -221,7 +218,7 @@ def _check_alive(context: SparkContext) -> None:
         how = "its session was stopped"
     except (Py4JError, OSError) as error:
         how = f"its JVM does not answer ({type(error).__name__})"
-    raise SparkStopped(
+    raise errors.SparkStopped(
         f"Spark is gone: {how}. Start the job again in a new session: it goes on from its last"
         " checkpoint, exactly once. To end a job before Spark, call job.stop()"
     )

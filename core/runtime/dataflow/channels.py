@@ -28,15 +28,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import SlotLost
+from onceflow.core.protocol.checkpoints import in_flight
 from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.checkpoints.in_flight import (
-    REPLAYED,
-    Announced,
-    ChannelEnd,
-    InputQueues,
-    OutputQueue,
-    Received,
-)
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import SubtaskMail
 
@@ -106,7 +99,7 @@ class OutputChannel(ABC):
     """
 
     def __init__(self) -> None:
-        self._queue = OutputQueue[Batch]()
+        self._queue = in_flight.OutputQueue[Batch]()
         self._lock = threading.Lock()
         self._refusal: str | None = None
         self._on_credit: Callable[[], None] = lambda: None
@@ -195,11 +188,11 @@ class InputGate:
     methods. Mail is always taken first, then announced barriers, then elements.
     """
 
-    def __init__(self, ends: Sequence[ChannelEnd], credit_count: int) -> None:
+    def __init__(self, ends: Sequence[in_flight.ChannelEnd], credit_count: int) -> None:
         """Create the gate. At most `credit_count` batches wait in each channel."""
         self.ends = ends
         self._credit_count = credit_count
-        self._queues = InputQueues[Batch](ends)
+        self._queues = in_flight.InputQueues[Batch](ends)
         self._release: list[Callable[[int], None]] = [lambda _: None] * len(ends)
         self._mail: deque[SubtaskMail] = deque()
         self._ready = threading.Condition()
@@ -269,7 +262,7 @@ class InputGate:
 
     def take(
         self, timeout_s: float, *, elements: bool = True
-    ) -> SubtaskMail | Announced | Received[Batch] | None:
+    ) -> SubtaskMail | in_flight.Announced | in_flight.Received[Batch] | None:
         """Return the next item, or None after `timeout_s` or a wake-up.
 
         If `elements` is False, only mail and announced barriers are returned.
@@ -284,9 +277,9 @@ class InputGate:
                 self._woken = False
                 item = self._next(elements)
         if (
-            isinstance(item, Received)
+            isinstance(item, in_flight.Received)
             and isinstance(item.element, Batch)
-            and item.channel != REPLAYED
+            and item.channel != in_flight.REPLAYED
         ):
             # Outside the lock, as in `attach`. Replayed batches came from no channel, and used no
             # credit.
@@ -325,7 +318,9 @@ class InputGate:
         """Return how many elements wait in all channels. Any thread."""
         return self._queues.waiting
 
-    def _next(self, elements: bool) -> SubtaskMail | Announced | Received[Batch] | None:
+    def _next(
+        self, elements: bool
+    ) -> SubtaskMail | in_flight.Announced | in_flight.Received[Batch] | None:
         # Mail first: an abort or a shutdown must not wait for rows, and a trigger that waits for
         # rows would delay the checkpoint.
         return self._mail.popleft() if self._mail else self._queues.take(elements=elements)

@@ -30,14 +30,9 @@ from onceflow.core.plan.compiled_function import (
     kind_of_value,
 )
 from onceflow.core.plan.graph import ProcessKeyed
+from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator, apply_keyed
-from onceflow.core.runtime.dataflow.user_functions import (
-    BatchRecords,
-    call_user,
-    call_user_on_records,
-    user_error,
-)
 from onceflow.core.state import (
     BatchValueState,
     KeyedBatchStates,
@@ -77,7 +72,7 @@ class CompiledProcessor(SnapshottedOperator):
         self._on_end = work.function.on_end
         self._of_keys = KeyedBatchStates(store, work.key, input_schema)
         self._keys = BatchKeys(self._of_keys)
-        call_user(uid, work.function.open, self._keys)
+        user_functions.call_user(uid, work.function.open, self._keys)
         self._of_keys.finish_open()
         self._states_by_column = [self._keys.state(column) for column in self._program.states]
         self._constants = [self._constant(*constant) for constant in self._program.constants]
@@ -93,7 +88,7 @@ class CompiledProcessor(SnapshottedOperator):
         try:
             keyed = self._of_keys.begin(rows, batch.hashes)
         except BadStateValue as error:
-            raise user_error(self.uid, error) from error
+            raise user_functions.user_error(self.uid, error) from error
         # The number of each row's key within the batch. The kernel processes rows in their order,
         # because a later row may read a state that an earlier row has set.
         numbers = keyed.in_row_order(keyed.spread(np.arange(keyed.key_count)))
@@ -108,7 +103,7 @@ class CompiledProcessor(SnapshottedOperator):
 
     def end_input(self) -> None:
         """Emit the function's last records."""
-        call_user(self.uid, lambda: self._results.take(self._on_end()))
+        user_functions.call_user(self.uid, lambda: self._results.take(self._on_end()))
         self.emit(self._results.batch())
 
     def _run_kernel(self, rows: pa.RecordBatch, numbers: Array) -> pa.RecordBatch:
@@ -186,7 +181,9 @@ class CompiledProcessor(SnapshottedOperator):
             self._results,
             iter(numbers.tolist()),
         )
-        pieces = call_user_on_records(self.uid, step, BatchRecords(rows))
+        pieces = user_functions.call_user_on_records(
+            self.uid, step, user_functions.BatchRecords(rows)
+        )
         made = self._results.batch_of_pieces(pieces)
         self._keys.end_python()
         return made

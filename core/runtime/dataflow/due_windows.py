@@ -17,14 +17,9 @@ from onceflow.core.plan.functions import Record
 from onceflow.core.plan.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
 from onceflow.core.plan.window_functions import CoGroupFunction, TimeWindow
 from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.join_operators import MakesPairs
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
-from onceflow.core.runtime.dataflow.user_functions import (
-    BatchRecords,
-    as_schema,
-    call_user,
-    keys_of_records,
-)
 from onceflow.core.state import KeyedStateStore
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.states.kept_rows import ROWS_A_CHUNK, KeptRows
@@ -163,7 +158,7 @@ class GroupsOfWindows:
         """Yield the function's results for each window."""
         rows_until = due.sides[0].starts[1:] + due.sides[1].starts[1:]
         for first, stop in _split(rows_until):
-            call_user(self._uid, self._call, due, first, stop)
+            user_functions.call_user(self._uid, self._call, due, first, stop)
             yield self._results.batch()
 
     def _call(self, due: DueWindows, first: int, stop: int) -> None:
@@ -210,8 +205,8 @@ class GroupsOfWindows:
         """Return the records of these rows, and the key of each."""
         if not len(entries):
             return [], []
-        records = BatchRecords(self._kept[side].rows(entries))
-        keys = keys_of_records(self._uid, records, self._keys[side])
+        records = user_functions.BatchRecords(self._kept[side].rows(entries))
+        keys = user_functions.keys_of_records(self._uid, records, self._keys[side])
         return list(chain.from_iterable(records.pieces())), keys
 
 
@@ -240,9 +235,9 @@ class BatchesOfWindows:
         for start, end in pairwise(due.cuts_of_repeats.tolist()):
             for first, stop in _split(rows_until[start + 1 : end + 1] - rows_until[start]):
                 windows = self._batch_of(due, start + first, start + stop)
-                made = call_user(self._uid, self._process, windows)
+                made = user_functions.call_user(self._uid, self._process, windows)
                 if made is not None:
-                    yield as_schema(made, self._schema, self._uid)
+                    yield user_functions.as_schema(made, self._schema, self._uid)
 
     def _batch_of(self, due: DueWindows, first: int, stop: int) -> CoGroupBatch:
         """Return the windows `first` (inclusive) to `stop` (exclusive), with their rows."""

@@ -12,12 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.function_metrics import (
-    DEFAULT_BUCKETS,
-    METRICS_MAX,
-    check_buckets,
-    check_metric_name,
-)
+from onceflow.core.plan import function_metrics
+from onceflow.core.plan.function_metrics import METRICS_MAX
 from onceflow.core.protocol.messages import FunctionMetric
 
 
@@ -99,10 +95,12 @@ class FunctionMetrics:
         """Return the gauge `name`."""
         return self._open(name, RunningGauge, RunningGauge)
 
-    def histogram(self, name: str, buckets: Sequence[float] = DEFAULT_BUCKETS) -> RunningHistogram:
+    def histogram(
+        self, name: str, buckets: Sequence[float] = function_metrics.DEFAULT_BUCKETS
+    ) -> RunningHistogram:
         """Return the histogram `name`."""
         bounds = tuple(float(bound) for bound in buckets)
-        check_buckets(name, bounds)
+        function_metrics.check_buckets(name, bounds)
         histogram = self._open(name, RunningHistogram, lambda: RunningHistogram(bounds))
         if histogram.bounds != bounds:
             raise ConfigError(
@@ -116,7 +114,7 @@ class FunctionMetrics:
         return tuple(metric.describe(self._uid, name) for name, metric in [*self._metrics.items()])
 
     def _open(self, name: str, kind: type[M], make: Callable[[], M]) -> M:
-        check_metric_name(name)
+        function_metrics.check_metric_name(name)
         known = self._metrics.get(name)
         if known is None:
             if len(self._metrics) >= METRICS_MAX:

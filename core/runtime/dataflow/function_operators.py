@@ -14,32 +14,17 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
+from onceflow.core import state
 from onceflow.core.errors import BadStateValue
+from onceflow.core.plan import graph
 from onceflow.core.plan.functions import Record
-from onceflow.core.plan.graph import (
-    ProcessBatches,
-    ProcessBroadcast,
-    ProcessConnected,
-    ProcessKeyed,
-    ProcessRecords,
-)
 from onceflow.core.plan.process_functions import BroadcastProcessFunction, ProcessFunction
 from onceflow.core.plan.window_functions import WindowsOfRecords
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.runtime.dataflow import function_context
 from onceflow.core.runtime.dataflow.channels import Batch
-from onceflow.core.runtime.dataflow.function_context import (
-    NO_KEY_OF_BROADCAST,
-    NO_KEY_OF_END,
-    NO_KEY_OF_SNAPSHOT,
-    BatchContext,
-    BroadcastStates,
-    KeyedContext,
-    NoKey,
-    SideOutputs,
-    UnkeyedContext,
-)
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_event_time
 from onceflow.core.runtime.dataflow.operators import Emit, PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.restored_event_time import (
@@ -54,14 +39,6 @@ from onceflow.core.runtime.dataflow.user_functions import (
     call_user_on_records,
     keys_of_records,
     user_error,
-)
-from onceflow.core.state import (
-    BatchTimers,
-    KeyedBatchStates,
-    KeyedStateStore,
-    StateWriter,
-    TimeDomain,
-    Timer,
 )
 from onceflow.core.state.states.batch_timers import TimerTable
 from onceflow.core.state.states.operator_state import OperatorStateStore
@@ -89,7 +66,7 @@ class Snapshotted(Protocol):
 class TimedFunction(Snapshotted, Protocol):
     """The methods that every function of records of keyed streams has."""
 
-    def on_timer(self, timer: Timer) -> Results:
+    def on_timer(self, timer: state.Timer) -> Results:
         """Return the results after `timer` has fired."""
         ...
 
@@ -105,7 +82,7 @@ class SnapshottedOperator(KeyedOperator):
         self,
         uid: str,
         function: Snapshotted,
-        store: KeyedStateStore,
+        store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
@@ -113,15 +90,15 @@ class SnapshottedOperator(KeyedOperator):
         self._function = function
         self._states = states
         self._results = ResultRows(uid, schema)
-        self._side_outputs = SideOutputs(self)
-        self._operator = UnkeyedContext(uid, states, self._side_outputs)
+        self._side_outputs = function_context.SideOutputs(self)
+        self._operator = function_context.UnkeyedContext(uid, states, self._side_outputs)
 
     def _before_snapshot(self, checkpoint: CheckpointId) -> None:
         """Let the function update its state. Does nothing after a stop savepoint has been taken."""
         if self.emission_ended:
             return
         # Keyed state cannot be used here, outside of any record: its use raises a clear error.
-        self.store.set_current_key(NO_KEY_OF_SNAPSHOT)
+        self.store.set_current_key(function_context.NO_KEY_OF_SNAPSHOT)
         call_user(self.uid, self._function.snapshot_state, int(checkpoint))
         self._side_outputs.flush()
 
@@ -143,7 +120,7 @@ class TimedOperator(SnapshottedOperator):
         self,
         uid: str,
         function: Snapshotted,
-        store: KeyedStateStore,
+        store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
         event_time: RestoredEventTime,
@@ -211,8 +188,8 @@ class KeyedBatchProcessor(TimedOperator):
     def __init__(
         self,
         uid: str,
-        work: ProcessBatches,
-        store: KeyedStateStore,
+        work: graph.ProcessBatches,
+        store: state.KeyedStateStore,
         states: OperatorStateStore,
         input_schema: pa.Schema,
         schema: pa.Schema,
@@ -222,8 +199,8 @@ class KeyedBatchProcessor(TimedOperator):
         self._process = work.function.process
         self._on_timers = work.function.on_timers
         self._on_end = work.function.on_end
-        self._of_keys = KeyedBatchStates(store, work.key, input_schema)
-        context = BatchContext(self._of_keys, states, self._operator)
+        self._of_keys = state.KeyedBatchStates(store, work.key, input_schema)
+        context = function_context.BatchContext(self._of_keys, states, self._operator)
         call_user(uid, work.function.open, context)
         self._of_keys.finish_open()
         self._timers = self._timed = self._of_keys.registered
@@ -248,7 +225,7 @@ class KeyedBatchProcessor(TimedOperator):
 
     def end_input(self) -> None:
         """Emit the function's last batch."""
-        self.store.set_current_key(NO_KEY_OF_END)
+        self.store.set_current_key(function_context.NO_KEY_OF_END)
         made = call_user(self.uid, self._on_end)
         if made is not None:
             self.emit(as_schema(made, self._results.schema, self.uid))
@@ -270,7 +247,7 @@ class KeyedBatchProcessor(TimedOperator):
             self._fire(self._timers, self._timers.event, "event", until_ms)
 
     def _fire(
-        self, timers: BatchTimers, table: TimerTable, domain: TimeDomain, until_ms: int
+        self, timers: state.BatchTimers, table: TimerTable, domain: state.TimeDomain, until_ms: int
     ) -> None:
         """Emit the function's results for the timers up to `until_ms`, many keys per call.
 
@@ -290,7 +267,7 @@ class KeyedFunctionOperator(TimedOperator):
         self,
         uid: str,
         function: TimedFunction,
-        store: KeyedStateStore,
+        store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
         event_time: RestoredEventTime = NOTHING_RESTORED,
@@ -300,10 +277,14 @@ class KeyedFunctionOperator(TimedOperator):
         self._on_end = function.on_end
 
     def _open(
-        self, open_function: Callable[[Any], None], broadcast: BroadcastStates | None = None
+        self,
+        open_function: Callable[[Any], None],
+        broadcast: function_context.BroadcastStates | None = None,
     ) -> None:
         states = self._states
-        context = KeyedContext(self.store, states, self._operator, self._side_outputs, broadcast)
+        context = function_context.KeyedContext(
+            self.store, states, self._operator, self._side_outputs, broadcast
+        )
         call_user(self.uid, open_function, context)
         self._cleaned_a_record = context.cleaned_a_record
         self._timers = self._timed = context.registered
@@ -351,12 +332,12 @@ class KeyedFunctionOperator(TimedOperator):
 
     def _event_time_of(self, key: Any) -> int:
         """Return the event time that `key` had reached in the snapshot."""
-        is_key = key is not None and not isinstance(key, NoKey)
+        is_key = key is not None and not isinstance(key, function_context.NoKey)
         return self._event_time.watermark_of_key(key) if is_key else NO_WATERMARK
 
     def end_input(self) -> None:
         """Emit the function's last records."""
-        self.store.set_current_key(NO_KEY_OF_END)
+        self.store.set_current_key(function_context.NO_KEY_OF_END)
         call_user(self.uid, _take_last, self._on_end, self._results)
         self.emit(self._results.batch())
         self._side_outputs.flush()
@@ -383,8 +364,8 @@ class KeyedProcessor(KeyedFunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: ProcessKeyed,
-        store: KeyedStateStore,
+        work: graph.ProcessKeyed,
+        store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
         event_time: RestoredEventTime = NOTHING_RESTORED,
@@ -405,8 +386,8 @@ class CoProcessor(KeyedFunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: ProcessConnected,
-        store: KeyedStateStore,
+        work: graph.ProcessConnected,
+        store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
         event_time: RestoredEventTime = NOTHING_RESTORED,
@@ -441,15 +422,15 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: ProcessBroadcast,
-        store: KeyedStateStore,
+        work: graph.ProcessBroadcast,
+        store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
         event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
         super().__init__(uid, work.function, store, states, schema, event_time)
         self._work = work
-        self._broadcast = BroadcastStates(uid, states, work.states)
+        self._broadcast = function_context.BroadcastStates(uid, states, work.states)
         self._open(work.function.open, self._broadcast)
 
     @property
@@ -463,7 +444,7 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
 
     def _receive_broadcast(self, batch: Batch) -> None:
         self.records_in += batch.rows.num_rows
-        self.store.set_current_key(NO_KEY_OF_BROADCAST)
+        self.store.set_current_key(function_context.NO_KEY_OF_BROADCAST)
         pieces = _broadcast_rows(self.uid, self._work, self._broadcast, self._results, batch)
         self.emit(self._results.batch_of_pieces(pieces))
         self._side_outputs.flush()
@@ -485,10 +466,12 @@ class FunctionOperator(RunningOperator):
         self._function = function
         self._states = states
         self._results = ResultRows(uid, schema)
-        self._side_outputs = SideOutputs(self)
+        self._side_outputs = function_context.SideOutputs(self)
 
-    def _open(self, broadcast: BroadcastStates | None = None) -> None:
-        context = UnkeyedContext(self.uid, self._states, self._side_outputs, broadcast)
+    def _open(self, broadcast: function_context.BroadcastStates | None = None) -> None:
+        context = function_context.UnkeyedContext(
+            self.uid, self._states, self._side_outputs, broadcast
+        )
         call_user(self.uid, cast("Callable[[Any], None]", self._function.open), context)
         self.dropped = self._states.finish_open()
 
@@ -529,13 +512,13 @@ class BroadcastProcessor(FunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: ProcessBroadcast,
+        work: graph.ProcessBroadcast,
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
         super().__init__(uid, work.function, states, schema)
         self._work = work
-        self._broadcast = BroadcastStates(uid, states, work.states)
+        self._broadcast = function_context.BroadcastStates(uid, states, work.states)
         self._open(self._broadcast)
 
     @property
@@ -556,7 +539,7 @@ class RecordProcessor(FunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: ProcessRecords,
+        work: graph.ProcessRecords,
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
@@ -568,7 +551,7 @@ def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -
     """Return `pending` with the current state without keys."""
     frozen = states.freeze()
 
-    def upload(writer: StateWriter) -> OperatorSnapshot:
+    def upload(writer: state.StateWriter) -> OperatorSnapshot:
         done = pending.upload(writer)
         return replace(done, raw=frozen.upload(writer))
 
@@ -576,7 +559,11 @@ def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -
 
 
 def _broadcast_rows(
-    uid: str, work: ProcessBroadcast, states: BroadcastStates, results: ResultRows, batch: Batch
+    uid: str,
+    work: graph.ProcessBroadcast,
+    states: function_context.BroadcastStates,
+    results: ResultRows,
+    batch: Batch,
 ) -> Iterator[None]:
     states.may_change(True)
     try:
@@ -613,7 +600,7 @@ def _apply(process: RecordFunction, results: ResultRows, records: Iterator[Recor
 
 
 def _take_results_of(
-    on_timer: Callable[[Timer], Results], timer: Timer, results: ResultRows
+    on_timer: Callable[[state.Timer], Results], timer: state.Timer, results: ResultRows
 ) -> None:
     results.take(on_timer(timer))
 

@@ -29,6 +29,7 @@ from onceflow.core.plan.graph import JoinConnected
 from onceflow.core.plan.join_functions import MergedColumns, ProcessJoinFunction
 from onceflow.core.plan.late_records import LateRecords
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import KeyedContext
 from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator
@@ -39,13 +40,6 @@ from onceflow.core.runtime.dataflow.restored_event_time import (
     RestoredEventTime,
 )
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
-from onceflow.core.runtime.dataflow.user_functions import (
-    BatchRecords,
-    call_user,
-    call_user_on_records,
-    keys_of_records,
-    user_error,
-)
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.clock import StateClock
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
@@ -93,7 +87,7 @@ class JoinOperator(SnapshottedOperator):
         ]
         for late in self._late:
             late.open(context)
-        call_user(uid, join.function.open, context)
+        user_functions.call_user(uid, join.function.open, context)
         if context.registered is not None:
             raise ConfigError(
                 f"{type(join.function).__name__} of join {uid!r} asks for timers, and a function of"
@@ -162,7 +156,7 @@ class JoinOperator(SnapshottedOperator):
             for part in self._event_time.parts_of(batch, self._keys[side], self._watermark):
                 self._join_part(side, *part)
         except BadStateValue as error:
-            raise user_error(self.uid, error, batch.rows, error.row) from error
+            raise user_functions.user_error(self.uid, error, batch.rows, error.row) from error
         self._side_outputs.flush()
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
@@ -183,7 +177,7 @@ class JoinOperator(SnapshottedOperator):
                 known = hash_keys(keys, self._keys[side]) if hashes is None else hashes
                 self._match_and_keep(side, rows, known, times, now)
         except BadStateValue as error:
-            raise user_error(self.uid, error, rows, error.row) from error
+            raise user_functions.user_error(self.uid, error, rows, error.row) from error
 
     def _now_and_times(self, side: int, rows: pa.RecordBatch, watermark: int) -> tuple[int, Ints]:
         """Return the current event time or clock time, and the rows' times."""
@@ -319,13 +313,13 @@ class _FunctionOfPairs:
         side, rows = (1, right) if left is None else (0, left)
         assert rows is not None
         function = self._function
-        batch = BatchRecords(rows)
-        of_batch = keys_of_records(self._uid, batch, self._keys[side])
+        batch = user_functions.BatchRecords(rows)
+        of_batch = user_functions.keys_of_records(self._uid, batch, self._keys[side])
         self._store.prefetch(of_batch)
         keys = iter(of_batch)
         others: Iterator[Record] = iter(())
         if left is not None and right is not None:
-            others = chain.from_iterable(BatchRecords(right).pieces())
+            others = chain.from_iterable(user_functions.BatchRecords(right).pieces())
 
         def results(records: Iterator[Record]) -> Iterator[Any]:
             if left is None or right is None:
@@ -340,7 +334,9 @@ class _FunctionOfPairs:
             for result in results(records):
                 self._results.take(result)
 
-        return self._results.batch_of_pieces(call_user_on_records(self._uid, take_results, batch))
+        return self._results.batch_of_pieces(
+            user_functions.call_user_on_records(self._uid, take_results, batch)
+        )
 
     def _with_key(self, keys: Iterator[Any], records: Iterator[Record]) -> Iterator[Record]:
         # Records first in `zip`: they are a part of the batch, and at their end no further key must

@@ -23,20 +23,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from typing_extensions import assert_never
 
-from onceflow.core.plan.graph import (
-    AggregateWindows,
-    JoinConnected,
-    Operator,
-    ProcessBatches,
-    ProcessBroadcast,
-    ProcessConnected,
-    ProcessKeyed,
-    ProcessRecords,
-    RunAggregates,
-    StatelessWork,
-    Work,
-    WriteTo,
-)
+from onceflow.core.plan import graph
 from onceflow.core.plan.join_functions import TimedJoin
 from onceflow.core.plan.window_functions import WindowsOfRecords
 from onceflow.core.plan.windows import EventTimeSessionWindows, WindowAssigner, pane_windows
@@ -54,7 +41,7 @@ _OUTER_SIDES = {
 """The sides of a join whose records are also emitted without a partner, by the value of `how`."""
 
 
-def describe_operator(operator: Operator) -> dict[str, str]:
+def describe_operator(operator: graph.Operator) -> dict[str, str]:
     """Return the settings of `operator` by name; empty if its state depends on none."""
     key = _key_of(operator.work)
     if not key:
@@ -83,15 +70,18 @@ def _is_kept(name: str, before: str, now: str) -> bool:
     return before == now
 
 
-def _key_of(work: Work) -> Sequence[str]:
-    if isinstance(work, StatelessWork | ProcessRecords | WriteTo):
+def _key_of(work: graph.Work) -> Sequence[str]:
+    if isinstance(work, graph.StatelessWork | graph.ProcessRecords | graph.WriteTo):
         return ()
     match work:
         case (
-            ProcessKeyed() | ProcessBatches() | ProcessBroadcast() | RunAggregates()
-        ) | AggregateWindows():
+            graph.ProcessKeyed()
+            | graph.ProcessBatches()
+            | graph.ProcessBroadcast()
+            | graph.RunAggregates()
+        ) | graph.AggregateWindows():
             return work.key
-        case ProcessConnected() | JoinConnected():
+        case graph.ProcessConnected() | graph.JoinConnected():
             return work.keys[0]
         case _:
             assert_never(work)
@@ -109,16 +99,16 @@ def _key_text(types: Sequence[pa.DataType]) -> str:
     return ", ".join(kinds)
 
 
-def _times_of(work: Work) -> dict[str, str]:
+def _times_of(work: graph.Work) -> dict[str, str]:
     match work:
-        case AggregateWindows():
+        case graph.AggregateWindows():
             return _windows_of(work.windows, work.lateness_ms, by_clock=work.time is None)
-        case ProcessKeyed(function=function) | ProcessConnected(function=function) if isinstance(
-            function, WindowsOfRecords
+        case graph.ProcessKeyed(function=function) | graph.ProcessConnected(function=function) if (
+            isinstance(function, WindowsOfRecords)
         ):
             windows, lateness_ms = function.windows, function.lateness_ms
             return _windows_of(windows, lateness_ms, by_clock=function.by_clock)
-        case JoinConnected(join=join):
+        case graph.JoinConnected(join=join):
             return _reach_of(join)
         case _:
             return {}

@@ -15,15 +15,8 @@ from itertools import chain
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan import graph
 from onceflow.core.plan.functions import Record
-from onceflow.core.plan.graph import (
-    Feed,
-    FilterRecords,
-    FlatMapRecords,
-    MapBatches,
-    MapRecords,
-    SelectSql,
-)
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import Wait
@@ -88,7 +81,7 @@ class RunningOperator(ABC):
         """Return the external servers for which the operator waits. Any thread."""
         return ()
 
-    def outlet(self, feed: Feed) -> list[Emit]:
+    def outlet(self, feed: graph.Feed) -> list[Emit]:
         """Return the list of receivers of `feed`, which leaves this operator.
 
         The caller adds to it.
@@ -204,7 +197,7 @@ class RunningOperator(ABC):
 class BatchMapper(RunningOperator):
     """An operator that applies a function to whole batches."""
 
-    def __init__(self, uid: str, work: MapBatches, schema: pa.Schema) -> None:
+    def __init__(self, uid: str, work: graph.MapBatches, schema: pa.Schema) -> None:
         super().__init__(uid)
         self._function = work.function
         self._schema = schema
@@ -218,7 +211,7 @@ class BatchMapper(RunningOperator):
 class SqlMapper(RunningOperator):
     """An operator that applies a query to whole batches."""
 
-    def __init__(self, uid: str, work: SelectSql, schema: pa.Schema) -> None:
+    def __init__(self, uid: str, work: graph.SelectSql, schema: pa.Schema) -> None:
         super().__init__(uid)
         self._sql = work.sql
         self._schema = schema
@@ -264,7 +257,9 @@ class BatchIteratorMapper(RunningOperator):
 class RecordMapper(RunningOperator):
     """An operator that applies a function from a record to one or several records."""
 
-    def __init__(self, uid: str, work: MapRecords | FlatMapRecords, schema: pa.Schema) -> None:
+    def __init__(
+        self, uid: str, work: graph.MapRecords | graph.FlatMapRecords, schema: pa.Schema
+    ) -> None:
         super().__init__(uid)
         self._results = ResultRows(uid, schema)
         self._step = _step_of(work, self._results.take_record)
@@ -276,7 +271,7 @@ class RecordMapper(RunningOperator):
 
 
 def _step_of(
-    work: MapRecords | FlatMapRecords, take_record: Callable[[Record], None]
+    work: graph.MapRecords | graph.FlatMapRecords, take_record: Callable[[Record], None]
 ) -> Callable[[Iterator[Record]], None]:
     def map_records(function: Callable[[Record], Record], records: Iterator[Record]) -> None:
         for record in records:
@@ -290,16 +285,16 @@ def _step_of(
                 take_record(result)
 
     match work:
-        case MapRecords(function):
+        case graph.MapRecords(function):
             return partial(map_records, function)
-        case FlatMapRecords(expand):
+        case graph.FlatMapRecords(expand):
             return partial(flat_map_records, expand)
 
 
 class RecordFilter(RunningOperator):
     """An operator that keeps the records for which a function returns a true value."""
 
-    def __init__(self, uid: str, work: FilterRecords) -> None:
+    def __init__(self, uid: str, work: graph.FilterRecords) -> None:
         super().__init__(uid)
         self._keeps = work.function
 

@@ -18,42 +18,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from onceflow.core.protocol.checkpoints.alignment import (
-    AlignmentAborted,
-    AlignmentAction,
-    AlignmentMode,
-    Barrier,
-    BarrierAlignment,
-    Block,
-    EndOfStream,
-    ForgetInFlight,
-    InFlightComplete,
-    SourceBarriers,
-    TakeSnapshot,
-    Unblock,
-)
-from onceflow.core.protocol.checkpoints.decisions import (
-    CheckpointKind,
-    NotifyAbort,
-    StateForm,
-    TriggerCheckpoint,
-)
+from onceflow.core.protocol import messages
+from onceflow.core.protocol.checkpoints import alignment, decisions
 from onceflow.core.protocol.checkpoints.in_flight import Announced, Received
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.slot import SnapshotFrozen
-from onceflow.core.protocol.messages import (
-    Complete,
-    CompletionHeard,
-    Declined,
-    OfferSplits,
-    PartFailed,
-    Shutdown,
-    SourceExhausted,
-    SubtaskMail,
-    SubtaskMetrics,
-    Wait,
-)
 from onceflow.core.protocol.record_times import RecordTimes
 from onceflow.core.protocol.watermarks import IDLE, MAX_WATERMARK, WatermarkMerge
 from onceflow.core.runtime.dataflow.channels import (
@@ -107,7 +77,13 @@ class SnapshotTaken(SnapshotFrozen):
     record_times: RecordTimes | None = None
 
 
-SubtaskReport: TypeAlias = SnapshotTaken | CompletionHeard | Declined | SourceExhausted | PartFailed
+SubtaskReport: TypeAlias = (
+    SnapshotTaken
+    | messages.CompletionHeard
+    | messages.Declined
+    | messages.SourceExhausted
+    | messages.PartFailed
+)
 """The reports of a subtask to its slot."""
 
 
@@ -152,13 +128,13 @@ class Subtask(ABC):
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def post(self, mail: SubtaskMail) -> None:
+    def post(self, mail: messages.SubtaskMail) -> None:
         """Queue `mail` for the subtask's own thread. Any thread."""
         self.gate.post(mail)
 
-    def metrics(self) -> SubtaskMetrics:
+    def metrics(self) -> messages.SubtaskMetrics:
         """Return the current counters. Any thread."""
-        return SubtaskMetrics(
+        return messages.SubtaskMetrics(
             self.ref,
             records_in=self._operators[0].records_in,
             records_out=self._outlet.records_in,
@@ -174,7 +150,7 @@ class Subtask(ABC):
             ),
         )
 
-    def list_waits(self) -> tuple[Wait, ...]:
+    def list_waits(self) -> tuple[messages.Wait, ...]:
         """Return the external servers for which its operators wait. Any thread."""
         return tuple(wait for operator in self._operators for wait in operator.list_waits())
 
@@ -195,7 +171,7 @@ class Subtask(ABC):
                 beside_s = sum(operator.cpu_beside_s for operator in self._operators)
                 self._cpu_s = time.thread_time() + beside_s
         except BaseException as error:  # the edge of the loop: everything goes to the driver
-            self._report(PartFailed(error))
+            self._report(messages.PartFailed(error))
         finally:
             self._close()
 
@@ -204,23 +180,23 @@ class Subtask(ABC):
             try:
                 operator.close()
             except Exception as error:
-                self._report(PartFailed(error))
+                self._report(messages.PartFailed(error))
 
-    def _handle(self, mail: SubtaskMail) -> None:
+    def _handle(self, mail: messages.SubtaskMail) -> None:
         match mail:
-            case Complete(checkpoint):
+            case messages.Complete(checkpoint):
                 for operator in self._operators:
                     operator.on_completed(checkpoint)
                 # After the operators, so that they have seen the decision when the driver gets this
                 # report.
-                self._report(CompletionHeard(self.ref, checkpoint))
-            case NotifyAbort(checkpoint):
+                self._report(messages.CompletionHeard(self.ref, checkpoint))
+            case decisions.NotifyAbort(checkpoint):
                 for operator in self._operators:
                     operator.on_aborted(checkpoint)
                 self._on_aborted(checkpoint)
-            case Shutdown():
+            case messages.Shutdown():
                 self._leaving = True
-            case TriggerCheckpoint() | OfferSplits():
+            case decisions.TriggerCheckpoint() | messages.OfferSplits():
                 raise TypeError(f"{self.ref} was sent {mail!r}, which only a source can carry out")
 
     def _flush(self) -> bool:
@@ -231,7 +207,7 @@ class Subtask(ABC):
 
     def _take(
         self, timeout_s: float, *, clear: bool
-    ) -> SubtaskMail | Announced | Received[Batch] | None:
+    ) -> messages.SubtaskMail | Announced | Received[Batch] | None:
         """Wait for work. Unless `clear`, the waiting time counts as backpressure."""
         if clear:
             return self.gate.take(timeout_s)
@@ -241,7 +217,7 @@ class Subtask(ABC):
         finally:
             self._backpressured_s += time.monotonic() - began
 
-    def _snapshot(self, barrier: Barrier, alignment_ms: float) -> SnapshotTaken:
+    def _snapshot(self, barrier: alignment.Barrier, alignment_ms: float) -> SnapshotTaken:
         """Take the synchronous part and forward the barrier; return the report for the upload."""
         # Computed from the clocks of two machines, for metrics only.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
@@ -322,10 +298,10 @@ class SourceSubtask(Subtask):
         self._reading = True
         self._ended = False
         """True if the end of the input has been sent to all outputs."""
-        self._barriers = SourceBarriers()
+        self._barriers = alignment.SourceBarriers()
         self._tells_at_s = 0.0
 
-    def post(self, mail: SubtaskMail) -> None:
+    def post(self, mail: messages.SubtaskMail) -> None:
         """Queue `mail` for the subtask's own thread; wake the reader if it waits for records."""
         super().post(mail)
         self._source.reader.wake()
@@ -345,7 +321,7 @@ class SourceSubtask(Subtask):
             self._handle(mail)
             # Return to the start of the step, which emits the barrier before anything is
             # read.
-            if isinstance(mail, TriggerCheckpoint) or self._leaving:
+            if isinstance(mail, decisions.TriggerCheckpoint) or self._leaving:
                 return
         if self._source.has_watermarks and time.monotonic() >= self._tells_at_s:
             self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
@@ -361,10 +337,10 @@ class SourceSubtask(Subtask):
             case rows:
                 self._time_work(lambda: self._source.receive(Batch(rows)))
 
-    def _handle(self, mail: SubtaskMail) -> None:
+    def _handle(self, mail: messages.SubtaskMail) -> None:
         match mail:
-            case TriggerCheckpoint():
-                barrier = Barrier(
+            case decisions.TriggerCheckpoint():
+                barrier = alignment.Barrier(
                     mail.checkpoint,
                     mail.kind,
                     mail.triggered_at_ms,
@@ -372,7 +348,7 @@ class SourceSubtask(Subtask):
                     mail.form,
                 )
                 self._barriers.on_triggered(barrier, time.monotonic())
-            case OfferSplits(_, splits):
+            case messages.OfferSplits(_, splits):
                 self._source.take_offer(splits)
             case _:
                 super()._handle(mail)
@@ -381,10 +357,10 @@ class SourceSubtask(Subtask):
         """Stop reading, and send the end of the input to all outputs and to the driver."""
         self._reading, self._ended = False, True
         self._end_of_stream()
-        self._report(SourceExhausted(self.ref))
+        self._report(messages.SourceExhausted(self.ref))
 
-    def _emit(self, barrier: Barrier) -> None:
-        if barrier.kind is CheckpointKind.SAVEPOINT_DRAIN and not self._ended:
+    def _emit(self, barrier: alignment.Barrier) -> None:
+        if barrier.kind is decisions.CheckpointKind.SAVEPOINT_DRAIN and not self._ended:
             self._end()
         elif barrier.kind.stops_sources:
             self._reading = False
@@ -405,13 +381,13 @@ class ReceivingSubtask(Subtask):
         operators: Sequence[RunningOperator],
         edges: Sequence[LeavingEdge],
         report: Callable[[SubtaskReport], None],
-        mode: AlignmentMode,
+        mode: alignment.AlignmentMode,
         timed: Collection[int],
     ) -> None:
         """Create the subtask. `timed` are the channels with event time, at least one."""
         super().__init__(ref, gate, operators, edges, report)
         keeping_order = [channel for channel, end in enumerate(gate.ends) if end.keeps_order]
-        self._alignment = BarrierAlignment(len(gate.ends), mode, keeping_order)
+        self._alignment = alignment.BarrierAlignment(len(gate.ends), mode, keeping_order)
         self._watermarks = WatermarkMerge(timed)
         self._timed_channels = frozenset(timed)
         self._inputs = operators[0].inputs
@@ -462,9 +438,9 @@ class ReceivingSubtask(Subtask):
                 self._time_work(lambda: self._inputs[into](element))
             case Batch(watermark=watermark):
                 self._on_watermark(channel, watermark)
-            case Barrier():
+            case alignment.Barrier():
                 self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
-            case EndOfStream():
+            case alignment.EndOfStream():
                 # No barrier arrives on an ended channel any more, so pending barriers count as
                 # arrived there.
                 self._alignment.on_end_of_input(channel)
@@ -482,14 +458,14 @@ class ReceivingSubtask(Subtask):
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
         self._carry_out(self._alignment.on_abort(checkpoint))
 
-    def _carry_out(self, actions: Iterable[AlignmentAction]) -> None:
+    def _carry_out(self, actions: Iterable[alignment.AlignmentAction]) -> None:
         for action in actions:
             match action:
-                case Block(channel):
+                case alignment.Block(channel):
                     self.gate.block(channel)
-                case Unblock(channels):
+                case alignment.Unblock(channels):
                     self.gate.unblock(channels)
-                case TakeSnapshot(barrier, alignment_ms, passed):
+                case alignment.TakeSnapshot(barrier, alignment_ms, passed):
                     if passed is None:
                         self._report(self._snapshot(barrier, alignment_ms))
                     else:
@@ -497,12 +473,12 @@ class ReceivingSubtask(Subtask):
                         # between.
                         self.gate.record(barrier.checkpoint, passed)
                         self._held = self._snapshot(barrier, alignment_ms)
-                case InFlightComplete(checkpoint, alignment_ms):
+                case alignment.InFlightComplete(checkpoint, alignment_ms):
                     self._report(self._with_overtaken(checkpoint, alignment_ms))
-                case ForgetInFlight(checkpoint):
+                case alignment.ForgetInFlight(checkpoint):
                     self._forget(checkpoint)
-                case AlignmentAborted(checkpoint, reason):
-                    self._report(Declined(checkpoint, self.ref, reason))
+                case alignment.AlignmentAborted(checkpoint, reason):
+                    self._report(messages.Declined(checkpoint, self.ref, reason))
 
     def _with_overtaken(self, checkpoint: CheckpointId, alignment_ms: float) -> SnapshotTaken:
         """Return the held snapshot, with the batches that its barrier overtook in the channels."""
@@ -529,12 +505,12 @@ def _until(at_s: float | None) -> float:
     return WAIT_S if at_s is None else max(0.0, min(WAIT_S, at_s - time.monotonic()))
 
 
-def _frozen(operator: RunningOperator, barrier: Barrier) -> PendingSnapshot | None:
+def _frozen(operator: RunningOperator, barrier: alignment.Barrier) -> PendingSnapshot | None:
     """Return the synchronous part of the snapshot of `operator`, in the requested form."""
     if not barrier.kind.is_savepoint:
         return operator.snapshot(barrier.checkpoint)
     match barrier.form:
-        case StateForm.NATIVE:
+        case decisions.StateForm.NATIVE:
             return operator.native_savepoint(barrier.checkpoint)
-        case StateForm.CANONICAL:
+        case decisions.StateForm.CANONICAL:
             return operator.savepoint(barrier.checkpoint)

@@ -48,13 +48,7 @@ from onceflow.core.runtime.dataflow.restored_event_time import (
 from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.runtime.dataflow.windows_by_record import move_windows
 from onceflow.core.state import KeyedStateStore, hash_keys
-from onceflow.core.state.keys.key_columns import (
-    Ints,
-    KeyColumn,
-    Mask,
-    equal_keys,
-    read_key_columns,
-)
+from onceflow.core.state.keys import key_columns
 from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key_columns
 from onceflow.core.state.keys.key_index import number_keys
 from onceflow.core.state.states.kept_rows import (
@@ -75,7 +69,7 @@ _NUMBER_BITS_MIN = 14
 """The bits of the row index in windows that begin every millisecond: 16,384 rows per key."""
 _LATE_WHY = "all their windows are over"
 _NOT_ALONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-_Keys: TypeAlias = tuple[KeyColumn, ...]
+_Keys: TypeAlias = tuple[key_columns.KeyColumn, ...]
 
 
 class WindowJoinOperator(SnapshottedOperator):
@@ -252,7 +246,7 @@ class WindowJoinOperator(SnapshottedOperator):
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
 
-    def _assign_windows(self, times: Ints) -> tuple[Ints, Ints]:
+    def _assign_windows(self, times: key_columns.Ints) -> tuple[key_columns.Ints, key_columns.Ints]:
         """Return pairs of a row and the number of a window that contains it, sorted by both."""
         windows = self._windows
         # `check_moments` refuses times further away later; here they must only not overflow.
@@ -270,8 +264,8 @@ class WindowJoinOperator(SnapshottedOperator):
         side: int,
         rows: pa.RecordBatch,
         hashes: Hashes | None,
-        times: Ints,
-        numbers: Ints,
+        times: key_columns.Ints,
+        numbers: key_columns.Ints,
         now: int,
     ) -> None:
         """Keep each row in the window of its number; emit windows that were due before again."""
@@ -279,9 +273,9 @@ class WindowJoinOperator(SnapshottedOperator):
         check_moments(numbers, times, self._times[side] or "", self._number_bits)
         arrays = [rows.column(name) for name in names]
         known = hash_keys(arrays, names) if hashes is None else hashes
-        keys = read_key_columns(arrays, names)
+        keys = key_columns.read_key_columns(arrays, names)
         entries = kept.add(keys, known, rows, times, numbers, _NOT_ALONE)
-        used: tuple[list[Ints], list[Ints]] = ([], [])
+        used: tuple[list[key_columns.Ints], list[key_columns.Ints]] = ([], [])
         used[side].append(entries)
         again = np.flatnonzero(numbers <= self._last_ended(now))
         for start in range(0, len(again), ROWS_AGAIN):
@@ -300,7 +294,7 @@ class WindowJoinOperator(SnapshottedOperator):
         for kept_rows, entries_used in zip(self._kept, used, strict=True):
             kept_rows.finish(np.unique(np.concatenate(entries_used)))
 
-    def _keep_window(self, side: int, rows: pa.RecordBatch, starts: Ints) -> None:
+    def _keep_window(self, side: int, rows: pa.RecordBatch, starts: key_columns.Ints) -> None:
         """Keep rows of windows that begin at `starts`."""
         names, kept, column = self._keys[side], self._kept[side], self._times[side]
         assert column is not None
@@ -308,17 +302,17 @@ class WindowJoinOperator(SnapshottedOperator):
         numbers = (starts - self._windows.offset_ms) // self._windows.slide_ms
         check_moments(numbers, times, column, self._number_bits)
         arrays = [rows.column(name) for name in names]
-        keys, hashes = read_key_columns(arrays, names), hash_keys(arrays, names)
+        keys, hashes = key_columns.read_key_columns(arrays, names), hash_keys(arrays, names)
         kept.finish(kept.add(keys, hashes, rows, times, numbers, _NOT_ALONE))
 
     def _find_windows_of(
         self,
         side: int,
-        entries: Ints,
+        entries: key_columns.Ints,
         keys: _Keys,
         hashes: Hashes,
-        numbers: Ints,
-        used: tuple[list[Ints], list[Ints]],
+        numbers: key_columns.Ints,
+        used: tuple[list[key_columns.Ints], list[key_columns.Ints]],
     ) -> tuple[RowsOfWindows, RowsOfWindows]:
         """Return the rows that each row's window contained when that row, the last one, arrived.
 
@@ -371,7 +365,7 @@ class WindowJoinOperator(SnapshottedOperator):
         ends = np.array([0, len(numbers)])
         return DueWindows(numbers, (left, right), np.insert(ends, 1, cuts), ends)
 
-    def _leave_out_fired(self, kept: KeptRows, entries: Ints) -> Ints:
+    def _leave_out_fired(self, kept: KeptRows, entries: key_columns.Ints) -> key_columns.Ints:
         """Return the entries whose windows have not fired before a restore."""
         windows = self._windows
         watermarks = self._event_time.watermarks_of(kept.key_groups(entries))
@@ -408,7 +402,7 @@ def number_bits_of(slide_ms: int) -> int:
     return min(NUMBER_BITS, _NUMBER_BITS_MIN + slide_ms.bit_length() - 1)
 
 
-def _cut_before_repeats(windows: Ints) -> Ints:
+def _cut_before_repeats(windows: key_columns.Ints) -> key_columns.Ints:
     """Return limits, from 0 to the number of `windows`, between which all windows differ."""
     cuts, seen = [0], set[int]()
     for index, window in enumerate(windows.tolist()):
@@ -419,7 +413,9 @@ def _cut_before_repeats(windows: Ints) -> Ints:
     return np.array([*cuts, len(windows)])
 
 
-def _number_windows(numbers: Ints, left: _Keys, right: _Keys) -> tuple[Ints, Ints]:
+def _number_windows(
+    numbers: key_columns.Ints, left: _Keys, right: _Keys
+) -> tuple[key_columns.Ints, key_columns.Ints]:
     """Return the index of each row's window, and the number of each window. A window has one key.
 
     The rows are the left ones and then the right ones; `numbers` are those of their windows. The
@@ -430,7 +426,7 @@ def _number_windows(numbers: Ints, left: _Keys, right: _Keys) -> tuple[Ints, Int
     if not is_one_number:
         combine_hashes(hashes, numbers.view(np.uint64))
 
-    def equal(firsts: Ints, others: Ints) -> Mask:
+    def equal(firsts: key_columns.Ints, others: key_columns.Ints) -> key_columns.Mask:
         same = _equal_keys_of_sides(left, right, firsts, others)
         same &= numbers[firsts] == numbers[others]
         return same
@@ -445,14 +441,16 @@ def _number_windows(numbers: Ints, left: _Keys, right: _Keys) -> tuple[Ints, Int
     return rank[windows], numbers[order]
 
 
-def _equal_keys_of_sides(left: _Keys, right: _Keys, firsts: Ints, others: Ints) -> Mask:
+def _equal_keys_of_sides(
+    left: _Keys, right: _Keys, firsts: key_columns.Ints, others: key_columns.Ints
+) -> key_columns.Mask:
     """Return a mask of the pairs of rows whose keys are equal.
 
     Right rows are numbered after the left ones. `firsts` has the lower number of each pair.
     """
     left_count = len(left[0])
     first_is_left, other_is_left = firsts < left_count, others < left_count
-    same: Mask = np.zeros(len(firsts), np.bool_)
+    same: key_columns.Mask = np.zeros(len(firsts), np.bool_)
     # A right row never precedes a left row.
     for pairs, first_keys, other_keys in (
         (other_is_left, left, left),
@@ -461,7 +459,7 @@ def _equal_keys_of_sides(left: _Keys, right: _Keys, firsts: Ints, others: Ints) 
     ):
         first_rows = firsts[pairs] - (0 if first_keys is left else left_count)
         other_rows = others[pairs] - (0 if other_keys is left else left_count)
-        same[pairs] = equal_keys(
+        same[pairs] = key_columns.equal_keys(
             [column.take(first_rows) for column in first_keys],
             [column.take(other_rows) for column in other_keys],
         )

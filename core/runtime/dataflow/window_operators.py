@@ -28,15 +28,11 @@ from onceflow.core.plan.windows import (
     pane_windows,
 )
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_event_time
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot
 from onceflow.core.runtime.dataflow.restored_event_time import RestoredEventTime
-from onceflow.core.runtime.dataflow.user_functions import (
-    RECORD_LENGTH_MAX,
-    record_text,
-    user_error,
-)
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.clock import StateClock
 from onceflow.core.state.keys.key_columns import Ints
@@ -109,7 +105,7 @@ class WindowOperator(KeyedOperator):
         try:
             return times_ms(rows.column(self._time), self._time)
         except BadStateValue as error:
-            raise user_error(self.uid, error, rows, error.row) from error
+            raise user_functions.user_error(self.uid, error, rows, error.row) from error
 
     def _emit_windows(self, arrays: Sequence[pa.Array]) -> None:
         """Emit records of these columns: keys, bounds of windows, results."""
@@ -138,7 +134,7 @@ class WindowOperator(KeyedOperator):
                 self.uid,
                 self.rejected,
                 self._watermark,
-                record_text(rows, 0)[:RECORD_LENGTH_MAX],
+                user_functions.record_text(rows, 0)[: user_functions.RECORD_LENGTH_MAX],
             )
 
 
@@ -194,7 +190,7 @@ class WindowAggregator(WindowOperator):
         try:
             entries = self._table.fold(starts, keys, hashes, values)
         except BadStateValue as error:
-            raise user_error(self.uid, error, rows, error.row) from error
+            raise user_functions.user_error(self.uid, error, rows, error.row) from error
         touched = _distinct(panes)
         # The earliest window of the earliest pane shows if any window has fired before.
         if self._windows.ends_of(touched[0])[0] - 1 <= now:

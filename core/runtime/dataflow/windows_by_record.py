@@ -13,13 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.core.arrow.exact_arrays import exact_array
+from onceflow.core.plan import window_functions
 from onceflow.core.plan.functions import Record, StateAccess
-from onceflow.core.plan.window_functions import (
-    OPEN_WINDOWS,
-    CoGroupFunction,
-    KeptRecords,
-    OpenWindow,
-)
 from onceflow.core.state import KeyedStateStore
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.states.timers import TIME_DOMAINS, describe_timers
@@ -34,7 +29,7 @@ milliseconds."""
 def move_windows(
     store: KeyedStateStore,
     access: StateAccess,
-    records: KeptRecords[CoGroupFunction],
+    records: window_functions.KeptRecords[window_functions.CoGroupFunction],
     keys: tuple[Sequence[str], Sequence[str]],
     keep: Keep,
 ) -> None:
@@ -43,15 +38,15 @@ def move_windows(
     Called while the operator opens, on the subtask's thread. Does nothing for a store that was not
     restored from such a version.
     """
-    if OPEN_WINDOWS.name not in store.list_restored_names():
+    if window_functions.OPEN_WINDOWS.name not in store.list_restored_names():
         return
     moved = [_Moved(schema, key) for schema, key in zip(records.schemas, keys, strict=True)]
     records.open_records(access)
-    open_windows = store.value_state(OPEN_WINDOWS)
+    open_windows = store.value_state(window_functions.OPEN_WINDOWS)
     timers = [store.value_state(describe_timers(domain)) for domain in TIME_DOMAINS]
-    for key in [key for key, _ in store.entries(OPEN_WINDOWS)]:
+    for key in [key for key, _ in store.entries(window_functions.OPEN_WINDOWS)]:
         store.set_current_key(key)
-        windows: list[OpenWindow] = open_windows.get()
+        windows: list[window_functions.OpenWindow] = open_windows.get()
         for start, _, parts in windows:
             for side, of_window in enumerate(records.list_records(parts)):
                 moved[side].add(key, start, of_window)

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing_extensions import assert_never
 
 from onceflow.core.crash_points import reach
+from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
@@ -57,17 +58,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     TakeDiscovered,
 )
 from onceflow.core.protocol.loops.slots import AttemptSettings
-from onceflow.core.protocol.messages import (
-    Acked,
-    CommittedThrough,
-    Complete,
-    Deploy,
-    Failed,
-    GloballyCommitted,
-    Heartbeat,
-    Running,
-    Shutdown,
-)
+from onceflow.core.protocol.messages import Deploy
 from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
@@ -78,25 +69,7 @@ from onceflow.core.runtime.driver.sink_blockers import BlockerMonitor
 from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.driver.source_lag import LagMonitor
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
-from onceflow.core.runtime.events.job_events import (
-    AttemptRunning,
-    CheckpointAcked,
-    CheckpointCommitted,
-    CheckpointCompleted,
-    CheckpointFailed,
-    CheckpointTriggered,
-    RecoveredSink,
-    SavepointCompleted,
-    SinksRecovered,
-    SlotJoined,
-    SlotLeft,
-    SlotReported,
-    SlotsDeployed,
-    SlotsJoined,
-    SplitsDiscovered,
-    StateDropped,
-    SubtaskCommitted,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.slot.context import versions
 from onceflow.core.runtime.transport.addresses import host_of, leads_to_loopback
 from onceflow.core.runtime.transport.control_plane import SlotConnected, SlotLink
@@ -120,7 +93,7 @@ class Attempt:
         self._background = Background("driver background")
         self._appender = Background("decision log")
         self._savepoint_writer = Background("savepoints")
-        self._recovered: Future[tuple[RecoveredSink, ...]] | None = None
+        self._recovered: Future[tuple[job_events.RecoveredSink, ...]] | None = None
         self._cleaner = CheckpointsCleaner(context, self._background)
         self._global_commits = GlobalCommits(context, events.put)
         self._discovery = SplitDiscovery(context, events.put, time.monotonic())
@@ -178,7 +151,7 @@ class Attempt:
             step = self._context.recovery.step.text
             _log.warning("attempt %d is over and waits for %s", self._plan.attempt, step)
 
-    def _recover(self) -> tuple[RecoveredSink, ...]:
+    def _recover(self) -> tuple[job_events.RecoveredSink, ...]:
         """Open and recover the sinks while the slots start.
 
         Deployment needs both to be complete.
@@ -186,7 +159,7 @@ class Attempt:
         self._context.recovery.open()
         return self._context.recovery.recover(self._context.restored)
 
-    def _report_recovery(self, recovered: Future[tuple[RecoveredSink, ...]]) -> None:
+    def _report_recovery(self, recovered: Future[tuple[job_events.RecoveredSink, ...]]) -> None:
         self._events.put(RecoveryEnded(self._plan.attempt, recovered.exception()))
 
     # --- events and decisions -------------------------------------------------------------------
@@ -209,14 +182,16 @@ class Attempt:
         match decision:
             case AdmitSlot(hello):
                 self._admit()
-                self._publish(SlotJoined(hello.slot, hello.pid, hello.parent_pid, hello.host))
+                self._publish(
+                    job_events.SlotJoined(hello.slot, hello.pid, hello.parent_pid, hello.host)
+                )
             case DismissSlot(_, reason):
                 self._dismiss(reason)
             case ReleaseSlot(slot):
                 self._slots.remove(slot)
-                self._publish(SlotLeft(slot))
+                self._publish(job_events.SlotLeft(slot))
             case SendHeartbeats():
-                self._slots.send_all(Heartbeat())
+                self._slots.send_all(messages.Heartbeat())
                 # The connection of a frozen slot stays open, but the slot takes no heartbeat from
                 # its outbox. The age of the outbox shows that.
                 self._tell(OutboxesMeasured(self._slots.waiting_s(time.monotonic())))
@@ -227,7 +202,7 @@ class Attempt:
             case DeploySlots():
                 self._deploy()
             case EnterRunning():
-                self._publish(AttemptRunning(self._global_commits.uids))
+                self._publish(job_events.AttemptRunning(self._global_commits.uids))
                 self._lag.start(self._context.restored)
                 self._context.running()
                 self._global_commits.start()
@@ -242,26 +217,26 @@ class Attempt:
                 location = self._context.savepoints.find_location(request)
                 # Publish before answering the request: a caller that gets the answer may read the
                 # status next.
-                self._publish(SavepointCompleted(checkpoint, location, size_bytes))
+                self._publish(job_events.SavepointCompleted(checkpoint, location, size_bytes))
                 self._context.savepoints.record_success(request)
             case TriggerCheckpoint(checkpoint, kind):
-                self._publish(CheckpointTriggered(checkpoint, kind))
+                self._publish(job_events.CheckpointTriggered(checkpoint, kind))
                 self._slots.send_all(decision)
             case AppendDecision(completed):
                 self._append(completed)
             case WriteSavepoint():
                 self._write_savepoint(decision)
             case AbortSavepoint(request, checkpoint, reason):
-                self._publish(CheckpointFailed(checkpoint, reason))
+                self._publish(job_events.CheckpointFailed(checkpoint, reason))
                 self._context.savepoints.record_failure(request, reason)
             case NotifyComplete():
                 self._after_complete(decision)
-            case NotifyAbort() | GloballyCommitted() | Shutdown():
+            case NotifyAbort() | messages.GloballyCommitted() | messages.Shutdown():
                 self._slots.send_all(decision)
             case DiscardState(handles):
                 self._cleaner.discard(handles)
             case CountFailure(checkpoint, reason):
-                self._publish(CheckpointFailed(checkpoint, reason))
+                self._publish(job_events.CheckpointFailed(checkpoint, reason))
             case CloseAttempt(is_finished):
                 self._is_finished = is_finished
             case EndAttempt(error):
@@ -273,32 +248,36 @@ class Attempt:
         fact = announce.fact
         match fact:
             case SlotsComplete():
-                self._publish(SlotsJoined())
+                self._publish(job_events.SlotsJoined())
             case RecoveryEnded():
                 assert self._recovered is not None
-                self._publish(SinksRecovered(self._recovered.result()))
-            case Running(dropped):
-                self._publish(StateDropped(dropped))
-            case Heartbeat(slot, subtasks, rss_bytes, sinks, waits):
-                self._publish(SlotReported(slot, subtasks, sinks, rss_bytes, waits))
-            case Acked(checkpoint, snapshot, record_times):
+                self._publish(job_events.SinksRecovered(self._recovered.result()))
+            case messages.Running(dropped):
+                self._publish(job_events.StateDropped(dropped))
+            case messages.Heartbeat(slot, subtasks, rss_bytes, sinks, waits):
+                self._publish(job_events.SlotReported(slot, subtasks, sinks, rss_bytes, waits))
+            case messages.Acked(checkpoint, snapshot, record_times):
                 self._publish(
-                    CheckpointAcked(checkpoint, snapshot.subtask, snapshot.timings, record_times)
+                    job_events.CheckpointAcked(
+                        checkpoint, snapshot.subtask, snapshot.timings, record_times
+                    )
                 )
-            case CommittedThrough(subtask, _, _, committed):
-                self._publish(SubtaskCommitted(subtask, committed))
+            case messages.CommittedThrough(subtask, _, _, committed):
+                self._publish(job_events.SubtaskCommitted(subtask, committed))
             case GlobalCommitEnded(_, uid, _, checkpoint):
                 self._publish(
-                    CheckpointCommitted(uid, checkpoint, versions=fact.versions, files=fact.files)
+                    job_events.CheckpointCommitted(
+                        uid, checkpoint, versions=fact.versions, files=fact.files
+                    )
                 )
             case AppendEnded(_, completed, append_ms):
-                self._publish(CheckpointCompleted(completed.checkpoint, append_ms))
+                self._publish(job_events.CheckpointCompleted(completed.checkpoint, append_ms))
             case BlockersListed():
                 self._blockers.take(fact)
             case SlotGone(slot, _, reason):
-                self._publish(SlotLeft(slot, reason))
-            case Failed(slot, error_class, message):
-                self._publish(SlotLeft(slot, f"{error_class}: {message}"))
+                self._publish(job_events.SlotLeft(slot, reason))
+            case messages.Failed(slot, error_class, message):
+                self._publish(job_events.SlotLeft(slot, f"{error_class}: {message}"))
             case _:
                 assert_never(fact)
 
@@ -308,7 +287,7 @@ class Attempt:
 
     def _dismiss(self, reason: str) -> None:
         assert self._dialled is not None
-        self._dialled.send(Shutdown(reason))
+        self._dialled.send(messages.Shutdown(reason))
 
     def _deploy(self) -> None:
         plan, restored = self._plan, self._context.restored
@@ -327,7 +306,7 @@ class Attempt:
                     self._context.program,
                 )
             )
-        self._publish(SlotsDeployed())
+        self._publish(job_events.SlotsDeployed())
 
     def _offer(self, discovered: TakeDiscovered) -> None:
         uid, offers = discovered.uid, discovered.offers
@@ -336,7 +315,7 @@ class Attempt:
             self._slots[slot].send(offer)
         if offers:
             splits = sorted(split.id for offer in offers.values() for split in offer.splits)
-            self._publish(SplitsDiscovered(uid, tuple(splits)))
+            self._publish(job_events.SplitsDiscovered(uid, tuple(splits)))
 
     def _write_savepoint(self, decision: WriteSavepoint) -> None:
         """Copy the state on another thread; report the outcome as an event."""
@@ -390,7 +369,7 @@ class Attempt:
         }
         # Notify the slots first: their commits make rows visible. Global commits may take longer.
         # Clean up last.
-        self._slots.send_all(Complete(checkpoint, needed))
+        self._slots.send_all(messages.Complete(checkpoint, needed))
         self._global_commits.commit_decided(retained[-1])
         self._lag.measure_by(retained[-1])
         self._context.retain(retained)

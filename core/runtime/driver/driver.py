@@ -23,13 +23,7 @@ from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.failures import EndJob, JobFailures
 from onceflow.core.protocol.ids import committer_ref
 from onceflow.core.protocol.log.rules import LogView
-from onceflow.core.protocol.loops.attempt_facts import (
-    CancelRequested,
-    CheckpointRequested,
-    JobCancelled,
-    Request,
-    SlotsEnded,
-)
+from onceflow.core.protocol.loops import attempt_facts
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
@@ -56,15 +50,7 @@ from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
 from onceflow.core.runtime.driver.source_splits import splits_of
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, look_up
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    AttemptEnded,
-    JobEnded,
-    JobRestarting,
-    JobStarted,
-    JobState,
-    StateDropped,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.json_logs import bind_thread_fields, to_slot_settings
@@ -73,14 +59,8 @@ from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickle_program
+from onceflow.core.runtime.transport import credentials
 from onceflow.core.runtime.transport.control_plane import ControlServer
-from onceflow.core.runtime.transport.credentials import (
-    Credentials,
-    TlsIdentity,
-    draw_identities,
-    identity_in,
-    new_token,
-)
 from onceflow.core.settings.effective_settings import EffectiveSetting
 from onceflow.core.settings.pipeline_settings import (
     TlsFiles,
@@ -111,7 +91,9 @@ class JobDriver:
         # starts.
         self._program = pickle_program(Program(plan.graph, plan.backend))
         if isinstance(plan.settings.tls, TlsFiles):
-            identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
+            credentials.identity_in(
+                plan.settings.tls
+            )  # to see that it is there: each attempt reads it anew
         cluster.check(plan.parallelism)
         self._described = plan.checkpointing.checkpoint_storage()
         self._storage: JobStorage = self._described.open(plan.name)
@@ -149,7 +131,7 @@ class JobDriver:
     def start(self) -> None:
         """Begin the first attempt."""
         sources = frozenset(uid for uid, _ in self._plan.graph.sources())
-        self._tracker.publish(JobStarted(sources))
+        self._tracker.publish(job_events.JobStarted(sources))
         if self._plan.settings.stop_on_signals:
             STOP_SIGNALS.add(self)
         self._thread.start()
@@ -192,7 +174,7 @@ class JobDriver:
 
     def request(self, kind: CheckpointKind) -> None:
         """Request a checkpoint of `kind`. Any thread; returns at once."""
-        self._events.put(CheckpointRequested(kind))
+        self._events.put(attempt_facts.CheckpointRequested(kind))
 
     def graph_view(self) -> GraphView:
         """Return the dataflow as the web page draws it. Any thread."""
@@ -263,7 +245,7 @@ class JobDriver:
         """Request an end without a checkpoint. Any thread; returns at once."""
         self._asked_to_leave.set()
         # The flag wakes a driver that waits for a restart, the event wakes a running attempt.
-        self._events.put(CancelRequested())
+        self._events.put(attempt_facts.CancelRequested())
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the job's end. Return True if the job ended within `timeout_s`."""
@@ -287,12 +269,14 @@ class JobDriver:
             self._savepoints.add_proofs()
             if finished:
                 self._tell_sources()
-            end = JobEnded(JobState.FINISHED if finished else JobState.STOPPED)
-        except JobCancelled:
+            end = job_events.JobEnded(
+                job_events.JobState.FINISHED if finished else job_events.JobState.STOPPED
+            )
+        except attempt_facts.JobCancelled:
             end = self._finish_cancelled()
         except BaseException as error:  # the edge: the user sees it through the job handle
             self._error = error
-            end = JobEnded(JobState.FAILED, _text_of(error))
+            end = job_events.JobEnded(job_events.JobState.FAILED, _text_of(error))
             fields = {"error": type(error).__name__}
             _log.error("job %s failed: %s", self._plan.name, error, extra=fields)
         try:
@@ -301,7 +285,7 @@ class JobDriver:
         finally:
             STOP_SIGNALS.remove(self)
             ended = self._tracker.status
-            why = f": {ended.last_error}" if ended.state is JobState.FAILED else ""
+            why = f": {ended.last_error}" if ended.state is job_events.JobState.FAILED else ""
             self._savepoints.fail_all(f"the job has {ended.state.value}{why}")
             self._recorder.end(ended.state, ended.attempt, ended.last_error)
             if self._endpoint is not None:
@@ -311,7 +295,7 @@ class JobDriver:
             # answered.
             self._ended.set()
 
-    def _finish_cancelled(self) -> JobEnded:
+    def _finish_cancelled(self) -> job_events.JobEnded:
         """Delete the checkpoints if the settings say so; return the JobEnded event.
 
         A job that is cancelled because its process ends keeps its checkpoints.
@@ -321,7 +305,7 @@ class JobDriver:
         )
         log = self._owner.log
         if not deletes_checkpoints or log is None or not log.view.completed:
-            return JobEnded(JobState.CANCELLED)
+            return job_events.JobEnded(job_events.JobState.CANCELLED)
         self._observation.promise(math.inf)  # There may be many files to delete.
         try:
             # The new claim fails if another driver owns the job by now: the checkpoints then belong
@@ -331,8 +315,8 @@ class JobDriver:
         except Exception as error:  # the job is cancelled all the same, and can go on
             text = f"its checkpoints are kept: {_text_of(error)}"
             _log.warning("job %s is cancelled; %s", self._plan.name, text)
-            return JobEnded(JobState.CANCELLED, text)
-        return JobEnded(JobState.CANCELLED)
+            return job_events.JobEnded(job_events.JobState.CANCELLED, text)
+        return job_events.JobEnded(job_events.JobState.CANCELLED)
 
     def _tell_sources(self) -> None:
         assert self._owner.log is not None
@@ -357,7 +341,7 @@ class JobDriver:
         while True:
             try:
                 return self._attempt()
-            except (Fenced, JobCancelled):
+            except (Fenced, attempt_facts.JobCancelled):
                 raise
             except Exception as error:
                 self._await_restart(error)
@@ -391,10 +375,10 @@ class JobDriver:
                 fields = {"error": type(error).__name__, "cause": text}
                 first_line = text.partition("\n")[0]
                 _log.warning("restart in %.2f s: %s", left_s, first_line, extra=fields)
-                self._tracker.publish(JobRestarting(left_s, text))
+                self._tracker.publish(job_events.JobRestarting(left_s, text))
                 self._observation.promise(left_s)
                 if self._asked_to_leave.wait(left_s):
-                    raise JobCancelled("cancelled while restarting") from error
+                    raise attempt_facts.JobCancelled("cancelled while restarting") from error
 
     def _attempt(self) -> bool:
         self._failed_at = None
@@ -418,15 +402,15 @@ class JobDriver:
         # After the claim: older attempts can decide nothing any more, so their files can be
         # deleted.
         self._owner.sweep_storage(log, view)
-        self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
+        self._tracker.publish(job_events.AttemptBegan(log.attempt, restored.checkpoint))
         changed = find_changed_operators(plan.graph, restored)
         if left := (*operators_left(plan.graph, restored), *changed):
             state = tuple(f"the state of operator {uid!r}" for uid in left)
-            self._tracker.publish(StateDropped(state))
-        token, (own_tls, slot_tls) = new_token(), self._tls()
+            self._tracker.publish(job_events.StateDropped(state))
+        token, (own_tls, slot_tls) = credentials.new_token(), self._tls()
         server = ControlServer(
             plan.settings.driver_host or self._cluster.driver_host,
-            Credentials(token, own_tls),
+            credentials.Credentials(token, own_tls),
             self._events.put,
         )
         probe = storage.probe_write(log.attempt)
@@ -482,14 +466,16 @@ class JobDriver:
             self._cluster.await_slots(context.plan.parallelism, settings.start_timeout_s)
             slots = self._cluster.start(
                 context.plan,
-                lambda error: self._events.put(SlotsEnded(context.plan.attempt, error)),
+                lambda error: self._events.put(
+                    attempt_facts.SlotsEnded(context.plan.attempt, error)
+                ),
             )
             finished = attempt.run()
-            self._tracker.publish(AttemptEnded(context.plan.attempt))
+            self._tracker.publish(job_events.AttemptEnded(context.plan.attempt))
             return finished
         except BaseException as error:
             self._failed_at = time.monotonic()
-            self._tracker.publish(AttemptEnded(context.plan.attempt, _text_of(error)))
+            self._tracker.publish(job_events.AttemptEnded(context.plan.attempt, _text_of(error)))
             # Dismiss the slots before waiting for them below: they end only when told to.
             server.dismiss(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
@@ -536,27 +522,29 @@ class JobDriver:
             if not slots.join(self._plan.settings.cancel_timeout_s):
                 _log.error("the slots of job %s did not end, though killed", self._plan.name)
 
-    def _drain(self, unanswered: Sequence[Request]) -> None:
+    def _drain(self, unanswered: Sequence[attempt_facts.Request]) -> None:
         """Drop the ended attempt's events; keep the user's unanswered requests in the queue."""
-        kept: list[Request] = [*unanswered]
+        kept: list[attempt_facts.Request] = [*unanswered]
         with contextlib.suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
-                if isinstance(event, Request):
+                if isinstance(event, attempt_facts.Request):
                     kept.append(event)
         for event in kept:
             self._events.put(event)
 
-    def _tls(self) -> tuple[TlsIdentity | None, TlsIdentity | TlsFiles | None]:
+    def _tls(
+        self,
+    ) -> tuple[credentials.TlsIdentity | None, credentials.TlsIdentity | TlsFiles | None]:
         """Return the TLS identity of the driver, and that of its slots."""
         setting = self._plan.settings.tls
         match setting:
             case TlsFiles() as files:
-                return identity_in(files), files
+                return credentials.identity_in(files), files
             case "on":
-                return draw_identities()
+                return credentials.draw_identities()
             case "auto":
-                return (None, None) if self._cluster.is_local else draw_identities()
+                return (None, None) if self._cluster.is_local else credentials.draw_identities()
             case "off":
                 return None, None
             case _:

@@ -21,12 +21,7 @@ import msgspec
 
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.runtime.driver.http_server import Response
-from onceflow.core.runtime.events.job_events import (
-    AttemptRunning,
-    CheckpointCompleted,
-    JobEvent,
-    JobState,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
 
@@ -79,10 +74,10 @@ class JobHealth:
         """Promise that the job's thread loops again within `within_s` on an idle machine."""
         self._due_s = time.monotonic() + within_s + self._patience_s
 
-    def on_event(self, event: JobEvent) -> None:
+    def on_event(self, event: job_events.JobEvent) -> None:
         """Record the time of events that count as progress."""
-        if isinstance(event, CheckpointCompleted) or (
-            isinstance(event, AttemptRunning) and self._progress_s is None
+        if isinstance(event, job_events.CheckpointCompleted) or (
+            isinstance(event, job_events.AttemptRunning) and self._progress_s is None
         ):
             self._progress_s = event.at.monotonic_s
 
@@ -108,7 +103,7 @@ class JobHealth:
         )
 
     def _find_unreadiness(self, status: JobStatus) -> str:
-        if status.state is not JobState.RUNNING:
+        if status.state is not job_events.JobState.RUNNING:
             return f"the job is {status.state.value}"
         if self._takes_checkpoints and not status.checkpoints_completed:
             return "no checkpoint is decided yet"

@@ -41,23 +41,13 @@ import msgspec
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
+from onceflow.core.runtime.driver import job_views, web_page
 from onceflow.core.runtime.driver.health import HEALTH_PATH, READY_PATH, Health, answer_probe
 from onceflow.core.runtime.driver.http_server import Request, Response
-from onceflow.core.runtime.driver.job_views import (
-    GraphView,
-    describe_history,
-    describe_now,
-    describe_timeline,
-)
 from onceflow.core.runtime.driver.metrics_server import METRICS_PATH, answer_scrape
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, parse_keys
-from onceflow.core.runtime.driver.web_page import (
-    WebPage,
-    find_stranger,
-    has_token,
-    make_json_response,
-)
+from onceflow.core.runtime.driver.web_page import has_token
 from onceflow.core.runtime.events.job_events import JobEvent, JobState
 from onceflow.core.runtime.events.job_history import JobHistory
 from onceflow.core.runtime.events.status import JobStatus
@@ -106,7 +96,7 @@ class ControlledJob(Protocol):
         """Request a savepoint."""
         ...
 
-    def graph_view(self) -> GraphView:
+    def graph_view(self) -> job_views.GraphView:
         """Return the job's dataflow."""
         ...
 
@@ -181,7 +171,7 @@ class JobApi:
         self._instance = instance
         self._token = token
         self._names = frozenset(name.lower() for name in names)
-        self._page = WebPage()
+        self._page = web_page.WebPage()
         self._history = JobHistory()
         self._proving = threading.Lock()
         self._lock = threading.Lock()
@@ -212,7 +202,7 @@ class JobApi:
 
         Return None if the request is accepted.
         """
-        if stranger := find_stranger(head, self._names):
+        if stranger := web_page.find_stranger(head, self._names):
             return self.explain(*stranger)
         path = urlsplit(head.target).path
         if self._page.has(path) or (path in _PROBES and head.method == "GET"):
@@ -248,7 +238,7 @@ class JobApi:
     def _respond(
         self, status: HTTPStatus, answer: object, sent: Callable[[], None] = lambda: None
     ) -> Response:
-        return make_json_response(status, answer, {INSTANCE_HEADER: self._instance}, sent)
+        return web_page.make_json_response(status, answer, {INSTANCE_HEADER: self._instance}, sent)
 
     def _answer(self, request: Request) -> Response:
         target = urlsplit(request.target)
@@ -264,10 +254,10 @@ class JobApi:
             return self._operation(name.removeprefix("operations/"))
         reads: dict[str, Callable[[], object]] = {
             "about": lambda: {"kind": "job", "job": self._job.status().job},
-            "overview": lambda: describe_now(
+            "overview": lambda: job_views.describe_now(
                 self._job.status(), self._history, self._instance, self._job.read_latencies()
             ),
-            "timeline": lambda: describe_timeline(self._job.status(), self._history),
+            "timeline": lambda: job_views.describe_timeline(self._job.status(), self._history),
             "history": partial(self._history_before, query),
             "graph": self._job.graph_view,
             "settings": lambda: {"settings": self._job.settings()},
@@ -342,7 +332,7 @@ class JobApi:
 
     def _history_before(self, query: str) -> object:
         before, limit = _number_in(query, "before"), _number_in(query, "limit")
-        return describe_history(self._job.status(), self._history, before, limit or 100)
+        return job_views.describe_history(self._job.status(), self._history, before, limit or 100)
 
     def _subtasks(self, query: str) -> object:
         slots = self._job.status().slots

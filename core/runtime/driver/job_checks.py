@@ -9,15 +9,8 @@ from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.runtime.cluster.cluster import Cluster
+from onceflow.core.runtime.driver import restore
 from onceflow.core.runtime.driver.job_plan import JobPlan
-from onceflow.core.runtime.driver.restore import (
-    check_in_flight,
-    check_max_parallelism,
-    check_operators,
-    check_others,
-    check_settings,
-    check_sinks,
-)
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import JobStorage
@@ -70,17 +63,17 @@ def _check_sinks(plan: JobPlan, storage: JobStorage, view: LogView) -> Sequence[
 
 def _check_restore(plan: JobPlan, storage: JobStorage, view: LogView) -> None:
     """Raise an error unless the pipeline can restore the last checkpoint."""
-    check_sinks(plan.graph, view, plan.retired_sinks)
+    restore.check_sinks(plan.graph, view, plan.retired_sinks)
     if not view.decided:
-        check_others(plan.name, plan.graph, storage.others())
+        restore.check_others(plan.name, plan.graph, storage.others())
         return
     restored = view.completed[-1]
-    check_max_parallelism(restored, plan.max_parallelism or restored.max_parallelism)
+    restore.check_max_parallelism(restored, plan.max_parallelism or restored.max_parallelism)
     if not plan.allow_non_restored_state:
-        check_operators(plan.graph, restored)
-        check_settings(plan.graph, restored)
+        restore.check_operators(plan.graph, restored)
+        restore.check_settings(plan.graph, restored)
     if restored.checkpoint != plan.checkpointing.ignore_in_flight_of:
-        check_in_flight(plan.graph, restored)
+        restore.check_in_flight(plan.graph, restored)
 
 
 def _describe(view: LogView) -> str:

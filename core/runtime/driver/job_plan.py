@@ -9,15 +9,8 @@ from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
 from onceflow.core.runtime.events.listeners import JobListener
+from onceflow.core.settings import pipeline_settings
 from onceflow.core.settings.effective_settings import EffectiveSetting
-from onceflow.core.settings.pipeline_settings import (
-    Checkpointing,
-    Endpoint,
-    Logging,
-    Metrics,
-    OpenTelemetry,
-    RuntimeSettings,
-)
 from onceflow.core.spi import Sink
 from onceflow.core.state import StateBackend
 
@@ -32,10 +25,10 @@ class JobPlan:
     max_parallelism: int | None
     """The number of key groups; None = that of the restored checkpoint, or a default by
     parallelism."""
-    checkpointing: Checkpointing
+    checkpointing: pipeline_settings.Checkpointing
     backend: StateBackend
     restart: RestartStrategy
-    settings: RuntimeSettings
+    settings: pipeline_settings.RuntimeSettings
     retired_sinks: Mapping[str, Sink | None]
     """Sinks that are no longer written to, by sink id; None leaves their transactions as
     they are."""
@@ -43,13 +36,15 @@ class JobPlan:
     """The listeners that receive every event of the job."""
     allow_non_restored_state: bool
     """True if restored state without an operator is dropped; the start is refused otherwise."""
-    endpoint: Endpoint | None = None
+    endpoint: pipeline_settings.Endpoint | None = None
     """The settings of the HTTP endpoint; None if the job has none."""
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: pipeline_settings.Metrics = field(default_factory=pipeline_settings.Metrics)
     """The address for Prometheus, in addition to the endpoint."""
-    logging: Logging = field(default_factory=Logging)
+    logging: pipeline_settings.Logging = field(default_factory=pipeline_settings.Logging)
     """The settings of the loggers of driver and slots."""
-    telemetry: OpenTelemetry = field(default_factory=OpenTelemetry)
+    telemetry: pipeline_settings.OpenTelemetry = field(
+        default_factory=pipeline_settings.OpenTelemetry
+    )
     """The address to which spans and metrics are sent."""
     restore: RestoreFrom | None = None
     """The savepoint to start from; None if there is none."""

@@ -24,12 +24,7 @@ from onceflow.core.runtime.events.job_history import CheckpointSummary, JobHisto
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.spi import CommittedBy, CommitterContext, Sink
-from onceflow.core.storage import CheckpointStorage, JobStorage
-from onceflow.core.storage.stored_checkpoints import (
-    StoredCheckpoint,
-    checkpoints_of,
-    savepoints_of,
-)
+from onceflow.core.storage import CheckpointStorage, JobStorage, stored_checkpoints
 
 SPLITS_SHOWN_MAX = 200
 """The number of splits of one source that an overview lists: those with the largest lag."""
@@ -273,10 +268,10 @@ def describe_stored(described: CheckpointStorage, storage: JobStorage) -> dict[s
         StorageError: Storage cannot be read now.
         CheckpointCorrupt: The log is damaged.
     """
-    stored: list[StoredCheckpoint] = checkpoints_of(storage)
+    stored: list[stored_checkpoints.StoredCheckpoint] = stored_checkpoints.checkpoints_of(storage)
     refused: list[str] = []
-    for savepoint in savepoints_of(described, storage):
-        if isinstance(savepoint, StoredCheckpoint):
+    for savepoint in stored_checkpoints.savepoints_of(described, storage):
+        if isinstance(savepoint, stored_checkpoints.StoredCheckpoint):
             stored.append(savepoint)
         else:
             refused.append(str(savepoint))

@@ -21,12 +21,7 @@ from onceflow.core.runtime.metrics.commit_latency import SinkInputs
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.runtime.metrics.open_telemetry import TelemetrySender
-from onceflow.core.settings.pipeline_settings import (
-    Logging,
-    Metrics,
-    OpenTelemetry,
-    RuntimeSettings,
-)
+from onceflow.core.settings import pipeline_settings
 from onceflow.core.spi import CommittedBy
 
 
@@ -39,10 +34,10 @@ class Observation:
         graph: Graph,
         listeners: Sequence[JobListener],
         checkpointing: CheckpointSettings,
-        runtime: RuntimeSettings,
-        metrics: Metrics,
-        logs: Logging,
-        telemetry: OpenTelemetry,
+        runtime: pipeline_settings.RuntimeSettings,
+        metrics: pipeline_settings.Metrics,
+        logs: pipeline_settings.Logging,
+        telemetry: pipeline_settings.OpenTelemetry,
     ) -> None:
         """Set up the observation; nothing is shown yet.
 

@@ -15,15 +15,10 @@ from functools import partial
 
 import pyarrow as pa
 
+from onceflow.core import errors, spi
+from onceflow.core.commit import loop
 from onceflow.core.commit.committers import open_global_committer
-from onceflow.core.commit.loop import (
-    TimedSteps,
-    advise,
-    carry_out,
-    describe_refusal,
-    error_class,
-    settle,
-)
+from onceflow.core.commit.loop import advise
 from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.commit.queue import Done, RetryAt, StepEnd, StepFailed
 from onceflow.core.commit.retries import recovery_retries
@@ -41,35 +36,14 @@ from onceflow.core.commit.whole_checkpoints import (
     find_undecided,
     plan_global_recovery,
 )
-from onceflow.core.errors import (
-    CommitFailed,
-    DecisionForgotten,
-    PreparedTransactionLost,
-    SinkError,
-    StorageBehind,
-)
 from onceflow.core.plan.graph import Graph
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.committables import (
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    Lost,
-    RetryLater,
-    Unknown,
-)
 from onceflow.core.protocol.ids import GENESIS, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.runtime.events.job_events import CommitRefused, RecoveredSink
-from onceflow.core.spi import (
-    CommittedBy,
-    Committer,
-    CommitterContext,
-    GlobalCommitter,
-    Sink,
-)
 from onceflow.core.storage import ClaimedLog, JobStorage
 
 _log = logging.getLogger("onceflow.runtime.recovery")
@@ -85,7 +59,7 @@ def _describe_refusal(step: Step, ended: StepEnd) -> str:
         return ""
     match step:
         case CommitOne(commit) | CommitWhole(commit):
-            return describe_refusal(commit, ended)
+            return loop.describe_refusal(commit, ended)
         case AbortOne(committable):
             return (
                 f"the rollback of {step}, of an older attempt: {ended.reason}."
@@ -97,15 +71,15 @@ def _describe_refusal(step: Step, ended: StepEnd) -> str:
 class _Target:
     """A sink id, its sink, and the context of its committers."""
 
-    sink: Sink
-    context: CommitterContext
+    sink: spi.Sink
+    context: spi.CommitterContext
     schema: pa.Schema | None
     """The schema of the rows that are written; None if the sink is retired."""
 
     @property
     def commits_whole(self) -> bool:
         """True if the driver commits whole checkpoints of the sink."""
-        return self.sink.committed_by is CommittedBy.DRIVER
+        return self.sink.committed_by is spi.CommittedBy.DRIVER
 
 
 class SinkRecovery:
@@ -119,7 +93,7 @@ class SinkRecovery:
     def __init__(
         self,
         graph: Graph,
-        retired: Mapping[str, Sink | None],
+        retired: Mapping[str, spi.Sink | None],
         job: str,
         log: ClaimedLog,
         storage: JobStorage,
@@ -135,8 +109,8 @@ class SinkRecovery:
         # a database that is gone by now.
         self._retired = log.view.sinks & retired.keys()
 
-        def target(sink: Sink, uid: str, sink_id: str, schema: pa.Schema | None) -> _Target:
-            context = CommitterContext(
+        def target(sink: spi.Sink, uid: str, sink_id: str, schema: pa.Schema | None) -> _Target:
+            context = spi.CommitterContext(
                 job,
                 uid,
                 sink_id,
@@ -154,8 +128,8 @@ class SinkRecovery:
             sink = retired[sink_id]
             if sink is not None:
                 self._targets.append(target(sink, sink_id, sink_id, None))
-        self._committers: dict[str, Committer] = {}
-        self._global: dict[str, GlobalCommitter] = {}
+        self._committers: dict[str, spi.Committer] = {}
+        self._global: dict[str, spi.GlobalCommitter] = {}
 
     def ask_targets(self) -> tuple[TargetRecord, ...]:
         """Return the record that each target keeps of its sink id; leave out targets without one.
@@ -187,7 +161,7 @@ class SinkRecovery:
                 continue
             self._begin(f"what sink {target.context.uid} holds in doubt")
             if target.commits_whole:
-                committer: Committer = self._global_committer(target)
+                committer: spi.Committer = self._global_committer(target)
                 delivered = self._log.view.completed[-1].delivered_through
             else:
                 committer, delivered = self._committer(target), GENESIS
@@ -210,7 +184,7 @@ class SinkRecovery:
             return TargetRecord(
                 sink_id, through=self._global_committer(target).read_committed_through()
             )
-        except SinkError:
+        except errors.SinkError:
             return None
 
     def open(self) -> None:
@@ -287,13 +261,13 @@ class SinkRecovery:
         self._log.settle(self._retired)
         return tuple(counts)
 
-    def list_written_sinks(self) -> Iterator[tuple[Sink, CommitterContext]]:
+    def list_written_sinks(self) -> Iterator[tuple[spi.Sink, spi.CommitterContext]]:
         """Yield every sink that is not retired, with the context of its committers."""
         for target in self._targets:
             if target.schema is not None:
                 yield target.sink, target.context
 
-    def global_committers(self) -> Iterator[tuple[str, str, Sink, GlobalCommitter]]:
+    def global_committers(self) -> Iterator[tuple[str, str, spi.Sink, spi.GlobalCommitter]]:
         """Yield uid, sink id, sink and committer of each sink that commits whole checkpoints."""
         for target in self._targets:
             if target.commits_whole and target.schema is not None:
@@ -323,14 +297,16 @@ class SinkRecovery:
             gathers=target.sink.gathering is not None,
         )
         if plan.ahead:
-            raise StorageBehind(
+            raise errors.StorageBehind(
                 f"{plan.ahead}: the log in {self._log_location} is an older copy, the job has gone"
                 " on in other storage, or another job writes under this sink id. Nothing was"
                 " written. Start the job in the storage in which it ran last. If that is gone for"
                 " good, see 'Storage that is behind its target' in docs/operations.md"
             )
         if plan.behind:
-            raise PreparedTransactionLost(f"{plan.behind}. docs/operations.md says what to do")
+            raise errors.PreparedTransactionLost(
+                f"{plan.behind}. docs/operations.md says what to do"
+            )
         steps = [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)]
         done = self._settle(context.uid, committer, steps)
         return RecoveredSink(
@@ -358,13 +334,13 @@ class SinkRecovery:
         self._settle(target.context.uid, committer, to_aborts(left))
         return len(left)
 
-    def _global_committer(self, target: _Target) -> GlobalCommitter:
+    def _global_committer(self, target: _Target) -> spi.GlobalCommitter:
         sink_id = target.context.sink_id
         if sink_id not in self._global:
             self._global[sink_id] = open_global_committer(target.sink, target.context)
         return self._global[sink_id]
 
-    def _committer(self, target: _Target) -> Committer:
+    def _committer(self, target: _Target) -> spi.Committer:
         sink_id = target.context.sink_id
         if sink_id not in self._committers:
             self._committers[sink_id] = target.sink.committer(target.context)
@@ -372,7 +348,7 @@ class SinkRecovery:
 
     def _plan(
         self, target: _Target, checkpoint: CompletedCheckpoint
-    ) -> tuple[CommitPlan, Committer]:
+    ) -> tuple[CommitPlan, spi.Committer]:
         sink_id = target.context.sink_id
         self._begin(f"what sink {target.context.uid} holds in doubt")
         committer = self._committer(target)
@@ -385,7 +361,7 @@ class SinkRecovery:
         )
         if plan.refuse:
             first = plan.refuse[0].transaction
-            raise DecisionForgotten(
+            raise errors.DecisionForgotten(
                 f"{len(plan.refuse)} transactions are in doubt, the first {first}, of attempts"
                 " that the decision log no longer remembers: the target is an old copy of itself,"
                 f" or of another job. `onceflow txn show {first}` tells more; nothing is rolled"
@@ -401,12 +377,14 @@ class SinkRecovery:
             )
         return plan, committer
 
-    def _settle(self, uid: str, committer: Committer, steps: Iterable[Step]) -> list[Committable]:
+    def _settle(
+        self, uid: str, committer: spi.Committer, steps: Iterable[Step]
+    ) -> list[committables.Committable]:
         """Carry out `steps` of sink `uid`; return the committables that these calls committed."""
-        committed: list[Committable] = []
+        committed: list[committables.Committable] = []
         is_refused = False
-        planned = TimedSteps(PlannedSteps(steps, recovery_retries(self._deadline_s)))
-        for step, ended in settle(planned, partial(self._carry_out, committer)):
+        planned = loop.TimedSteps(PlannedSteps(steps, recovery_retries(self._deadline_s)))
+        for step, ended in loop.settle(planned, partial(self._carry_out, committer)):
             if isinstance(ended, RetryAt) or is_refused:
                 is_refused = isinstance(ended, RetryAt)
                 is_stuck = isinstance(ended, RetryAt) and ended.is_stuck
@@ -420,20 +398,22 @@ class SinkRecovery:
                     pass
         return committed
 
-    def _carry_out(self, committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
+    def _carry_out(
+        self, committer: spi.Committer, step: Step
+    ) -> committables.CommitOutcome | committables.AbortOutcome:
         begun = "rollback" if isinstance(step, AbortOne) else "commit"
         # A repeated try keeps the start time of the first, so that people see how long it takes.
         if self.step.text != f"the {begun} of {step}":
             self._begin(f"the {begun} of {step}")
-        return carry_out(committer, step)
+        return loop.carry_out(committer, step)
 
-    def _error_of(self, step: Step, failed: StepFailed) -> SinkError:
+    def _error_of(self, step: Step, failed: StepFailed) -> errors.SinkError:
         if isinstance(step, AbortOne):
             if failed.kind != "committed":
-                return CommitFailed(
+                return errors.CommitFailed(
                     f"{step} of an older attempt could not be rolled back: {failed.outcome}"
                 )
-            return CommitFailed(
+            return errors.CommitFailed(
                 f"{step} is not decided by the log in {self._log_location}, and its rows"
                 " are in the target: the log is an older copy, the job has gone on in other"
                 " storage, or somebody has committed it by hand. A start would write them"
@@ -442,20 +422,20 @@ class SinkRecovery:
             )
         advice = ""
         match failed.outcome:
-            case Lost(reason):
+            case committables.Lost(reason):
                 text = f"{step}: {reason}"
                 advice = (
                     ": see 'Another target' there if the sink writes to another one than before,"
                     " and 'After a loss' if not"
                 )
-            case Unknown(reason):
+            case committables.Unknown(reason):
                 text = f"{step}: {reason}"
-            case RetryLater(reason):
+            case committables.RetryLater(reason):
                 text = f"{step} is decided and could not be committed: {reason}"
             case outcome:
                 text = f"{step} is decided and could not be committed: {outcome}"
         transaction = to_committables(step)[0].transaction
-        return error_class(failed)(f"{text}. {advise(transaction)}{advice}")
+        return loop.error_class(failed)(f"{text}. {advise(transaction)}{advice}")
 
     def _begin(self, text: str) -> None:
         self.step = RecoveryStep(text, time.monotonic())

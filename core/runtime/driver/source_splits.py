@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from onceflow.core.errors import SourceError
 from onceflow.core.plan.graph import Graph
+from onceflow.core.protocol import splits
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -22,14 +23,6 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import DiscoveryAnswered
 from onceflow.core.protocol.messages import OfferSplits
-from onceflow.core.protocol.splits import (
-    Split,
-    SplitOffers,
-    SplitState,
-    describe_moved,
-    merge_discovered,
-    with_lists,
-)
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.json_logs import carry_fields
@@ -82,7 +75,7 @@ def with_discovered_splits(
         if known is None:
             lists[uid] = _encode_new(source)
             continue
-        now = merge_discovered(known, source.discover([state.split for state in known]))
+        now = splits.merge_discovered(known, source.discover([state.split for state in known]))
         elements = _encode_splits(now)
         # Compare sets: a source may list the same splits in another order, which needs no
         # decision.
@@ -90,16 +83,18 @@ def with_discovered_splits(
             lists[uid] = elements
     if not lists:
         return None
-    return with_lists(restored, SPLITS, lists, attempt=attempt, now_ms=now_ms)
+    return splits.with_lists(restored, SPLITS, lists, attempt=attempt, now_ms=now_ms)
 
 
-def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | None:
+def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[splits.Split, ...] | None:
     """Return the splits of source `uid` in `completed`, or None if it does not know the source."""
     states = _split_states_of(completed, uid)
     return None if states is None else tuple(state.split for state in states)
 
 
-def _split_states_of(completed: CompletedCheckpoint, uid: str) -> tuple[SplitState, ...] | None:
+def _split_states_of(
+    completed: CompletedCheckpoint, uid: str
+) -> tuple[splits.SplitState, ...] | None:
     lists = [operator.lists for _, operator in completed.operator(uid)]
     if not any(SPLITS in of_subtask for of_subtask in lists):
         return None
@@ -109,10 +104,10 @@ def _split_states_of(completed: CompletedCheckpoint, uid: str) -> tuple[SplitSta
 
 
 def _encode_new(source: Source) -> tuple[bytes, ...]:
-    return _encode_splits(map(SplitState, source.splits()))
+    return _encode_splits(map(splits.SplitState, source.splits()))
 
 
-def _encode_splits(states: Iterable[SplitState]) -> tuple[bytes, ...]:
+def _encode_splits(states: Iterable[splits.SplitState]) -> tuple[bytes, ...]:
     return tuple(map(encode_split, states))
 
 
@@ -148,10 +143,12 @@ class SplitDiscovery:
 
     def build_offers(
         self, restored: CompletedCheckpoint, parallelism: int
-    ) -> dict[str, SplitOffers]:
+    ) -> dict[str, splits.SplitOffers]:
         """Return, for each source that may grow, the assignment of splits to subtasks."""
         return {
-            uid: SplitOffers((split.id for split in splits_of(restored, uid) or ()), parallelism)
+            uid: splits.SplitOffers(
+                (split.id for split in splits_of(restored, uid) or ()), parallelism
+            )
             for uid in self._sources
         }
 
@@ -179,12 +176,12 @@ class SplitDiscovery:
             names = ", ".join(split.id for split in offer.splits)
             _log.info("source %s: subtask %d is to read %s, too", uid, slot, names)
 
-    def _answer(self, uid: str, source: Source, known: Sequence[Split]) -> None:
+    def _answer(self, uid: str, source: Source, known: Sequence[splits.Split]) -> None:
         self._tell(_answer_of(self._attempt, uid, source, known))
 
 
 def _answer_of(
-    attempt: AttemptId, uid: str, source: Source, known: Sequence[Split]
+    attempt: AttemptId, uid: str, source: Source, known: Sequence[splits.Split]
 ) -> DiscoveryAnswered:
     """Ask `source`. If its server is away, return no splits: a later question may succeed."""
     try:
@@ -196,7 +193,7 @@ def _answer_of(
         return DiscoveryAnswered(attempt, uid)
     # A running reader cannot change its position, so another position for a known split needs a
     # new attempt.
-    if moved := describe_moved(known, now):
+    if moved := splits.describe_moved(known, now):
         return DiscoveryAnswered(
             attempt,
             uid,

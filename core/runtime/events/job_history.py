@@ -18,15 +18,7 @@ from dataclasses import dataclass, replace
 
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import SubtaskMetrics
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    CheckpointCompleted,
-    JobEnded,
-    JobEvent,
-    JobRestarting,
-    SlotLeft,
-    SlotReported,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.status import CheckpointStats, JobStatus, SubtaskCheckpointStats
 
 CHECKPOINTS_MAX = 10_000
@@ -205,27 +197,27 @@ class JobHistory:
         self._checkpoints: deque[CheckpointSummary] = deque(maxlen=CHECKPOINTS_MAX)
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
-        self._reports: dict[int, deque[SlotReported]] = {}
+        self._reports: dict[int, deque[job_events.SlotReported]] = {}
         """The reports of the last RATE_WINDOW_S and one before, by slot."""
         self._sampled: tuple[float, int] | None = None
         """The monotonic time of the last sample, and the rows committed by then."""
 
-    def on_event(self, event: JobEvent, status: JobStatus) -> None:
+    def on_event(self, event: job_events.JobEvent, status: JobStatus) -> None:
         """Process one event, with the status after it."""
         with self._lock:
-            if isinstance(event, SlotReported):
+            if isinstance(event, job_events.SlotReported):
                 self._take_report(event, status)
-            elif isinstance(event, CheckpointCompleted):
+            elif isinstance(event, job_events.CheckpointCompleted):
                 self._take_checkpoint(status)
-            elif isinstance(event, AttemptBegan):
+            elif isinstance(event, job_events.AttemptBegan):
                 self._reports.clear()
                 self._sampled = None
-            elif isinstance(event, SlotLeft) and event.error:
+            elif isinstance(event, job_events.SlotLeft) and event.error:
                 self._note("slot_lost", event, status, event.error, slot=event.slot)
-            elif isinstance(event, JobRestarting):
+            elif isinstance(event, job_events.JobRestarting):
                 self._note("restart", event, status, event.error, delay_s=event.delay_s)
                 self._add_sample(event.at.wall_s, None, None, status)
-            elif isinstance(event, JobEnded) and event.error:
+            elif isinstance(event, job_events.JobEnded) and event.error:
                 self._note("failed", event, status, event.error)
 
     def checkpoints(
@@ -277,7 +269,7 @@ class JobHistory:
                 if load is not None:
                     yield metrics.subtask, load
 
-    def _take_report(self, event: SlotReported, status: JobStatus) -> None:
+    def _take_report(self, event: job_events.SlotReported, status: JobStatus) -> None:
         reports = self._reports.setdefault(event.slot, deque())
         reports.append(event)
         now_s = event.at.monotonic_s
@@ -325,7 +317,7 @@ class JobHistory:
     def _note(
         self,
         kind: str,
-        event: SlotLeft | JobRestarting | JobEnded,
+        event: job_events.SlotLeft | job_events.JobRestarting | job_events.JobEnded,
         status: JobStatus,
         error: str,
         *,

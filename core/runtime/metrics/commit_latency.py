@@ -21,15 +21,7 @@ from itertools import pairwise
 
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.record_times import RecordTimes, RecordTimesCounter
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    CheckpointAcked,
-    CheckpointCommitted,
-    CheckpointCompleted,
-    JobEvent,
-    SinksRecovered,
-    SubtaskCommitted,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.metrics import metric_catalog
 from onceflow.core.runtime.metrics.recent_latency import RecentLatency, RecentTimes
 from onceflow.core.runtime.metrics.samples import Family, Histogram
@@ -84,24 +76,24 @@ class CommitLatency:
         self._decided: dict[int, _Decided] = {}
         """The decided checkpoints by number, ascending."""
 
-    def on_event(self, event: JobEvent) -> None:
+    def on_event(self, event: job_events.JobEvent) -> None:
         """Process one event of the job."""
         at_s = event.at.wall_s
-        if isinstance(event, AttemptBegan):
+        if isinstance(event, job_events.AttemptBegan):
             # The previous attempt may have appended this decision without learning of it.
             if event.restored_checkpoint in self._undecided:
                 self._decide(event.restored_checkpoint)
             self._undecided.clear()
-        elif isinstance(event, CheckpointAcked):
+        elif isinstance(event, job_events.CheckpointAcked):
             self._add_ack(event)
-        elif isinstance(event, CheckpointCompleted):
+        elif isinstance(event, job_events.CheckpointCompleted):
             self._decide(event.checkpoint)
-        elif isinstance(event, SubtaskCommitted):
+        elif isinstance(event, job_events.SubtaskCommitted):
             self._end_subtask(event.subtask, event.checkpoint, at_s)
-        elif isinstance(event, CheckpointCommitted):
+        elif isinstance(event, job_events.CheckpointCommitted):
             uid = event.uid
             self._observe(event.checkpoint, at_s, lambda sink, _: sink.uid == uid)
-        elif isinstance(event, SinksRecovered):
+        elif isinstance(event, job_events.SinksRecovered):
             # Recovery has committed everything decided, before this attempt reads any row.
             newest = max(self._decided, default=0)
             self._observe(newest, at_s, lambda _sink, _decided: True)
@@ -119,7 +111,7 @@ class CommitLatency:
         recent = {uid: times.read(now_s) for uid, times in self._recent.items()}
         return {uid: latency for uid, latency in recent.items() if latency is not None}
 
-    def _add_ack(self, ack: CheckpointAcked) -> None:
+    def _add_ack(self, ack: job_events.CheckpointAcked) -> None:
         chain, times = ack.subtask.chain, ack.record_times
         if chain not in self._chains and times is None:
             return

@@ -20,21 +20,7 @@ from dataclasses import dataclass, fields
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, handles_of
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    AttemptEnded,
-    CheckpointCommitted,
-    CheckpointCompleted,
-    JobEvent,
-    JobRestarting,
-    JobState,
-    LeftoversAborted,
-    RecoveredSink,
-    SavepointCompleted,
-    SinksRecovered,
-    SlotReported,
-    SubtaskCommitted,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.status import CheckpointStats, JobStatus
 from onceflow.core.runtime.metrics import metric_catalog
 from onceflow.core.runtime.metrics.commit_latency import CommitLatency, SinkInputs
@@ -88,7 +74,7 @@ class _SinkTotal:
             earlier = getattr(before, name) if before else 0
             setattr(self, name, getattr(self, name) + max(0, getattr(now, name) - earlier))
 
-    def add_recovered(self, sink: RecoveredSink) -> None:
+    def add_recovered(self, sink: job_events.RecoveredSink) -> None:
         """Add the transactions of a recovery."""
         self.rows_committed += sink.rows_committed
         self.committed += sink.committed
@@ -157,7 +143,7 @@ class JobMetrics:
         """The retained checkpoints; None if they are unknown, as for a query."""
         self._fails = False
 
-    def on_event(self, event: JobEvent, status: JobStatus) -> None:
+    def on_event(self, event: job_events.JobEvent, status: JobStatus) -> None:
         """Count one event. Called before the job goes on, so it never raises and never waits."""
         try:
             with self._lock:
@@ -196,16 +182,16 @@ class JobMetrics:
 
     # --- events: under the lock -----------------------------------------------------------------
 
-    def _take(self, event: JobEvent, status: JobStatus) -> None:
-        if isinstance(event, SlotReported):
+    def _take(self, event: job_events.JobEvent, status: JobStatus) -> None:
+        if isinstance(event, job_events.SlotReported):
             self._add_report(event)
-        elif isinstance(event, SubtaskCommitted | CheckpointCommitted):
+        elif isinstance(event, job_events.SubtaskCommitted | job_events.CheckpointCommitted):
             self._observe_commits(event, status)
-        elif isinstance(event, CheckpointCompleted):
+        elif isinstance(event, job_events.CheckpointCompleted):
             self._observe_checkpoint(event, status)
-        elif isinstance(event, SavepointCompleted):
+        elif isinstance(event, job_events.SavepointCompleted):
             self._savepoints += 1
-        elif isinstance(event, AttemptBegan):
+        elif isinstance(event, job_events.AttemptBegan):
             self._attempts += 1
             # Counters of slots start at 0 in each attempt, but totals grow over all attempts:
             # compute differences only within one attempt.
@@ -213,14 +199,14 @@ class JobMetrics:
             self._last_sinks.clear()
             self._uncommitted.clear()
             self._functions.begin_attempt()
-        elif isinstance(event, AttemptEnded) and event.error:
+        elif isinstance(event, job_events.AttemptEnded) and event.error:
             self._note_in_doubt(status, event.at.monotonic_s)
-        elif isinstance(event, JobRestarting):
+        elif isinstance(event, job_events.JobRestarting):
             self._restarts[self._to_reason(event.error)] += 1
-        elif isinstance(event, SinksRecovered):
+        elif isinstance(event, job_events.SinksRecovered):
             self._in_doubt.clear()
             self._add_recovered(event.sinks)
-        elif isinstance(event, LeftoversAborted):
+        elif isinstance(event, job_events.LeftoversAborted):
             self._add_recovered(event.sinks)
 
     def _to_reason(self, error: str) -> str:
@@ -229,7 +215,7 @@ class JobMetrics:
         known = name in self._restarts or len(self._restarts) < REASONS_MAX
         return name if known and name.isidentifier() else "other"
 
-    def _add_report(self, report: SlotReported) -> None:
+    def _add_report(self, report: job_events.SlotReported) -> None:
         for metrics in report.subtasks:
             total = self._subtasks.setdefault(metrics.subtask, _SubtaskTotal())
             total.add(self._last_subtasks.get(metrics.subtask), metrics)
@@ -242,7 +228,7 @@ class JobMetrics:
             sum_of_sink.add(self._last_sinks.get(writer), sink)
             self._last_sinks[writer] = sink
 
-    def _add_recovered(self, sinks: Iterable[RecoveredSink]) -> None:
+    def _add_recovered(self, sinks: Iterable[job_events.RecoveredSink]) -> None:
         for sink in sinks:
             self._sinks.setdefault(sink.uid, _SinkTotal()).add_recovered(sink)
 
@@ -252,7 +238,7 @@ class JobMetrics:
                 since_s = now_s - sink.oldest_prepared_s
                 self._in_doubt[sink.uid] = _InDoubt(sink.prepared, since_s)
 
-    def _observe_checkpoint(self, event: CheckpointCompleted, status: JobStatus) -> None:
+    def _observe_checkpoint(self, event: job_events.CheckpointCompleted, status: JobStatus) -> None:
         stats = status.last_checkpoint
         if stats is None or stats.checkpoint != event.checkpoint:
             return
@@ -263,9 +249,9 @@ class JobMetrics:
             self._observe(stats.kind, part, duration_ms)
 
     def _observe_commits(
-        self, event: SubtaskCommitted | CheckpointCommitted, status: JobStatus
+        self, event: job_events.SubtaskCommitted | job_events.CheckpointCommitted, status: JobStatus
     ) -> None:
-        if isinstance(event, CheckpointCommitted):
+        if isinstance(event, job_events.CheckpointCommitted):
             versions, files = self._versions.get(event.uid, (0, 0))
             self._versions[event.uid] = versions + event.versions, files + event.files
         # A checkpoint that the status does not wait for any more has been committed by all sinks.
@@ -345,7 +331,7 @@ class JobMetrics:
         transactions: list[tuple[tuple[str, ...], Value]] = []
         ages: list[tuple[tuple[str, ...], Value]] = []
         # Slots of a failed attempt have no prepared transactions that they could still commit.
-        runs = self._status.state is not JobState.RESTARTING and not self._in_doubt
+        runs = self._status.state is not job_events.JobState.RESTARTING and not self._in_doubt
         current = {sink.uid: sink for sink in self._status.sinks} if runs else {}
         for uid in sorted({*self._sinks, *current, *self._in_doubt}):
             sink, left = current.get(uid), self._in_doubt.get(uid)
@@ -361,7 +347,9 @@ class JobMetrics:
     # --- samples of the status alone ------------------------------------------------------------
 
     def _collect_gauges(self, status: JobStatus) -> Iterator[Family]:
-        states = tuple(((state.value,), int(state is status.state)) for state in JobState)
+        states = tuple(
+            ((state.value,), int(state is status.state)) for state in job_events.JobState
+        )
         yield Family(metric_catalog.JOB_STATE, states)
         yield Family(
             metric_catalog.CHECKPOINTS,

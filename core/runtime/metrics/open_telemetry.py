@@ -29,17 +29,7 @@ from typing import Any
 from onceflow.core.imports.extras import naming_extras
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import SubtaskRef
-from onceflow.core.runtime.events.job_events import (
-    AttemptEnded,
-    AttemptRunning,
-    CheckpointAcked,
-    CheckpointCompleted,
-    CheckpointFailed,
-    CheckpointTriggered,
-    JobEvent,
-    Moment,
-    SubtaskCommitted,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.status import AttemptStats, JobStatus
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.metric_catalog import MetricType
@@ -63,11 +53,11 @@ class _OpenCheckpoint:
 
     span: Any
     context: Any
-    triggered: Moment
-    acks: list[tuple[Moment, SubtaskRef, SnapshotTimings]] = field(
-        default_factory=list[tuple[Moment, SubtaskRef, SnapshotTimings]]
+    triggered: job_events.Moment
+    acks: list[tuple[job_events.Moment, SubtaskRef, SnapshotTimings]] = field(
+        default_factory=list[tuple[job_events.Moment, SubtaskRef, SnapshotTimings]]
     )
-    decided: Moment | None = None
+    decided: job_events.Moment | None = None
     uncommitted: set[SubtaskRef] = field(default_factory=set[SubtaskRef])
 
 
@@ -78,35 +68,35 @@ class JobTraces:
         self._tracer = tracer
         self._subtasks_max = subtasks_max
         self._open: dict[int, _OpenCheckpoint] = {}
-        self._failed: AttemptEnded | None = None
+        self._failed: job_events.AttemptEnded | None = None
 
-    def on_event(self, event: JobEvent, status: JobStatus) -> None:
+    def on_event(self, event: job_events.JobEvent, status: JobStatus) -> None:
         """Process one event."""
-        if isinstance(event, CheckpointTriggered):
+        if isinstance(event, job_events.CheckpointTriggered):
             attributes = {"onceflow.checkpoint.kind": event.kind.value}
             name = f"checkpoint {event.checkpoint}"
             attributes |= _describe(status, event.checkpoint)
             span, context = self._begin(name, event.at.wall_s, None, attributes)
             self._open[event.checkpoint] = _OpenCheckpoint(span, context, event.at)
-        elif isinstance(event, CheckpointAcked):
+        elif isinstance(event, job_events.CheckpointAcked):
             if (pending := self._open.get(event.checkpoint)) is not None:
                 pending.acks.append((event.at, event.subtask, event.timings))
-        elif isinstance(event, CheckpointCompleted):
+        elif isinstance(event, job_events.CheckpointCompleted):
             self._complete(event)
-        elif isinstance(event, CheckpointFailed):
+        elif isinstance(event, job_events.CheckpointFailed):
             if (given_up := self._open.pop(event.checkpoint, None)) is not None:
                 self._add_acks(given_up)
                 self._end(given_up.span, event.at.wall_s, event.reason)
-        elif isinstance(event, SubtaskCommitted):
+        elif isinstance(event, job_events.SubtaskCommitted):
             self._commit(event)
-        elif isinstance(event, AttemptEnded):
+        elif isinstance(event, job_events.AttemptEnded):
             self._end_attempt(event)
-        elif isinstance(event, AttemptRunning) and status.attempts:
+        elif isinstance(event, job_events.AttemptRunning) and status.attempts:
             self._start(event, status.attempts[-1], status)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def _complete(self, event: CheckpointCompleted) -> None:
+    def _complete(self, event: job_events.CheckpointCompleted) -> None:
         pending = self._open.get(event.checkpoint)
         if pending is None:
             return
@@ -152,7 +142,7 @@ class JobTraces:
                 part_s += duration_ms / 1000
             self._end(span, at.wall_s)
 
-    def _commit(self, event: SubtaskCommitted) -> None:
+    def _commit(self, event: job_events.SubtaskCommitted) -> None:
         for number in [number for number in self._open if number <= event.checkpoint]:
             decided = self._open[number]
             if decided.decided is None or event.subtask not in decided.uncommitted:
@@ -165,14 +155,16 @@ class JobTraces:
 
     # --- attempts ---------------------------------------------------------------------------------
 
-    def _end_attempt(self, event: AttemptEnded) -> None:
+    def _end_attempt(self, event: job_events.AttemptEnded) -> None:
         for pending in self._open.values():
             if pending.decided is None:
                 self._end(pending.span, event.at.wall_s, "the attempt has ended")
         self._open.clear()
         self._failed = event if event.error else None
 
-    def _start(self, event: AttemptRunning, stats: AttemptStats, status: JobStatus) -> None:
+    def _start(
+        self, event: job_events.AttemptRunning, stats: AttemptStats, status: JobStatus
+    ) -> None:
         parent = restart = None
         if (failed := self._failed) is not None:
             attributes = {"onceflow.error": failed.error, **_describe(status)}

@@ -41,6 +41,7 @@ from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import Deploy, RestoredOperator
 from onceflow.core.protocol.splits import key_group_range
+from onceflow.core.runtime.dataflow import function_operators
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
@@ -52,14 +53,6 @@ from onceflow.core.runtime.dataflow.channels import (
     join_batches,
 )
 from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
-from onceflow.core.runtime.dataflow.function_operators import (
-    BroadcastProcessor,
-    FunctionOperator,
-    KeyedBatchProcessor,
-    KeyedBroadcastProcessor,
-    KeyedProcessor,
-    RecordProcessor,
-)
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedOperator
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
@@ -245,7 +238,7 @@ class ChainBuilder:
             if self._context.closing.is_set():
                 raise SlotLost("the slot shuts down while its state is restored")
             running[operator.uid] = built = self._build_operator(operator, ref)
-            if isinstance(built, (KeyedOperator, FunctionOperator)):
+            if isinstance(built, (KeyedOperator, function_operators.FunctionOperator)):
                 self._dropped += built.dropped
             if operator is not chain.head:
                 for feed in operator.feeds:
@@ -325,7 +318,7 @@ class ChainBuilder:
                 return JoinOperator(uid, work, store, states, schema, event_time=event_time)
             case ProcessBatches():
                 states, event_time = self._operator_state(uid), self._event_time(uid)
-                return KeyedBatchProcessor(
+                return function_operators.KeyedBatchProcessor(
                     uid, work, store, states, input_schema, schema, event_time
                 )
             case RunAggregates():
@@ -375,17 +368,21 @@ class ChainBuilder:
                 return CompiledProcessor(uid, work, store, states, operator.input_schema, schema)
             case ProcessKeyed():
                 event_time = self._event_time(uid)
-                return KeyedProcessor(uid, work, self._store(uid), states, schema, event_time)
+                return function_operators.KeyedProcessor(
+                    uid, work, self._store(uid), states, schema, event_time
+                )
             case ProcessConnected():
                 event_time, store = self._event_time(uid), self._store(uid)
                 return connect_streams(uid, work, store, states, schema, event_time)
             case ProcessBroadcast() if work.key:
                 event_time, store = self._event_time(uid), self._store(uid)
-                return KeyedBroadcastProcessor(uid, work, store, states, schema, event_time)
+                return function_operators.KeyedBroadcastProcessor(
+                    uid, work, store, states, schema, event_time
+                )
             case ProcessBroadcast():
-                return BroadcastProcessor(uid, work, states, schema)
+                return function_operators.BroadcastProcessor(uid, work, states, schema)
             case ProcessRecords():
-                return RecordProcessor(uid, work, states, schema)
+                return function_operators.RecordProcessor(uid, work, states, schema)
 
     def _operator_state(self, uid: str) -> OperatorStateStore:
         return OperatorStateStore(

@@ -15,15 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from onceflow.core.commit import loop
 from onceflow.core.commit.early import HELD_MAX_S, Begin, EarlyCommits, Withdraw
-from onceflow.core.commit.loop import (
-    StepSource,
-    advise,
-    ask_committer,
-    describe_refusal,
-    error_class,
-    settle,
-)
+from onceflow.core.commit.loop import advise
 from onceflow.core.commit.queue import (
     C,
     CommitQueue,
@@ -39,16 +33,9 @@ from onceflow.core.commit.whole_checkpoints import PreCommits
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SinkError
 from onceflow.core.plan.graph import Operator, WriteTo
+from onceflow.core.protocol import messages
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
-from onceflow.core.protocol.messages import (
-    CommittedThrough,
-    Complete,
-    CompletionHeard,
-    GloballyCommitted,
-    SinkCommitted,
-    SinkMetrics,
-)
 from onceflow.core.runtime.dataflow.sink_operator import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext
@@ -58,7 +45,7 @@ _PATIENCE_S = 1.0
 with a checkpoint's timeout."""
 
 
-class CommitThread(StepSource[C, CommitOutcome]):
+class CommitThread(loop.StepSource[C, CommitOutcome]):
     """A queue of commits and the thread that empties it. Subclasses start the thread."""
 
     def __init__(
@@ -117,7 +104,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
 
     def _run(self) -> None:
         try:
-            for commit, ended in settle(self, self._try_commit):
+            for commit, ended in loop.settle(self, self._try_commit):
                 if isinstance(ended, StepFailed):
                     raise self._error_of(ended, commit)
                 self._record_end(commit, ended)
@@ -191,7 +178,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
             reach("replied")
 
     def _error_of(self, step: StepFailed, commit: C) -> SinkError:
-        return error_class(step)(f"{step.message}. {advise(commit.transaction)}")
+        return loop.error_class(step)(f"{step.message}. {advise(commit.transaction)}")
 
 
 class CommitWorker(CommitThread[Committable]):
@@ -264,7 +251,7 @@ class CommitWorker(CommitThread[Committable]):
     def _commit(self, commit: Committable) -> CommitOutcome:
         # All tries until a success count as one call.
         self.metrics.calls.begin("commit")
-        outcome = ask_committer(partial(self._committer.commit, commit))
+        outcome = loop.ask_committer(partial(self._committer.commit, commit))
         with self._condition:
             self._early.record_end()
         return outcome
@@ -297,7 +284,7 @@ class CommitWorker(CommitThread[Committable]):
             self.metrics.note_committed(commit)
         else:
             self.metrics.calls.fail("commit")
-            self.metrics.note_retry(describe_refusal(commit, step), is_stuck=step.is_stuck)
+            self.metrics.note_retry(loop.describe_refusal(commit, step), is_stuck=step.is_stuck)
 
     def _may_prepare(self) -> bool:
         return self._closing or not self._queue.is_behind
@@ -398,7 +385,7 @@ class SlotCommits:
                     staging=slot.storage.staging(work.sink_id),
                 )
             ),
-            committed=lambda through, ms: slot.post(SinkCommitted(ref, uid, through, ms)),
+            committed=lambda through, ms: slot.post(messages.SinkCommitted(ref, uid, through, ms)),
             failed=slot.fail,
             metrics=metrics,
         )
@@ -406,8 +393,8 @@ class SlotCommits:
         return worker
 
     def commit_through(
-        self, complete: Complete, subtasks: Iterable[SubtaskRef]
-    ) -> list[CommittedThrough]:
+        self, complete: messages.Complete, subtasks: Iterable[SubtaskRef]
+    ) -> list[messages.CommittedThrough]:
         """Queue the decided commits; return the progress to report to the driver.
 
         `subtasks` are all subtasks of the slot.
@@ -417,31 +404,33 @@ class SlotCommits:
             worker.commit_through(complete.checkpoint, retain_from)
         for pre_commits in self._global:
             pre_commits.metrics.note_decided(complete.checkpoint)
-        progress_reports: list[CommittedThrough] = []
+        progress_reports: list[messages.CommittedThrough] = []
         for ref in subtasks:
             progress = self._progress[ref]
             progress.decided = max(progress.decided, complete.checkpoint)
             progress_reports += self._report_progress(ref)
         return progress_reports
 
-    def record_progress(self, by: CompletionHeard | SinkCommitted) -> list[CommittedThrough]:
+    def record_progress(
+        self, by: messages.CompletionHeard | messages.SinkCommitted
+    ) -> list[messages.CommittedThrough]:
         """Record that a subtask has seen a decision, or that one of its sinks has committed."""
         progress = self._progress[by.subtask]
         match by:
-            case CompletionHeard(_, checkpoint):
+            case messages.CompletionHeard(_, checkpoint):
                 progress.heard = max(progress.heard, checkpoint)
                 return self._report_progress(by.subtask)
-            case SinkCommitted(_, uid, through, commit_ms):
+            case messages.SinkCommitted(_, uid, through, commit_ms):
                 progress.by_sink[uid] = max(progress.by_sink[uid], through)
                 return self._report_progress(by.subtask, commit_ms)
 
-    def record_global_commit(self, commit: GloballyCommitted) -> None:
+    def record_global_commit(self, commit: messages.GloballyCommitted) -> None:
         """Record a commit of the driver for a sink."""
         for pre_commits in self._global:
             if pre_commits.metrics.sink_id == commit.sink_id:
                 pre_commits.record_commits(commit.checkpoint)
 
-    def metrics(self) -> tuple[SinkMetrics, ...]:
+    def metrics(self) -> tuple[messages.SinkMetrics, ...]:
         """Return the counters of each sink's transactions."""
         groups = (sink.metrics for some in (self._workers, self._global) for sink in some)
         return tuple(group.read() for group in groups)
@@ -451,7 +440,9 @@ class SlotCommits:
         # A list, so that every worker is closed, also after one that hangs.
         return min([worker.close(left_s()) for worker in self._workers], default=True)
 
-    def _report_progress(self, ref: SubtaskRef, commit_ms: float = 0.0) -> list[CommittedThrough]:
+    def _report_progress(
+        self, ref: SubtaskRef, commit_ms: float = 0.0
+    ) -> list[messages.CommittedThrough]:
         """Return the progress of `ref`, if it has changed since the last report."""
         progress = self._progress[ref]
         committed = progress.record_commits
@@ -461,4 +452,4 @@ class SlotCommits:
         if (confirmed, committed) == progress.reported:
             return []
         progress.reported = (confirmed, committed)
-        return [CommittedThrough(ref, confirmed, round(commit_ms, 3), committed)]
+        return [messages.CommittedThrough(ref, confirmed, round(commit_ms, 3), committed)]

@@ -19,12 +19,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Acked, PartFailed, SinkCommitted
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
-from onceflow.core.settings.pipeline_settings import (
-    Delivery,
-    Logging,
-    RuntimeSettings,
-    TlsFiles,
-)
+from onceflow.core.settings import pipeline_settings
 from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.version import VERSION
 
@@ -44,18 +39,18 @@ class AttemptPlan:
     attempt: AttemptId
     parallelism: int
     max_parallelism: int
-    delivery: Delivery
-    settings: RuntimeSettings
+    delivery: pipeline_settings.Delivery
+    settings: pipeline_settings.RuntimeSettings
     allow_non_restored_state: bool
     driver_address: str
     token: str = field(repr=False)
-    tls: TlsIdentity | TlsFiles | None
+    tls: TlsIdentity | pipeline_settings.TlsFiles | None
     storage: CheckpointStorage
     storage_token_path: str
     log_id: str
     loopback: bool
     """True if all slots are on the driver's machine."""
-    logging: Logging = field(default_factory=Logging)
+    logging: pipeline_settings.Logging = field(default_factory=pipeline_settings.Logging)
 
 
 @dataclass(frozen=True, slots=True)

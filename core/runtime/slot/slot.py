@@ -38,11 +38,7 @@ from onceflow.core.runtime.slot.control import (
     SlotControl,
 )
 from onceflow.core.runtime.slot.program import unpickle_program
-from onceflow.core.runtime.transport.addresses import (
-    find_slot_host,
-    leads_to_loopback,
-    read_network_id,
-)
+from onceflow.core.runtime.transport import addresses
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer, SlotIdentity
 from onceflow.core.settings.pipeline_settings import TlsFiles
@@ -78,7 +74,7 @@ class Slot:
         host = (
             "127.0.0.1"
             if plan.loopback
-            else find_slot_host(plan.driver_address, plan.settings.slot_host)
+            else addresses.find_slot_host(plan.driver_address, plan.settings.slot_host)
         )
         self._data_server = DataServer(
             host,
@@ -97,8 +93,8 @@ class Slot:
             versions=versions(),
             storage_probe=storage.probe_read(plan.storage_token_path),
             machine=socket.gethostname(),
-            network_id=read_network_id(),
-            loopback=leads_to_loopback(host),
+            network_id=addresses.read_network_id(),
+            loopback=addresses.leads_to_loopback(host),
         )
         self._mailbox = mailbox
         self._control = SlotControl(context, mailbox, self._data_server, plan.driver_address, hello)

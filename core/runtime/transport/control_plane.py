@@ -22,15 +22,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.errors import MessageCorrupt, SettingsRefused, SlotLost
+from onceflow.core.protocol import messages
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
 from onceflow.core.protocol.loops.slot import DriverLost
-from onceflow.core.protocol.messages import (
-    DriverMessage,
-    Hello,
-    PartFailed,
-    Shutdown,
-    SlotMessage,
-)
+from onceflow.core.protocol.messages import DriverMessage, SlotMessage
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.transport.addresses import to_location
 from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
@@ -116,7 +111,7 @@ _EXIT_TIMEOUT_S = 10.0
 class SlotLink:
     """The driver's end of one slot's control stream."""
 
-    def __init__(self, hello: Hello, writer: Any) -> None:
+    def __init__(self, hello: messages.Hello, writer: Any) -> None:
         self.hello = hello
         self._outbox = Outbox(f"to slot {hello.slot}", writer.write_metadata)
 
@@ -179,7 +174,7 @@ class ControlServer(flight.FlightServerBase):
         self._post = post
         self._lock = threading.Lock()
         self._links: list[SlotLink] = []
-        self._refusal: Shutdown | None = None
+        self._refusal: messages.Shutdown | None = None
 
     def dismiss(self, reason: str) -> None:
         """Tell every slot to leave, including slots that connect later.
@@ -188,7 +183,7 @@ class ControlServer(flight.FlightServerBase):
         until it is killed.
         """
         with self._lock:
-            self._refusal = Shutdown(reason)
+            self._refusal = messages.Shutdown(reason)
             for link in self._links:
                 link.send(self._refusal)
 
@@ -209,7 +204,7 @@ class ControlServer(flight.FlightServerBase):
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one slot until its stream ends. Runs on one of Flight's threads."""
         hello = decode_message(metadata_of(reader.read_chunk()))
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, messages.Hello):
             raise flight.FlightServerError(f"a control stream begins with Hello, not {hello!r}")
         link = SlotLink(hello, writer)
         with self._lock:
@@ -244,8 +239,8 @@ class ControlStream:
         self,
         address: str,
         credentials: Credentials,
-        hello: Hello,
-        post: Callable[[DriverMessage | DriverLost | PartFailed], None],
+        hello: messages.Hello,
+        post: Callable[[DriverMessage | DriverLost | messages.PartFailed], None],
     ) -> None:
         """Connect to the driver and send hello. From now on `post` receives the driver's messages.
 
@@ -300,5 +295,5 @@ class ControlStream:
         except (pa.ArrowException, OSError) as error:
             reason = f"{reason}: {error}"
         except MessageCorrupt as error:
-            self._post(PartFailed(error))
+            self._post(messages.PartFailed(error))
         self._post(DriverLost(reason))

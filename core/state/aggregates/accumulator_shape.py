@@ -13,15 +13,8 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.state.aggregates.byte_values import BYTES_TYPES, is_of_bytes
 from onceflow.core.state.aggregates.encoded_totals import decode_totals, encode_totals
 from onceflow.core.state.aggregates.totals import dtype_of, start_of
+from onceflow.core.state.api import descriptors
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.api.descriptors import (
-    USED,
-    AccumulatorColumn,
-    AggregateOp,
-    StateTtlConfig,
-    check_state_name,
-    words_of_total,
-)
 from onceflow.core.state.keys.key_columns import (
     FixedKeys,
     KeyColumn,
@@ -45,11 +38,11 @@ class AccumulatorShape:
 
     name: str
     key_types: tuple[pa.DataType, ...]
-    columns: tuple[AccumulatorColumn, ...]
+    columns: tuple[descriptors.AccumulatorColumn, ...]
     namespaced: bool = False
 
     def __post_init__(self) -> None:
-        check_state_name(self.name)
+        descriptors.check_state_name(self.name)
         names = [column.name for column in self.columns]
         if not self.key_types or not names or len(set(names)) < len(names):
             raise ConfigError(
@@ -106,7 +99,7 @@ class AccumulatorShape:
                 after[f"s{index}"] = before[f"s{old_index}"]
                 if is_of_bytes(column):
                     texts_after.append(texts[of_bytes.index(old_index)])
-            elif column == USED:
+            elif column == descriptors.USED:
                 total[:] = StateClock().now_ms()
                 after[f"s{index}"] = 1
             elif is_of_bytes(column):
@@ -141,17 +134,17 @@ class AccumulatorShape:
 def make_shape(
     name: str,
     key_types: Sequence[pa.DataType],
-    columns: Sequence[AccumulatorColumn],
+    columns: Sequence[descriptors.AccumulatorColumn],
     *,
     namespaced: bool = False,
-    ttl: StateTtlConfig | None = None,
+    ttl: descriptors.StateTtlConfig | None = None,
 ) -> AccumulatorShape:
     """Return the shape of a table of accumulators. If they expire, adds the column of last uses.
 
     Raises:
         ConfigError: A type cannot be a key, or cannot be aggregated.
     """
-    kept = tuple(columns) if ttl is None else (*columns, USED)
+    kept = tuple(columns) if ttl is None else (*columns, descriptors.USED)
     return AccumulatorShape(name, tuple(key_types), kept, namespaced)
 
 
@@ -167,10 +160,10 @@ def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
 def _words_of(what: str) -> int:
     """Return the number of words of a total; `what` is in the form of `aggregates_of`."""
     op, _, type_name = what.partition("(")
-    return words_of_total(op, type_name)
+    return descriptors.words_of_total(op, type_name)
 
 
-def _check_column(column: AccumulatorColumn, table: str) -> None:
+def _check_column(column: descriptors.AccumulatorColumn, table: str) -> None:
     kind, types = column.type, pa.types
     fine = kind in (pa.int64(), pa.float64())
     if column.op in ("min", "max", "last"):
@@ -181,7 +174,7 @@ def _check_column(column: AccumulatorColumn, table: str) -> None:
         fine = fine or types.is_boolean(kind) or kind in BYTES_TYPES
     if column.op == "count":
         fine = kind == pa.int64()
-    if column.op not in get_args(AggregateOp) or not fine:
+    if column.op not in get_args(descriptors.AggregateOp) or not fine:
         raise ConfigError(
             f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum and avg"
             " take int64, float64 and decimal128; count gives int64; min and max take the types of"

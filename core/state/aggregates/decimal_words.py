@@ -17,13 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.state.aggregates.running import (
-    Grouping,
-    SumOverflow,
-    accumulate,
-    running_sum,
-    surely_fits,
-)
+from onceflow.core.state.aggregates import running
 from onceflow.core.state.api.descriptors import DIGITS_MAX
 from onceflow.core.state.keys.key_columns import Ints
 
@@ -75,15 +69,15 @@ def words_of_ints(numbers: Ints) -> Words:
     return np.column_stack([numbers, numbers >> 63])
 
 
-def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
+def running_word_sum(group: running.Grouping, totals: Words, values: Words) -> Words:
     """Return the sum at each position; `values` are in row order, as in `running_sum`.
 
     Raises:
         SumOverflow: A sum has more than 38 digits.
     """
     lows, starts = values[:, 0], totals[:, 0]
-    if _is_narrow(values).all() and _is_narrow(totals).all() and surely_fits(lows, starts):
-        return words_of_ints(running_sum(group, starts, lows))
+    if _is_narrow(values).all() and _is_narrow(totals).all() and running.surely_fits(lows, starts):
+        return words_of_ints(running.running_sum(group, starts, lows))
     ordered, firsts = values[group.order], group.firsts
     limbs: list[Ints] = []
     carry: Ints = np.zeros(1, np.int64)
@@ -104,11 +98,13 @@ def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
     words = _join_limbs(limbs)
     bad = np.flatnonzero((high != words[:, 1] >> 32) | ~_fits(words))
     if len(bad):
-        raise SumOverflow(int(group.order[bad].min()))
+        raise running.SumOverflow(int(group.order[bad].min()))
     return words
 
 
-def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: np.ufunc) -> Words:
+def running_word_extreme(
+    group: running.Grouping, totals: Words, values: Words, ufunc: np.ufunc
+) -> Words:
     """Return the extreme at each position; `ufunc` is np.minimum or np.maximum.
 
     Missing totals and values are `least_start` or `greatest_start`.
@@ -117,7 +113,7 @@ def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: n
     edge = _INT64.max if ufunc is np.minimum else _INT64.min
     narrow = _narrow(totals, edge), _narrow(values, edge)
     if narrow[0] is not None and narrow[1] is not None:
-        extremes: Ints = accumulate(ufunc, group, narrow[0], narrow[1])
+        extremes: Ints = running.accumulate(ufunc, group, narrow[0], narrow[1])
         return np.column_stack([extremes, np.where(extremes == edge, edge, extremes >> 63)])
     # A ufunc cannot compare pairs of words, but it can compare their ranks.
     every = np.concatenate([totals, values])
@@ -125,7 +121,7 @@ def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: n
     ranks = np.empty_like(order)
     # The inverse of the permutation: the rank of each number.
     ranks[order] = np.arange(len(order))
-    chosen: Ints = accumulate(ufunc, group, ranks[: len(totals)], ranks[len(totals) :])
+    chosen: Ints = running.accumulate(ufunc, group, ranks[: len(totals)], ranks[len(totals) :])
     return every[order[chosen]]
 
 

@@ -22,29 +22,12 @@ import pyarrow as pa
 from onceflow.core.errors import InvariantViolation, StateIncompatible
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.state.aggregates.accumulator_shape import make_shape
+from onceflow.core.state.api import descriptors
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
-from onceflow.core.state.api.descriptors import (
-    AccumulatorColumn,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    StateTtlConfig,
-    ValueStateDescriptor,
-)
 from onceflow.core.state.heap.tables import ChangedEntries, HeapEntries, LayerLimits
 from onceflow.core.state.heap.totals import ChangedTotals, HeapTotals
 from onceflow.core.state.keys.key_codec import from_stored_map_key, to_stored_map_key
-from onceflow.core.state.snapshots.canonical import (
-    RestoredStates,
-    StateContent,
-    StateRows,
-    begins_to_expire,
-    is_canonical,
-    is_layer,
-    read_canonical,
-    write_base,
-    write_canonical,
-    write_layer,
-)
+from onceflow.core.state.snapshots import canonical
 from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
 from onceflow.core.state.snapshots.known_files import FileHandles, KnownFiles
 from onceflow.core.state.snapshots.state_meta import (
@@ -80,7 +63,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _stamp(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
+def _stamp(rows: canonical.StateRows, meta: StateMeta, codec: EntryRows) -> canonical.StateRows:
     """Return the rows of a state without a time to live so far, with now as their last use."""
     values = [
         stamp_value(value, meta.kind, codec.cells.serializer) for value in rows.values.to_pylist()
@@ -190,7 +173,7 @@ class HeapSnapshot(PendingKeyedSnapshot):
         self.done = True
 
 
-_States: TypeAlias = list[StateContent]
+_States: TypeAlias = list[canonical.StateContent]
 _Upload: TypeAlias = Callable[[StateWriter], tuple[StateHandle, ...]]
 
 
@@ -200,7 +183,7 @@ _NO_CHANGES: Mapping[str, _Changes] = {}
 
 def _takes_a_layer(base: FileHandles, limits: LayerLimits) -> bool:
     """Return True if another layer may be added to these files."""
-    layers = [handle for handle in base.values() if is_layer(handle)]
+    layers = [handle for handle in base.values() if canonical.is_layer(handle)]
     layer_bytes = sum(handle.size_bytes for handle in layers)
     base_bytes = sum(handle.size_bytes for handle in base.values()) - layer_bytes
     # A handle that is no shared file would be repeated in each record of the decision log.
@@ -223,8 +206,8 @@ class HeapStore(KeyedStateStore):
         self._open_states = OpenStates(context)
         self._entries: dict[StateMeta, HeapEntries] = {}
         self._tables: dict[StateMeta, HeapTotals] = {}
-        self._restored = RestoredStates(context)
-        self._rows: dict[str, list[StateRows]] = {}
+        self._restored = canonical.RestoredStates(context)
+        self._rows: dict[str, list[canonical.StateRows]] = {}
         self._last_filled: dict[str, CheckpointId] = {}
         """The last snapshot for which each state had entries."""
         self._pending: list[HeapSnapshot] = []
@@ -245,13 +228,13 @@ class HeapStore(KeyedStateStore):
             StateIncompatible: See `StateBackend.open`.
         """
         store = cls(context, limits)
-        foreign = [handle.name for handle in restored if not is_canonical(handle)]
+        foreign = [handle.name for handle in restored if not canonical.is_canonical(handle)]
         if foreign:
             raise StateIncompatible(
                 f"state of {context} was written by another backend ({foreign[0]}); restore it with"
                 " that backend"
             )
-        for meta, rows in read_canonical(reader, restored, context):
+        for meta, rows in canonical.read_canonical(reader, restored, context):
             store._restored.add(meta)
             if len(rows):
                 store._rows.setdefault(meta.name, []).append(rows)
@@ -265,11 +248,11 @@ class HeapStore(KeyedStateStore):
         """Return the current key."""
         return self._current.key
 
-    def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
+    def entries(self, descriptor: descriptors.ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
         """Yield each key and its value."""
         return self._entries[describe_value_state(descriptor)].all()
 
-    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+    def value_state(self, descriptor: descriptors.ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the value state of this name."""
         cells = Cells(serializer_of(descriptor.type), descriptor.name)
 
@@ -278,7 +261,7 @@ class HeapStore(KeyedStateStore):
 
         return self._state(describe_value_state(descriptor), EntryRows(cells), make)
 
-    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+    def list_state(self, descriptor: descriptors.ListStateDescriptor[T]) -> ListState[T]:
         """Return the list state of this name."""
         cells = Cells(serializer_of(descriptor.type), descriptor.name)
 
@@ -287,7 +270,7 @@ class HeapStore(KeyedStateStore):
 
         return self._state(describe_list_state(descriptor), ListRows(cells), make)
 
-    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+    def map_state(self, descriptor: descriptors.MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the map state of this name."""
         cells = Cells(serializer_of(descriptor.type), descriptor.name)
         keys = MapKeys(descriptor.key_type, descriptor.name)
@@ -305,7 +288,7 @@ class HeapStore(KeyedStateStore):
                 self._current, codec.cells, codec, groups, self._is_idle, self._limits
             )
             stored, chunks = self._claim(meta)
-            if stored is not None and begins_to_expire(stored, meta):
+            if stored is not None and canonical.begins_to_expire(stored, meta):
                 # Without a time of last use, all rows would expire at once, or never.
                 chunks = [_stamp(rows, meta, codec) for rows in chunks]
             reader = codec
@@ -325,10 +308,10 @@ class HeapStore(KeyedStateStore):
         self,
         name: str,
         key_types: Sequence[pa.DataType],
-        columns: Sequence[AccumulatorColumn],
+        columns: Sequence[descriptors.AccumulatorColumn],
         *,
         namespaced: bool = False,
-        ttl: StateTtlConfig | None = None,
+        ttl: descriptors.StateTtlConfig | None = None,
     ) -> HeapTotals:
         """Return the running aggregates of this name."""
         shape = make_shape(name, key_types, columns, namespaced=namespaced, ttl=ttl)
@@ -345,7 +328,7 @@ class HeapStore(KeyedStateStore):
             self._open_states.add(shape.meta, table)
         return table
 
-    def _claim(self, meta: StateMeta) -> tuple[StateMeta | None, list[StateRows]]:
+    def _claim(self, meta: StateMeta) -> tuple[StateMeta | None, list[canonical.StateRows]]:
         """Return the restored rows of a state that is asked for, and release them here."""
         # Raises if the stored type does not fit, before the rows are released.
         stored = self._restored.claim(meta)
@@ -385,7 +368,7 @@ class HeapStore(KeyedStateStore):
         self._merge_if_idle()
         self._freeze(checkpoint)
         context, states = self._context, self._list_states()
-        return self._add_pending(lambda writer: write_canonical(writer, context, states))
+        return self._add_pending(lambda writer: canonical.write_canonical(writer, context, states))
 
     def _freeze(self, checkpoint: CheckpointId) -> None:
         for table in self._list_tables().values():
@@ -405,7 +388,7 @@ class HeapStore(KeyedStateStore):
         states: _States = []
         for meta, table in self._list_tables().items():
             if meta.name in changes:
-                rows: Iterable[StateRows] = changes[meta.name].rows()
+                rows: Iterable[canonical.StateRows] = changes[meta.name].rows()
             elif isinstance(table, HeapTotals):
                 rows = table.filter_alive(table.view().rows())
             else:
@@ -427,9 +410,9 @@ class HeapStore(KeyedStateStore):
 
         def upload(writer: StateWriter) -> tuple[StateHandle, ...]:
             if is_base:
-                handles = write_base(writer, context, states, unique)
+                handles = canonical.write_base(writer, context, states, unique)
             else:
-                handles = write_canonical(writer, context, states)
+                handles = canonical.write_canonical(writer, context, states)
             files.note_upload(checkpoint, {handle.name: handle for handle in handles})
             return handles
 
@@ -468,7 +451,7 @@ class HeapStore(KeyedStateStore):
             # If nothing has changed, the files of the last completed checkpoint are the snapshot.
             handles = older
             if written or is_emptied:
-                handles += write_layer(writer, context, states, whole, checkpoint, unique)
+                handles += canonical.write_layer(writer, context, states, whole, checkpoint, unique)
             files.note_upload(checkpoint, {handle.name: handle for handle in handles})
             return handles
 

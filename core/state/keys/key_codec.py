@@ -31,15 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, ConfigError, StateCorrupt
-from onceflow.core.state.keys.key_groups import (
-    Hashes,
-    combine_hashes,
-    days_of,
-    hash_key,
-    hash_keys,
-    nanoseconds_of,
-    to_unscaled,
-)
+from onceflow.core.state.keys import key_groups
 from onceflow.core.state.keys.key_index import to_fixed_binary
 
 _SIGN = 1 << 63
@@ -76,7 +68,7 @@ def encode_map_key(key: Any) -> bytes:
 
 def _without_zeros(number: Decimal) -> Decimal:
     """Return an equal decimal with the fewest digits possible, at any precision."""
-    digits = to_unscaled(number)
+    digits = key_groups.to_unscaled(number)
     if digits == 0:
         return Decimal(0)
     exponent = number.as_tuple().exponent
@@ -145,7 +137,7 @@ def _encode_tuple(key: tuple[Any, ...]) -> bytes:
 
 def _encode_decimal(key: Decimal) -> bytes:
     # Called for its errors: NaN and infinity have no digits to hash, so they cannot be keys.
-    to_unscaled(key)
+    key_groups.to_unscaled(key)
     return b"D" + str(key).encode()
 
 
@@ -174,7 +166,7 @@ def _refuse(key: Any) -> bytes:
 
 
 def _encode_instant(key: datetime) -> bytes:
-    microseconds, nanoseconds = divmod(nanoseconds_of(key), 1000)
+    microseconds, nanoseconds = divmod(key_groups.nanoseconds_of(key), 1000)
     if nanoseconds:
         raise BadStateValue(
             f"timestamp key {key} has nanoseconds: cast the column to timestamp[us]"
@@ -189,7 +181,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     bytes: lambda key: b"b" + key,
     tuple: _encode_tuple,
     datetime: _encode_instant,
-    date: lambda key: b"d" + _pack_u64(days_of(key) + _SIGN),
+    date: lambda key: b"d" + _pack_u64(key_groups.days_of(key) + _SIGN),
     Decimal: _encode_decimal,
 }
 """The encoders by class. A subclass is before its base: a bool is an int, a datetime is a date."""
@@ -257,7 +249,7 @@ def split_length(data: bytes, position: int = 0) -> tuple[bytes, int]:
     return data[start:end], end
 
 
-def hash_python_keys(keys: Sequence[Any]) -> Hashes:
+def hash_python_keys(keys: Sequence[Any]) -> key_groups.Hashes:
     """Return `hash_key` of each key. Vectorised if all keys have one type, as those of a stream do.
 
     Raises:
@@ -266,18 +258,18 @@ def hash_python_keys(keys: Sequence[Any]) -> Hashes:
     kind = _only_class(keys)
     try:
         if kind in _ARROW_TYPES:
-            return hash_keys([pa.array(keys, _ARROW_TYPES[kind])])
+            return key_groups.hash_keys([pa.array(keys, _ARROW_TYPES[kind])])
         if kind is tuple and len(set(map(len, keys))) == 1 and keys[0]:
             first, *following = zip(*keys, strict=True)
             # Tuples of one length are columns: their hashes are combined column by column, like
             # those of several key columns.
             hashes = hash_python_keys(first)
             for column in following:
-                combine_hashes(hashes, hash_python_keys(column))
+                key_groups.combine_hashes(hashes, hash_python_keys(column))
             return hashes
     except (pa.ArrowInvalid, OverflowError):
         pass  # integers beyond 64 bits, one by one
-    return np.fromiter(map(hash_key, keys), np.uint64, len(keys))
+    return np.fromiter(map(key_groups.hash_key, keys), np.uint64, len(keys))
 
 
 def encode_python_keys(keys: Sequence[Any]) -> pa.Array:

@@ -41,13 +41,7 @@ import xxhash
 
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.ids import PARALLELISM_MAX
-from onceflow.core.state.keys.key_columns import (
-    BytesKeys,
-    Ints,
-    KeyColumn,
-    Words,
-    read_key_columns,
-)
+from onceflow.core.state.keys import key_columns
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -66,10 +60,10 @@ def hash_keys(arrays: Sequence[pa.Array], names: Sequence[str] | None = None) ->
         BadStateValue: A key is null; names the column, by `names` if given, else by its position.
         ConfigError: A column has a type that cannot be a key.
     """
-    return hash_key_columns(read_key_columns(arrays, names))
+    return hash_key_columns(key_columns.read_key_columns(arrays, names))
 
 
-def hash_key_columns(columns: Sequence[KeyColumn]) -> Hashes:
+def hash_key_columns(columns: Sequence[key_columns.KeyColumn]) -> Hashes:
     """Return the 64-bit hash of each row's key, for columns that are already read."""
     hashes = _hash_column(columns[0])
     for column in columns[1:]:
@@ -197,7 +191,7 @@ def _mix_one(x: int) -> int:
     return x ^ (x >> 33)
 
 
-def _mix(x: Words) -> None:
+def _mix(x: key_columns.Words) -> None:
     x ^= x >> _U33
     x *= _U1
     x ^= x >> _U33
@@ -205,8 +199,8 @@ def _mix(x: Words) -> None:
     x ^= x >> _U33
 
 
-def _hash_column(column: KeyColumn) -> Hashes:
-    if isinstance(column, BytesKeys):
+def _hash_column(column: key_columns.KeyColumn) -> Hashes:
+    if isinstance(column, key_columns.BytesKeys):
         return _hash_bytes(column)
     hashes = np.full(len(column), ((8 * len(column.words) + 1) * _GOLDEN) & _2_64, np.uint64)
     for plane in column.words:
@@ -216,7 +210,7 @@ def _hash_column(column: KeyColumn) -> Hashes:
     return hashes
 
 
-def _hash_bytes(column: BytesKeys) -> Hashes:
+def _hash_bytes(column: key_columns.BytesKeys) -> Hashes:
     lengths = column.lengths
     hashes = (lengths + 1).astype(np.uint64)
     hashes *= _U_GOLDEN
@@ -235,11 +229,11 @@ def _hash_bytes(column: BytesKeys) -> Hashes:
     return hashes
 
 
-def _mix_word(column: BytesKeys, index: int, hashes: Hashes) -> None:
+def _mix_word(column: key_columns.BytesKeys, index: int, hashes: Hashes) -> None:
     """Mix word `index` into the hashes of the rows that have it. An empty key has one zero word."""
     lengths = column.lengths
     has = (lengths > 8 * index) & (lengths <= BYTES_MIXED_MAX)
-    rows: Ints = np.flatnonzero(has)
+    rows: key_columns.Ints = np.flatnonzero(has)
     mixed = hashes[rows] ^ column.word(index, rows)
     _mix(mixed)
     hashes[rows] = mixed

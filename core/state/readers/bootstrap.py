@@ -20,12 +20,7 @@ import pyarrow.compute as pc
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.aggregates.byte_values import totals_of
-from onceflow.core.state.api.descriptors import (
-    DIGITS_MAX,
-    AccumulatorColumn,
-    AggregateOp,
-    check_state_name,
-)
+from onceflow.core.state.api import descriptors
 from onceflow.core.state.keys.key_codec import (
     add_length,
     decode_key,
@@ -59,7 +54,7 @@ class StateOfTable:
     value_type: str | None = None
     """The type's name in the job's descriptor; None for the type of the column."""
     map_key_type: str | None = None
-    aggregates: Mapping[str, AggregateOp] | None = None
+    aggregates: Mapping[str, descriptors.AggregateOp] | None = None
     """The aggregate in each column, for `running`."""
 
 
@@ -114,7 +109,7 @@ def make_unkeyed_encoder(table: UnkeyedStateOfTable, schema: pa.Schema) -> Unkey
     Raises:
         ConfigError: A column is missing, or a state cannot have its type.
     """
-    check_state_name(table.name)
+    descriptors.check_state_name(table.name)
     _check_columns(table.name, [table.value, *filter(None, [table.map_key])], schema)
     value = _make_column_encoder(schema.field(table.value), table.value_type)
     if table.mode != "broadcast":
@@ -168,7 +163,7 @@ def make_encoder(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -
         ConfigError: A column is missing, cannot be a key, or a state cannot have its type.
     """
     check_max_parallelism(max_parallelism)
-    check_state_name(table.name)
+    descriptors.check_state_name(table.name)
     values = list(table.aggregates) if table.aggregates else [table.value]
     _check_columns(table.name, (*table.key, *values, *filter(None, [table.map_key])), schema)
     for name in table.key:
@@ -305,7 +300,7 @@ def _make_aggregates_encoder(
     table: StateOfTable, schema: pa.Schema, max_parallelism: int
 ) -> StateEncoder:
     columns = [
-        AccumulatorColumn(name, op, _total_type(schema.field(name).type, op))
+        descriptors.AccumulatorColumn(name, op, _total_type(schema.field(name).type, op))
         for name, op in (table.aggregates or {}).items()
     ]
     key_types = tuple(schema.field(name).type for name in table.key)
@@ -333,11 +328,11 @@ def _make_aggregates_encoder(
     return StateEncoder(shape.meta, table.key, max_parallelism, row_keys, row_values)
 
 
-def _total_type(kind: pa.DataType, op: AggregateOp) -> pa.DataType:
+def _total_type(kind: pa.DataType, op: descriptors.AggregateOp) -> pa.DataType:
     if op == "count" or pa.types.is_integer(kind):
         return pa.int64()
     if op == "sum" and pa.types.is_decimal(kind):
-        return pa.decimal128(DIGITS_MAX, kind.scale)
+        return pa.decimal128(descriptors.DIGITS_MAX, kind.scale)
     return pa.float64() if pa.types.is_floating(kind) else kind
 
 

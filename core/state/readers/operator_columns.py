@@ -26,20 +26,14 @@ from onceflow.core.state.readers.state_columns import (
     key_type_of,
     value_type_of,
 )
-from onceflow.core.state.states.operator_state import (
-    Mode,
-    Saved,
-    find_mode,
-    parse_groups,
-    read_saved,
-)
+from onceflow.core.state.states import operator_state
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
     """A snapshot's description of one state that is not kept by key. Can be pickled."""
 
-    mode: Mode
+    mode: operator_state.Mode
     name: str
     key_signature: str
     signature: str
@@ -63,7 +57,7 @@ class OperatorState:
             case "raw-keyed":
                 return pa.schema([("key_group", pa.int32()), value])
 
-    def batch(self, saved: Saved, subtask: int, form: ValueForm) -> pa.RecordBatch:
+    def batch(self, saved: operator_state.Saved, subtask: int, form: ValueForm) -> pa.RecordBatch:
         """Return the rows of one subtask.
 
         Raises:
@@ -94,7 +88,7 @@ class OperatorState:
                 values = [value_type.value(element) for element in elements[1::2]]
                 return [key_column(keys, schema.types[0]), array_of(values, value_type.arrow)]
             case "raw-keyed":
-                pairs = list(parse_groups(elements))
+                pairs = list(operator_state.parse_groups(elements))
                 return [
                     pa.array([group for group, _ in pairs], pa.int32()),
                     pa.array([data for _, data in pairs], pa.binary()),
@@ -112,18 +106,18 @@ def operator_states(
         StateIncompatible: A newer onceflow wrote the states.
         StateCorrupt, CheckpointCorrupt: A file is damaged or missing; names it.
     """
-    firsts: dict[Mode, tuple[str, StateHandle]] = {}
+    firsts: dict[operator_state.Mode, tuple[str, StateHandle]] = {}
     for subtask, part in parts:
         for handle in part.raw:
-            mode = find_mode(handle)
+            mode = operator_state.find_mode(handle)
             if mode is not None:
                 firsts.setdefault(mode, (f"{part.uid}[{subtask}]: {handle.name}", handle))
     return [
         OperatorState(mode, saved.name, saved.key_signature, saved.signature, _sample(mode, saved))
         for mode, (label, handle) in firsts.items()
-        for saved in read_saved(reader.read(handle), label)
+        for saved in operator_state.read_saved(reader.read(handle), label)
     ]
 
 
-def _sample(mode: Mode, saved: Saved) -> bytes | None:
+def _sample(mode: operator_state.Mode, saved: operator_state.Saved) -> bytes | None:
     return saved.elements[0] if mode == "broadcast" and saved.elements else None

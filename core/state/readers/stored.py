@@ -15,14 +15,7 @@ from pathlib import Path
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
-from onceflow.core.state.snapshots.canonical import (
-    StateRows,
-    is_canonical,
-    is_layer,
-    read_canonical,
-    read_metas,
-    sort_parts,
-)
+from onceflow.core.state.snapshots import canonical
 from onceflow.core.state.snapshots.state_meta import StateMeta
 
 
@@ -50,8 +43,8 @@ class StatePiece:
             CheckpointCorrupt: A file is damaged or missing.
         """
         context = self._context(range(self.max_parallelism))
-        if is_canonical(self.handles[0]):
-            return read_metas(reader, self.handles[0], context)
+        if canonical.is_canonical(self.handles[0]):
+            return canonical.read_metas(reader, self.handles[0], context)
         from onceflow.core.state.rocksdb.snapshots import is_manifest, read_manifest
 
         manifest = next(handle for handle in self.handles if is_manifest(handle))
@@ -59,7 +52,7 @@ class StatePiece:
 
     def rows(
         self, name: str, reader: StateReader, key_groups: range | None = None
-    ) -> Iterator[StateRows]:
+    ) -> Iterator[canonical.StateRows]:
         """Yield the rows of state `name`, of all key groups or only those in `key_groups`.
 
         Raises:
@@ -67,8 +60,8 @@ class StatePiece:
             CheckpointCorrupt: A file is damaged or missing; names it.
         """
         context = self._context(key_groups or range(self.max_parallelism))
-        if is_canonical(self.handles[0]):
-            for meta, rows in read_canonical(reader, self.handles, context):
+        if canonical.is_canonical(self.handles[0]):
+            for meta, rows in canonical.read_canonical(reader, self.handles, context):
                 if meta.name == name and len(rows):
                     yield rows
             return
@@ -76,7 +69,7 @@ class StatePiece:
 
     def _rows_of_database(
         self, name: str, reader: StateReader, context: StateContext
-    ) -> Iterator[StateRows]:
+    ) -> Iterator[canonical.StateRows]:
         from onceflow.core.state.rocksdb.snapshots import (
             download_copy,
             is_manifest,
@@ -107,11 +100,13 @@ def list_pieces(
     """
     pieces: list[StatePiece] = []
     for subtask, snapshot in snapshots:
-        native = tuple(handle for handle in snapshot.keyed if not is_canonical(handle))
-        parts: list[tuple[StateHandle, ...]] = [(h,) for h in snapshot.keyed if is_canonical(h)]
-        if any(map(is_layer, snapshot.keyed)):
+        native = tuple(handle for handle in snapshot.keyed if not canonical.is_canonical(handle))
+        parts: list[tuple[StateHandle, ...]] = [
+            (h,) for h in snapshot.keyed if canonical.is_canonical(h)
+        ]
+        if any(map(canonical.is_layer, snapshot.keyed)):
             # The layers determine the valid rows of the base, so one reader must read all of them.
-            parts = [tuple(sort_parts(filter(is_canonical, snapshot.keyed)))]
+            parts = [tuple(canonical.sort_parts(filter(canonical.is_canonical, snapshot.keyed)))]
         if native:
             _check_native(snapshot.uid, native)
             parts.append(native)

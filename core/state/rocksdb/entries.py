@@ -22,15 +22,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from onceflow.core.state.keys.key_codec import (
-    add_length,
-    decode_key,
-    encode_key,
-    encode_python_keys,
-    from_stored_map_key,
-    hash_python_keys,
-    to_stored_map_key,
-)
+from onceflow.core.state.keys import key_codec
 from onceflow.core.state.keys.key_groups import hash_key, key_groups
 from onceflow.core.state.rocksdb.database import (
     Database,
@@ -89,11 +81,11 @@ class RowFormat:
 
     def row_key(self, key: Any) -> bytes:
         """Return the row's key, without key group and state."""
-        return encode_key(key)
+        return key_codec.encode_key(key)
 
     def row_keys(self, keys: Sequence[Any]) -> pa.Array:
         """Return `row_key` of each key."""
-        return encode_python_keys(keys)
+        return key_codec.encode_python_keys(keys)
 
     def pack(self, entry: Any) -> bytes:
         """Return the row's value for an entry."""
@@ -105,7 +97,7 @@ class RowFormat:
 
     def key_of(self, data: bytes) -> Any:
         """Return the entry's key that `row_key` encoded as `data`."""
-        return decode_key(data)
+        return key_codec.decode_key(data)
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the part of `entry` that has not expired: itself, another entry, or ABSENT."""
@@ -146,7 +138,7 @@ class MapFormat(RowFormat):
     def key_of(self, data: bytes) -> Any:
         """Return the pair that `row_key` encoded as `data`."""
         key, map_key = split_map_row_key(data)
-        return key, to_stored_map_key(map_key)
+        return key, key_codec.to_stored_map_key(map_key)
 
     def row_keys(self, keys: Sequence[Any]) -> pa.Array:
         """Return the row's key for each pair."""
@@ -242,7 +234,7 @@ class RocksEntries(EntryTable):
         absent = absent[: self._capacity // 2]
         if len(clean) + len(absent) > self._capacity:
             self._evict(len(absent))
-        groups = key_groups(hash_python_keys(absent), self._max_parallelism)
+        groups = key_groups(key_codec.hash_python_keys(absent), self._max_parallelism)
         pairs = sort_pairs(groups, self._name, self._format.row_keys(absent), absent)
         values = self._database.get_many([row_key for row_key, _ in pairs])
         for (_, key), data in zip(pairs, values, strict=True):
@@ -290,7 +282,7 @@ class RocksEntries(EntryTable):
 
     def _pairs(self, entries: dict[Any, Any]) -> list[Pair]:
         keys = list(entries)
-        hashes = hash_python_keys(self._format.group_keys(keys))
+        hashes = key_codec.hash_python_keys(self._format.group_keys(keys))
         groups = key_groups(hashes, self._max_parallelism)
         pack = self._format.pack
         values = [None if entry is DELETED else pack(entry) for entry in entries.values()]
@@ -376,7 +368,7 @@ class RocksEntries(EntryTable):
     def scan_key(self, key: Any) -> Iterator[tuple[bytes, bytes]]:
         """Yield (rest of the row key, value) of the database's rows of a map state's key."""
         group = hash_key(key) % self._max_parallelism
-        start = group_prefix(group) + self._prefix + add_length(encode_key(key))
+        start = group_prefix(group) + self._prefix + key_codec.add_length(key_codec.encode_key(key))
         for row_key, value in self._database.scan(start, next_prefix(start)):
             yield row_key[len(start) :], value
 
@@ -399,7 +391,7 @@ class RocksMapState(MapState[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
-        stored = self._table.find((self._table.current.key, to_stored_map_key(key)))
+        stored = self._table.find((self._table.current.key, key_codec.to_stored_map_key(key)))
         return None if stored is ABSENT else self._table.cells.thaw(stored)
 
     def put(self, key: K, value: V) -> None:
@@ -409,22 +401,25 @@ class RocksMapState(MapState[K, V]):
     def remove(self, key: K) -> None:
         """Remove `key`."""
         if self.contains(key):
-            self._change(to_stored_map_key(key), DELETED)
+            self._change(key_codec.to_stored_map_key(key), DELETED)
 
     def contains(self, key: K) -> bool:
         """Return True if `key` exists."""
-        stored_key = to_stored_map_key(key)
+        stored_key = key_codec.to_stored_map_key(key)
         return self._table.find((self._table.current.key, stored_key)) is not ABSENT
 
     def keys(self) -> Iterator[K]:
         """Return the keys at the time of the call."""
-        return iter(list(map(from_stored_map_key, self._read_all())))
+        return iter(list(map(key_codec.from_stored_map_key, self._read_all())))
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries at the time of the call."""
         thaw = self._table.cells.thaw
         return iter(
-            [(from_stored_map_key(key), thaw(stored)) for key, stored in self._read_all().items()]
+            [
+                (key_codec.from_stored_map_key(key), thaw(stored))
+                for key, stored in self._read_all().items()
+            ]
         )
 
     def clear(self) -> None:
@@ -454,7 +449,7 @@ class RocksMapState(MapState[K, V]):
         """Return all entries, by their map keys in stored form."""
         table, outer = self._table, self._table.current.key
         entries = {
-            to_stored_map_key(decode_key(data)): table.cells.from_bytes(value)
+            key_codec.to_stored_map_key(key_codec.decode_key(data)): table.cells.from_bytes(value)
             for data, value in table.scan_key(outer)
         }
         for touched in (self._touched_before, self._touched):

@@ -14,26 +14,10 @@ from onceflow.core.local_files.full_disk import naming_full_disk
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape, make_shape
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
+from onceflow.core.state.api import descriptors
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
-from onceflow.core.state.api.descriptors import (
-    AccumulatorColumn,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    StateTtlConfig,
-    ValueStateDescriptor,
-)
+from onceflow.core.state.rocksdb import database, snapshots
 from onceflow.core.state.rocksdb.accumulators import PRELOAD_BATCH, RocksAccumulators
-from onceflow.core.state.rocksdb.database import (
-    Database,
-    DatabaseOptions,
-    Pair,
-    PendingWrites,
-    WriteQueue,
-    group_prefix,
-    merge_pairs,
-    next_prefix,
-    state_prefix,
-)
 from onceflow.core.state.rocksdb.entries import (
     ListFormat,
     MapFormat,
@@ -41,31 +25,9 @@ from onceflow.core.state.rocksdb.entries import (
     RocksMapState,
     RowFormat,
 )
-from onceflow.core.state.rocksdb.snapshots import (
-    Frozen,
-    RestoredDatabase,
-    RocksSnapshot,
-    Upload,
-    file_prefix,
-    read_rows_of_copy,
-    restore,
-    upload_copy,
-)
-from onceflow.core.state.snapshots.canonical import (
-    RestoredStates,
-    StateContent,
-    StateRows,
-    begins_to_expire,
-    write_canonical,
-)
+from onceflow.core.state.snapshots import canonical, state_meta
 from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
 from onceflow.core.state.snapshots.known_files import KnownFiles
-from onceflow.core.state.snapshots.state_meta import (
-    StateMeta,
-    describe_list_state,
-    describe_map_state,
-    describe_value_state,
-)
 from onceflow.core.state.stores.entries import (
     Cells,
     CurrentKey,
@@ -102,7 +64,7 @@ class RocksDBStore(KeyedStateStore):
         self,
         context: StateContext,
         database_id: str,
-        restored: RestoredDatabase,
+        restored: snapshots.RestoredDatabase,
         *,
         cache_entries: int,
         incremental: bool,
@@ -112,13 +74,13 @@ class RocksDBStore(KeyedStateStore):
         self._context = context
         self._id = database_id
         self._database = restored.database
-        self._restored = RestoredStates(context, restored.metas.values())
+        self._restored = canonical.RestoredStates(context, restored.metas.values())
         self._metas = dict(restored.metas)
         self._files = KnownFiles(restored.files)
-        self._writes = WriteQueue(restored.database)
+        self._writes = database.WriteQueue(restored.database)
         self._open_states = OpenStates(context)
         self._current = CurrentKey()
-        self._freezers: list[Callable[[], Callable[[], list[Pair]]]] = []
+        self._freezers: list[Callable[[], Callable[[], list[database.Pair]]]] = []
         self._by_key: list[RocksEntries] = []
         self._tables: dict[str, RocksEntries] = {}
         self._maps: list[RocksMapState[Any, Any]] = []
@@ -132,7 +94,7 @@ class RocksDBStore(KeyedStateStore):
         reader: StateReader,
         *,
         home: Path,
-        sizes: DatabaseOptions,
+        sizes: database.DatabaseOptions,
         cache_entries: int,
         incremental: bool,
     ) -> RocksDBStore:
@@ -146,12 +108,12 @@ class RocksDBStore(KeyedStateStore):
         """
         database_id = uuid4().hex
 
-        def new_database(path: Path) -> Database:
-            return Database(path, sizes)
+        def new_database(path: Path) -> database.Database:
+            return database.Database(path, sizes)
 
         directory = home / f"rocksdb-{database_id}"
         with naming_full_disk(directory, "the state cannot be restored"):
-            restored = restore(context, handles, reader, directory, new_database)
+            restored = snapshots.restore(context, handles, reader, directory, new_database)
         return cls(
             context,
             database_id,
@@ -168,7 +130,7 @@ class RocksDBStore(KeyedStateStore):
         """Return the current key."""
         return self._current.key
 
-    def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
+    def entries(self, descriptor: descriptors.ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
         """Yield each key and its value."""
         return self._tables[descriptor.name].all(self._context.key_groups)
 
@@ -185,9 +147,9 @@ class RocksDBStore(KeyedStateStore):
         for table in self._by_key:
             table.prefetch(distinct)
 
-    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+    def value_state(self, descriptor: descriptors.ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the value state of this name."""
-        meta = describe_value_state(descriptor)
+        meta = state_meta.describe_value_state(descriptor)
         state: ValueState[T] | None = self._open_states.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
@@ -197,9 +159,9 @@ class RocksDBStore(KeyedStateStore):
             self._open_states.add(meta, state)
         return state
 
-    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+    def list_state(self, descriptor: descriptors.ListStateDescriptor[T]) -> ListState[T]:
         """Return the list state of this name."""
-        meta = describe_list_state(descriptor)
+        meta = state_meta.describe_list_state(descriptor)
         state: ListState[T] | None = self._open_states.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
@@ -209,9 +171,9 @@ class RocksDBStore(KeyedStateStore):
             self._open_states.add(meta, state)
         return state
 
-    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+    def map_state(self, descriptor: descriptors.MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the map state of this name."""
-        meta = describe_map_state(descriptor)
+        meta = state_meta.describe_map_state(descriptor)
         state: RocksMapState[K, V] | None = self._open_states.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
@@ -225,10 +187,10 @@ class RocksDBStore(KeyedStateStore):
         self,
         name: str,
         key_types: Sequence[pa.DataType],
-        columns: Sequence[AccumulatorColumn],
+        columns: Sequence[descriptors.AccumulatorColumn],
         *,
         namespaced: bool = False,
-        ttl: StateTtlConfig | None = None,
+        ttl: descriptors.StateTtlConfig | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
         shape = make_shape(name, key_types, columns, namespaced=namespaced, ttl=ttl)
@@ -254,7 +216,7 @@ class RocksDBStore(KeyedStateStore):
             self._open_states.add(shape.meta, table)
         return table
 
-    def _entries(self, meta: StateMeta, row_format: RowFormat) -> RocksEntries:
+    def _entries(self, meta: state_meta.StateMeta, row_format: RowFormat) -> RocksEntries:
         stored = self._claim(meta)
         table = RocksEntries(
             self._current,
@@ -268,13 +230,15 @@ class RocksDBStore(KeyedStateStore):
         )
         self._freezers.append(table.freeze)
         self._tables[meta.name] = table
-        if stored is not None and begins_to_expire(stored, meta):
+        if stored is not None and canonical.begins_to_expire(stored, meta):
             self._stamp(meta, row_format.cells.serializer)
         if stored is not None:
             self._check_readable(stored, meta, row_format)
         return table
 
-    def _check_readable(self, stored: StateMeta, asked: StateMeta, row_format: RowFormat) -> None:
+    def _check_readable(
+        self, stored: state_meta.StateMeta, asked: state_meta.StateMeta, row_format: RowFormat
+    ) -> None:
         """Raise StateIncompatible if the state's type can no longer read its rows.
 
         If the new type can read only some values of the old one, all rows are read. Otherwise only
@@ -283,22 +247,22 @@ class RocksDBStore(KeyedStateStore):
         Raises:
             StateIncompatible: A row does not read as the type.
         """
-        prefix = state_prefix(asked.name)
-        starts = (group_prefix(group) + prefix for group in self._context.key_groups)
+        prefix = database.state_prefix(asked.name)
+        starts = (database.group_prefix(group) + prefix for group in self._context.key_groups)
         if depends_on_values(stored.signature, asked.signature):
             checking = type(row_format)(row_format.cells.to_checking())
             for start in starts:
-                for _, value in self._database.scan(start, next_prefix(start)):
+                for _, value in self._database.scan(start, database.next_prefix(start)):
                     checking.unpack(value)
             return
         ranges = islice(starts, CHECKED_GROUPS)
         rows = chain.from_iterable(
-            self._database.scan(start, next_prefix(start)) for start in ranges
+            self._database.scan(start, database.next_prefix(start)) for start in ranges
         )
         for _, value in islice(rows, CHECKED_ROWS):
             row_format.unpack(value)
 
-    def _claim(self, meta: StateMeta) -> StateMeta | None:
+    def _claim(self, meta: state_meta.StateMeta) -> state_meta.StateMeta | None:
         """Return the restored description of a state.
 
         If the user lets the state be dropped, returns None and deletes its rows.
@@ -333,10 +297,10 @@ class RocksDBStore(KeyedStateStore):
 
     def _delete(self, name: str) -> None:
         for group in self._context.key_groups:
-            start = group_prefix(group) + state_prefix(name)
-            self._database.delete_range(start, next_prefix(start))
+            start = database.group_prefix(group) + database.state_prefix(name)
+            self._database.delete_range(start, database.next_prefix(start))
 
-    def _convert_totals(self, stored: StateMeta, shape: AccumulatorShape) -> None:
+    def _convert_totals(self, stored: state_meta.StateMeta, shape: AccumulatorShape) -> None:
         """Write the totals again, in the layout of `shape`."""
 
         def convert(values: list[bytes]) -> list[bytes]:
@@ -345,7 +309,7 @@ class RocksDBStore(KeyedStateStore):
 
         self._rewrite(shape.name, convert)
 
-    def _stamp(self, meta: StateMeta, serializer: Any) -> None:
+    def _stamp(self, meta: state_meta.StateMeta, serializer: Any) -> None:
         """Write the rows again with now as their last use: the state now has a time to live."""
         self._rewrite(
             meta.name,
@@ -354,8 +318,8 @@ class RocksDBStore(KeyedStateStore):
 
     def _rewrite(self, name: str, change: Callable[[list[bytes]], list[bytes]]) -> None:
         for group in self._context.key_groups:
-            start = group_prefix(group) + state_prefix(name)
-            rows = self._database.scan(start, next_prefix(start))
+            start = database.group_prefix(group) + database.state_prefix(name)
+            rows = self._database.scan(start, database.next_prefix(start))
             while batch := list(islice(rows, PRELOAD_BATCH)):
                 values = change([value for _, value in batch])
                 self._database.write(
@@ -364,35 +328,35 @@ class RocksDBStore(KeyedStateStore):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Take the dirty entries of all states. The uploading thread writes them."""
-        return RocksSnapshot(self._freeze(checkpoint), self._upload_native(checkpoint))
+        return snapshots.RocksSnapshot(self._freeze(checkpoint), self._upload_native(checkpoint))
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Take the dirty entries like `snapshot`. The upload reads all rows."""
-        return RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
+        return snapshots.RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Take the dirty entries like `snapshot`. The upload shares no files with checkpoints."""
-        return RocksSnapshot(self._freeze(checkpoint), self._upload_alone(checkpoint))
+        return snapshots.RocksSnapshot(self._freeze(checkpoint), self._upload_alone(checkpoint))
 
-    def _freeze(self, checkpoint: CheckpointId) -> Frozen:
+    def _freeze(self, checkpoint: CheckpointId) -> snapshots.Frozen:
         taken = [freeze() for freeze in self._freezers]
         # Below the database's own directory, so that it is on the same disk, as hard links require.
         copy = self._database.path / f"copy-{checkpoint}-{uuid4().hex}"
         # Nothing is encoded yet: the barrier waits here, and encoding takes far longer than taking.
-        pending = PendingWrites(lambda: merge_pairs(taken), copy)
+        pending = database.PendingWrites(lambda: database.merge_pairs(taken), copy)
         self._writes.submit(pending)
         for state in self._maps:
             state.note_snapshot()
-        return Frozen(self._writes, pending)
+        return snapshots.Frozen(self._writes, pending)
 
-    def _upload_native(self, checkpoint: CheckpointId) -> Upload:
+    def _upload_native(self, checkpoint: CheckpointId) -> snapshots.Upload:
         context, files, metas = self._context, self._files, list(self._metas.values())
         incremental = self._incremental
         known = files.begin(checkpoint) if incremental else {}
-        unique = file_prefix(self._id, checkpoint)
+        unique = snapshots.file_prefix(self._id, checkpoint)
 
         def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
-            handles, uploaded = upload_copy(
+            handles, uploaded = snapshots.upload_copy(
                 writer, context, copy, metas, known, unique, shared=incremental
             )
             files.note_upload(checkpoint, uploaded)
@@ -400,31 +364,35 @@ class RocksDBStore(KeyedStateStore):
 
         return upload
 
-    def _upload_alone(self, checkpoint: CheckpointId) -> Upload:
+    def _upload_alone(self, checkpoint: CheckpointId) -> snapshots.Upload:
         context, metas = self._context, list(self._metas.values())
-        unique = file_prefix(self._id, checkpoint)
+        unique = snapshots.file_prefix(self._id, checkpoint)
 
         def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
-            handles, _ = upload_copy(writer, context, copy, metas, {}, unique, shared=False)
+            handles, _ = snapshots.upload_copy(
+                writer, context, copy, metas, {}, unique, shared=False
+            )
             return handles
 
         return upload
 
-    def _upload_canonical(self) -> Upload:
+    def _upload_canonical(self) -> snapshots.Upload:
         context, metas = self._context, list(self._metas.values())
         serializers = {name: table.cells.serializer for name, table in self._tables.items()}
         alive = {name: table.filter_alive for name, table in self._aggregates.items()}
 
         def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
-            contents: list[StateContent] = []
+            contents: list[canonical.StateContent] = []
             for meta in metas:
-                rows: Iterable[StateRows] = read_rows_of_copy(copy, meta.name, context.key_groups)
+                rows: Iterable[canonical.StateRows] = snapshots.read_rows_of_copy(
+                    copy, meta.name, context.key_groups
+                )
                 if meta.name in serializers:
                     rows = filter_expired(rows, meta.kind, serializers[meta.name])
                 if meta.name in alive:
                     rows = alive[meta.name](rows)
                 contents.append((meta, rows))
-            return write_canonical(writer, context, contents)
+            return canonical.write_canonical(writer, context, contents)
 
         return upload
 

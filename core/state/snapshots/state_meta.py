@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.state.api.descriptors import (
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ValueStateDescriptor,
-)
+from onceflow.core.state.api import descriptors
 from onceflow.core.state.types.serializers import serializer_of
 
 StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
@@ -38,17 +34,17 @@ class StateMeta:
             )
 
 
-def describe_value_state(descriptor: ValueStateDescriptor[Any]) -> StateMeta:
+def describe_value_state(descriptor: descriptors.ValueStateDescriptor[Any]) -> StateMeta:
     """Return a snapshot's description of a value state."""
     return StateMeta(descriptor.name, "value", serializer_of(descriptor.type).signature)
 
 
-def describe_list_state(descriptor: ListStateDescriptor[Any]) -> StateMeta:
+def describe_list_state(descriptor: descriptors.ListStateDescriptor[Any]) -> StateMeta:
     """Return a snapshot's description of a list state."""
     return StateMeta(descriptor.name, "list", serializer_of(descriptor.type).signature)
 
 
-def describe_map_state(descriptor: MapStateDescriptor[Any, Any]) -> StateMeta:
+def describe_map_state(descriptor: descriptors.MapStateDescriptor[Any, Any]) -> StateMeta:
     """Return a snapshot's description of a map state."""
     key, value = serializer_of(descriptor.key_type), serializer_of(descriptor.type)
     return StateMeta(descriptor.name, "map", f"{key.signature} -> {value.signature}")

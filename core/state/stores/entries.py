@@ -25,25 +25,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.errors import (
-    BadStateValue,
-    InvariantViolation,
-    OnceflowError,
-    StateCorrupt,
-    StateIncompatible,
-)
+from onceflow.core import errors
 from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.api.descriptors import ValueStateDescriptor
-from onceflow.core.state.keys.key_codec import (
-    add_length,
-    decode_key,
-    encode_key,
-    encode_python_keys,
-    encode_stored_map_key,
-    hash_python_keys,
-    split_length,
-    to_stored_map_key,
-)
+from onceflow.core.state.keys import key_codec
 from onceflow.core.state.keys.key_groups import key_groups
 from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.snapshots.state_meta import StateMeta
@@ -130,7 +115,7 @@ class Cells:
             read_back = self.decode(data)
             self._check_given(data, read_back)
         except Exception as error:  # a user's serializer may raise anything
-            raise BadStateValue(
+            raise errors.BadStateValue(
                 f"state {self._name!r} holds {self.serializer.signature} and cannot hold"
                 f" {value!r:.80} ({type(value).__name__}): {type(error).__name__}: {error}"
             ) from error
@@ -148,7 +133,7 @@ class Cells:
             return bytes(stored)
         try:
             return self.encode(stored)
-        except (OnceflowError, MemoryError):
+        except (errors.OnceflowError, MemoryError):
             raise
         except Exception as error:
             raise self._not_encoded(error) from error
@@ -165,14 +150,14 @@ class Cells:
                 return packed
         try:
             return pa.array(map(self.encode, stored), pa.large_binary())
-        except (OnceflowError, MemoryError):
+        except (errors.OnceflowError, MemoryError):
             raise
         except Exception as error:
             raise self._not_encoded(error) from error
 
-    def _not_encoded(self, error: Exception) -> BadStateValue:
+    def _not_encoded(self, error: Exception) -> errors.BadStateValue:
         """Return the error for `error`, which a user's serializer raised while encoding."""
-        return BadStateValue(
+        return errors.BadStateValue(
             f"state {self._name!r} holds a value that its own {self.serializer.signature} does not"
             f" encode: {type(error).__name__}: {error}; a serializer must encode every value of its"
             " direct_types"
@@ -186,10 +171,10 @@ class Cells:
         """
         try:
             value = self.decode(data)
-        except (OnceflowError, MemoryError):
+        except (errors.OnceflowError, MemoryError):
             raise
         except Exception as error:  # a user's serializer may raise anything
-            raise StateIncompatible(
+            raise errors.StateIncompatible(
                 f"state {self._name!r} does not read as {self.serializer.signature} any more:"
                 f" {type(error).__name__}: {error}; give new fields a default and leave the types"
                 " of old ones, or give the state another name"
@@ -223,11 +208,11 @@ class MapKeys:
             frozen = self._cells.freeze(key)
             # After a restore, the key would have another type than the one that was put.
             if frozen.__class__ is not key.__class__ and not isinstance(key, tuple):
-                raise BadStateValue(
+                raise errors.BadStateValue(
                     f"map state {self._name!r} has keys of {self.signature}, not"
                     f" {type(key).__name__}: {key!r:.80}"
                 )
-        return to_stored_map_key(key)
+        return key_codec.to_stored_map_key(key)
 
 
 KEYS_A_SLICE = 8192
@@ -253,7 +238,7 @@ def unpack_list(data: bytes, cells: Cells) -> list[Any]:
     try:
         return [cells.from_bytes(element) for element in _decode_list(data)]
     except msgspec.DecodeError as error:
-        raise StateCorrupt(f"a list of a snapshot cannot be read: {error}") from error
+        raise errors.StateCorrupt(f"a list of a snapshot cannot be read: {error}") from error
 
 
 def filter_alive(elements: list[Any], expired: Callable[[Any], bool]) -> Any:
@@ -264,7 +249,7 @@ def filter_alive(elements: list[Any], expired: Callable[[Any], bool]) -> Any:
 
 def map_row_key(key: Any, stored: Any) -> bytes:
     """Return the row key of one entry of a map state; `stored` is from `to_stored_map_key`."""
-    return add_length(encode_key(key)) + encode_stored_map_key(stored)
+    return key_codec.add_length(key_codec.encode_key(key)) + key_codec.encode_stored_map_key(stored)
 
 
 def split_map_row_key(data: bytes) -> tuple[Any, Any]:
@@ -274,13 +259,13 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
         StateCorrupt: The bytes are no key of a map state.
     """
     try:
-        key, end = split_length(data)
+        key, end = key_codec.split_length(data)
     except ValueError as error:
-        raise StateCorrupt(
+        raise errors.StateCorrupt(
             f"a snapshot holds {data!r:.80}, which does not read as the key of a map state:"
             f" {error}; restore an older checkpoint"
         ) from error
-    return decode_key(key), decode_key(data[end:])
+    return key_codec.decode_key(key), key_codec.decode_key(data[end:])
 
 
 def upgrade_map_keys(meta: StateMeta, rows: StateRows) -> StateRows:
@@ -292,7 +277,7 @@ def upgrade_map_keys(meta: StateMeta, rows: StateRows) -> StateRows:
         return rows
     # Decoding and encoding again writes each key in this version's form.
     pairs = map(split_map_row_key, rows.keys.to_pylist())
-    keys = [map_row_key(key, to_stored_map_key(map_key)) for key, map_key in pairs]
+    keys = [map_row_key(key, key_codec.to_stored_map_key(map_key)) for key, map_key in pairs]
     return StateRows(rows.groups, pa.array(keys, pa.large_binary()), rows.values)
 
 
@@ -335,7 +320,7 @@ class EntryRows:
     def _removals(self, keys: Sequence[Any], max_parallelism: int) -> Iterator[StateRows]:
         for start in range(0, len(keys), KEYS_A_SLICE):
             piece = keys[start : start + KEYS_A_SLICE]
-            groups = key_groups(hash_python_keys(piece), max_parallelism)
+            groups = key_groups(key_codec.hash_python_keys(piece), max_parallelism)
             nothing = pa.nulls(len(piece), pa.large_binary())
             yield StateRows(groups, self._encode_owners(piece), nothing)
             time.sleep(_YIELD_S)
@@ -344,18 +329,18 @@ class EntryRows:
         self, keys: Sequence[Any], entries: Sequence[Any], max_parallelism: int
     ) -> StateRows:
         counts, row_keys, row_values = self.encode(keys, entries)
-        groups = key_groups(hash_python_keys(keys), max_parallelism)
+        groups = key_groups(key_codec.hash_python_keys(keys), max_parallelism)
         return StateRows(np.repeat(groups, counts), row_keys, row_values)
 
     def _encode_owners(self, keys: Sequence[Any]) -> pa.Array:
         """Return the common start of the keys of all rows of each entry."""
-        return encode_python_keys(keys)
+        return key_codec.encode_python_keys(keys)
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
     ) -> tuple[int | list[int], pa.Array, pa.Array]:
         """Return the number of rows of each entry, and the keys and values of all rows."""
-        return 1, encode_python_keys(keys), self.cells.to_binary(entries)
+        return 1, key_codec.encode_python_keys(keys), self.cells.to_binary(entries)
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the part of `entry` that has not expired: itself, another entry, or ABSENT."""
@@ -365,7 +350,7 @@ class EntryRows:
         """Add the entries of `rows` to the dict `into`."""
         from_bytes = self.cells.from_bytes
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
-            into[decode_key(key)] = from_bytes(value)
+            into[key_codec.decode_key(key)] = from_bytes(value)
 
 
 class ListRows(EntryRows):
@@ -376,7 +361,7 @@ class ListRows(EntryRows):
     ) -> tuple[int | list[int], pa.Array, pa.Array]:
         """Return the number of rows of each entry, and the keys and values of all rows."""
         lists = [pack_list(entry, self.cells) for entry in entries]
-        return 1, encode_python_keys(keys), pa.array(lists, pa.large_binary())
+        return 1, key_codec.encode_python_keys(keys), pa.array(lists, pa.large_binary())
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the elements that have not expired."""
@@ -385,7 +370,7 @@ class ListRows(EntryRows):
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
         """Add the entries of `rows` to the dict `into`."""
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
-            into[decode_key(key)] = unpack_list(value, self.cells)
+            into[key_codec.decode_key(key)] = unpack_list(value, self.cells)
 
 
 class MapRows(EntryRows):
@@ -398,8 +383,8 @@ class MapRows(EntryRows):
         row_keys: list[bytes] = []
         values: list[Stored] = []
         for key, entry in zip(keys, entries, strict=True):
-            prefix = add_length(encode_key(key))
-            row_keys.extend(prefix + encode_stored_map_key(stored) for stored in entry)
+            prefix = key_codec.add_length(key_codec.encode_key(key))
+            row_keys.extend(prefix + key_codec.encode_stored_map_key(stored) for stored in entry)
             values.extend(entry.values())
         packed_keys = pa.array(row_keys, pa.large_binary())
         return list(map(len, entries)), packed_keys, self.cells.to_binary(values)
@@ -413,7 +398,9 @@ class MapRows(EntryRows):
         yield from self._removals(list(changes), max_parallelism)
 
     def _encode_owners(self, keys: Sequence[Any]) -> pa.Array:
-        return pa.array([add_length(encode_key(key)) for key in keys], pa.large_binary())
+        return pa.array(
+            [key_codec.add_length(key_codec.encode_key(key)) for key in keys], pa.large_binary()
+        )
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the items that have not expired."""
@@ -424,7 +411,9 @@ class MapRows(EntryRows):
         """Add the entries of `rows` to the dict `into`."""
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
             outer, inner = split_map_row_key(key)
-            into.setdefault(outer, {})[to_stored_map_key(inner)] = self.cells.from_bytes(value)
+            into.setdefault(outer, {})[key_codec.to_stored_map_key(inner)] = self.cells.from_bytes(
+                value
+            )
 
 
 T = TypeVar("T")
@@ -470,7 +459,7 @@ class EntryTable(ABC):
 
     def spill(self) -> None:
         """Move `fresh`, which has more than `fresh_max` entries, out of memory."""
-        raise InvariantViolation("entries without a bound are never too many")
+        raise errors.InvariantViolation("entries without a bound are never too many")
 
     def delete(self, key: Any) -> None:
         """Delete the entry at `key`."""

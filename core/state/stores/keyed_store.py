@@ -18,14 +18,8 @@ import pyarrow as pa
 
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
+from onceflow.core.state.api import descriptors
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
-from onceflow.core.state.api.descriptors import (
-    AccumulatorColumn,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    StateTtlConfig,
-    ValueStateDescriptor,
-)
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -254,7 +248,7 @@ class KeyedStateStore(ABC):
         """
 
     @abstractmethod
-    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+    def value_state(self, descriptor: descriptors.ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the state of this name, restored if a snapshot held it.
 
         Returns the same object for the same name, so a function may ask again.
@@ -265,18 +259,18 @@ class KeyedStateStore(ABC):
         """
 
     @abstractmethod
-    def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
+    def entries(self, descriptor: descriptors.ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
         """Yield (key, value) of each key that has a value, in any order.
 
         The state must have been asked for, and must not change during the iteration.
         """
 
     @abstractmethod
-    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+    def list_state(self, descriptor: descriptors.ListStateDescriptor[T]) -> ListState[T]:
         """Return the list state of this name, like `value_state`."""
 
     @abstractmethod
-    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+    def map_state(self, descriptor: descriptors.MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the map state of this name, like `value_state`."""
 
     @abstractmethod
@@ -284,10 +278,10 @@ class KeyedStateStore(ABC):
         self,
         name: str,
         key_types: Sequence[pa.DataType],
-        columns: Sequence[AccumulatorColumn],
+        columns: Sequence[descriptors.AccumulatorColumn],
         *,
         namespaced: bool = False,
-        ttl: StateTtlConfig | None = None,
+        ttl: descriptors.StateTtlConfig | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name, restored if a snapshot held them.
 

@@ -24,11 +24,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import msgpack_decoder
-from onceflow.core.state.types.exact_numbers import (
-    make_given_check,
-    make_integers_check,
-    to_exact_float,
-)
+from onceflow.core.state.types import exact_numbers
 from onceflow.core.state.types.signatures import type_name
 
 T = TypeVar("T")
@@ -114,8 +110,8 @@ class MsgpackSerializer(Serializer[Any]):
         ).encode
         self._decode: Callable[[bytes], Any] = msgpack_decoder(python_type).decode
         self._signature = f"msgpack/1:{type_name(python_type)}"
-        self._check_integers = make_integers_check(python_type)
-        self._check_given = make_given_check(python_type)
+        self._check_integers = exact_numbers.make_integers_check(python_type)
+        self._check_given = exact_numbers.make_given_check(python_type)
 
     def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
         # The encoder cannot be pickled, so each process builds its own.
@@ -177,11 +173,11 @@ class MsgpackSerializer(Serializer[Any]):
                 raise
         if isinstance(value, msgspec.msgpack.Ext) and value.code == _BIG_INTEGER:
             number = int.from_bytes(value.data, "little", signed=True)
-            return to_exact_float(number) if self._type is float else number
+            return exact_numbers.to_exact_float(number) if self._type is float else number
         if self._type is float and abs(cast("float", value)) >= _EXACT_FLOAT_MAX:
             # The stored value may be an integer, which has more digits than a float.
             number = msgspec.msgpack.decode(data)
-            return to_exact_float(number) if isinstance(number, int) else value
+            return exact_numbers.to_exact_float(number) if isinstance(number, int) else value
         return value
 
 

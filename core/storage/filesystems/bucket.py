@@ -31,19 +31,8 @@ from typing import IO, Any, TypeVar, cast
 from typing_extensions import override
 
 from onceflow.core.errors import OnceflowError, StorageError
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.bucket_settings import BucketSettings
-from onceflow.core.storage.filesystems.filesystem import (
-    REQUESTS_AT_ONCE_MAX,
-    AlreadyExists,
-    Copies,
-    CountedChunks,
-    Created,
-    CreateOutcome,
-    CreatesAtomically,
-    CreationUnknown,
-    StorageRefused,
-    is_visible,
-)
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES
 
 T = TypeVar("T")
@@ -84,13 +73,13 @@ _NO_CREDENTIALS = re.compile(r"token request|169\.254\.\d+\.\d+|metadata\.google
 """The services of a cloud machine that a client asks last for credentials."""
 
 
-class BucketFiles(CreatesAtomically, Copies):
+class BucketFiles(filesystem.CreatesAtomically, filesystem.Copies):
     """The objects below one prefix of a bucket. Connects at the first use; any thread.
 
     Only the client that it opens holds credentials; its own attributes never do.
     """
 
-    at_once_max = REQUESTS_AT_ONCE_MAX
+    at_once_max = filesystem.REQUESTS_AT_ONCE_MAX
 
     def __init__(self, settings: BucketSettings) -> None:
         """Store the settings. Opens no connection yet."""
@@ -113,26 +102,30 @@ class BucketFiles(CreatesAtomically, Copies):
     # --- creating and writing -----------------------------------------------------------------
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         try:
             with self.explain_failure("create", path):
                 self._ask(lambda store: store.put(path, data, mode="create"))
         # A persistent refusal: the request was answered, so nothing was created.
-        except StorageRefused:
+        except filesystem.StorageRefused:
             raise
         except StorageError as error:
             return self._standing(path, error)
-        return Created()
+        return filesystem.Created()
 
-    def _standing(self, path: str, error: StorageError) -> AlreadyExists:
+    def _standing(self, path: str, error: StorageError) -> filesystem.AlreadyExists:
         """Return the object at `path`, after a creation that may have failed."""
         try:
             existing = self.read(path)
         except StorageError as unread:
-            raise CreationUnknown(f"{error}; and it cannot be read back: {unread}") from None
+            raise filesystem.CreationUnknown(
+                f"{error}; and it cannot be read back: {unread}"
+            ) from None
         if existing is None:
-            raise CreationUnknown(f"{error}; it is not there now, and may still appear") from None
-        return AlreadyExists(existing)
+            raise filesystem.CreationUnknown(
+                f"{error}; it is not there now, and may still appear"
+            ) from None
+        return filesystem.AlreadyExists(existing)
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
@@ -143,7 +136,7 @@ class BucketFiles(CreatesAtomically, Copies):
             if ended:
                 self._ask(lambda store: store.put(path, first, use_multipart=False))
                 return len(first)
-            counted = CountedChunks(chain((first,), pieces))
+            counted = filesystem.CountedChunks(chain((first,), pieces))
             self.put_parts(path, counted)
             return counted.size_bytes
 
@@ -253,7 +246,7 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     def visible_files(self) -> Sequence[str]:
-        return sorted(path for path in self._below("") if is_visible(path))
+        return sorted(path for path in self._below("") if filesystem.is_visible(path))
 
     def _below(self, directory: str) -> Sequence[str]:
         with self.explain_failure("list", directory):
@@ -328,7 +321,7 @@ class BucketFiles(CreatesAtomically, Copies):
             if refusal is None and isinstance(error, FileNotFoundError):
                 refusal = _REFUSALS["NoSuchBucket"]
             if refusal is not None:
-                raise StorageRefused(f"{message}; {refusal}") from None
+                raise filesystem.StorageRefused(f"{message}; {refusal}") from None
             raise StorageError(message) from None
 
     def _ask_if_present(self, ask: Callable[[Any], T]) -> T | None:

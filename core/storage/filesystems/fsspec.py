@@ -23,35 +23,22 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, OnceflowError, StorageError
 from onceflow.core.secret_references import follow_references
-from onceflow.core.storage.filesystems.filesystem import (
-    MISSING,
-    REQUESTS_AT_ONCE_MAX,
-    AlreadyExists,
-    Copies,
-    Created,
-    CreateOutcome,
-    CreationUnknown,
-    Renames,
-    StorageRefused,
-    StreamedFiles,
-    Unfinished,
-    is_visible,
-)
+from onceflow.core.storage.filesystems import filesystem
 
 _CHUNK_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"(.+)\.[0-9a-f]+\.unfinished")
 _SECRET = re.compile(r"secret|passw|token|sas|credential|key|connection_string", re.IGNORECASE)
-_MISSING = (*MISSING, FileExistsError)
+_MISSING = (*filesystem.MISSING, FileExistsError)
 """The errors of a missing path. fsspec's memory file system raises FileExistsError below a file."""
 _SECRET_LENGTH_MIN = 4
 """The minimum length of a text that is masked in errors: a shorter one could be part of any word.
 """
 
 
-class FsspecFiles(StreamedFiles):
+class FsspecFiles(filesystem.StreamedFiles):
     """The common base of fsspec's file systems. Connects at the first use."""
 
-    at_once_max = REQUESTS_AT_ONCE_MAX
+    at_once_max = filesystem.REQUESTS_AT_ONCE_MAX
 
     def __init__(self, url: str, shown: str, options: Mapping[str, Any]) -> None:
         """Store the arguments; `shown` is the url without secrets. Opens no connection yet."""
@@ -175,7 +162,9 @@ class FsspecFiles(StreamedFiles):
         # fsspec returns full paths; ours are relative to the root.
         below = (path[len(root) :].lstrip("/") for path in paths if path.startswith(root))
         return sorted(
-            path for path in below if is_visible(path) and not _UNFINISHED.fullmatch(path)
+            path
+            for path in below
+            if filesystem.is_visible(path) and not _UNFINISHED.fullmatch(path)
         )
 
     @override
@@ -190,12 +179,14 @@ class FsspecFiles(StreamedFiles):
             reason = self._without_secrets(f"{type(error).__name__}: {error}")
             text = f"cannot {action} {self.location(path)}: {reason}"
             if isinstance(error, PermissionError):
-                raise StorageRefused(
+                raise filesystem.StorageRefused(
                     f"{text}; give the credentials in storage_options the right to list, read, "
                     "write and delete there"
                 ) from None
             if isinstance(error, FileNotFoundError):
-                raise StorageRefused(f"{text}; create the bucket or container first") from None
+                raise filesystem.StorageRefused(
+                    f"{text}; create the bucket or container first"
+                ) from None
             raise StorageError(text) from None
 
     def _put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
@@ -249,11 +240,11 @@ class FsspecFiles(StreamedFiles):
         return text
 
 
-class ObjectStore(FsspecFiles, Copies):
+class ObjectStore(FsspecFiles, filesystem.Copies):
     """An object store: a file appears whole when it is closed, and a copy appears whole."""
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         try:
             with self.explain_failure("create", path):
                 self._fs.pipe_file(self._full(path), data, mode="create")
@@ -261,11 +252,11 @@ class ObjectStore(FsspecFiles, Copies):
             # The name is taken, or a reply was lost: the existing bytes tell which.
             existing = self.read(path)
             if existing is not None:
-                return AlreadyExists(existing)
-            if isinstance(error, StorageRefused):
+                return filesystem.AlreadyExists(existing)
+            if isinstance(error, filesystem.StorageRefused):
                 raise
-            raise CreationUnknown(str(error)) from None
-        return Created()
+            raise filesystem.CreationUnknown(str(error)) from None
+        return filesystem.Created()
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
@@ -287,7 +278,7 @@ class ObjectStore(FsspecFiles, Copies):
         """Do nothing: object stores have no directories."""
 
 
-class RemoteDirectory(FsspecFiles, Renames):
+class RemoteDirectory(FsspecFiles, filesystem.Renames):
     """A file system with directories and an atomic rename, reached through fsspec: HDFS, SFTP.
 
     Files are visible while they are written, so a file is written under another name and then
@@ -296,11 +287,11 @@ class RemoteDirectory(FsspecFiles, Renames):
     """
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         # HDFS and SFTP do not rename onto an existing file, so only one of two callers succeeds.
         existing = self.read(path)
         if existing is not None:
-            return AlreadyExists(existing)
+            return filesystem.AlreadyExists(existing)
         unfinished = self._beside(path)
         self._put(unfinished, (data,))
         try:
@@ -309,13 +300,13 @@ class RemoteDirectory(FsspecFiles, Renames):
         except StorageError as error:
             existing = self.read(path)
             if existing is not None:
-                return AlreadyExists(existing)
-            if isinstance(error, StorageRefused):
+                return filesystem.AlreadyExists(existing)
+            if isinstance(error, filesystem.StorageRefused):
                 raise
-            raise CreationUnknown(str(error)) from None
+            raise filesystem.CreationUnknown(str(error)) from None
         finally:
             self.delete(unfinished)
-        return Created()
+        return filesystem.Created()
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
@@ -327,9 +318,9 @@ class RemoteDirectory(FsspecFiles, Renames):
         return size_bytes
 
     @override
-    def list_unfinished(self, directory: str) -> tuple[Unfinished, ...]:
+    def list_unfinished(self, directory: str) -> tuple[filesystem.Unfinished, ...]:
         matches = map(_UNFINISHED.fullmatch, self._names(directory))
-        return tuple(Unfinished(match[0], match[1]) for match in matches if match)
+        return tuple(filesystem.Unfinished(match[0], match[1]) for match in matches if match)
 
     @override
     def make_directory(self, path: str) -> None:

@@ -27,27 +27,8 @@ from typing import IO, Any, cast
 from typing_extensions import override
 
 from onceflow.core.errors import OnceflowError, StorageError
-from onceflow.core.storage.filesystems.filesystem import (
-    REQUESTS_AT_ONCE_MAX,
-    AlreadyExists,
-    CountedChunks,
-    Created,
-    CreateOutcome,
-    CreatesAtomically,
-    CreationUnknown,
-    Renames,
-    StorageRefused,
-    Unfinished,
-    is_visible,
-)
+from onceflow.core.storage.filesystems import filesystem, webhdfs
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES
-from onceflow.core.storage.filesystems.webhdfs import (
-    HdfsSettings,
-    NotServed,
-    RemoteError,
-    ReplyLost,
-    WebHdfs,
-)
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
 _SPOOLED_BYTES_MAX = 64 << 20
@@ -70,15 +51,15 @@ _REFUSALS = {
 """Failures that persist until someone acts, by HDFS's exception name, with the remedy."""
 
 
-class HdfsFiles(CreatesAtomically, Renames):
+class HdfsFiles(filesystem.CreatesAtomically, filesystem.Renames):
     """The files below one directory of an HDFS. Connects at the first use; any thread."""
 
-    at_once_max = REQUESTS_AT_ONCE_MAX
+    at_once_max = filesystem.REQUESTS_AT_ONCE_MAX
 
-    def __init__(self, settings: HdfsSettings) -> None:
+    def __init__(self, settings: webhdfs.HdfsSettings) -> None:
         """Store the settings. Opens no connection yet."""
         self._settings = settings
-        self._hdfs = WebHdfs(settings)
+        self._hdfs = webhdfs.WebHdfs(settings)
 
     @override
     def location(self, path: str) -> str:
@@ -90,7 +71,7 @@ class HdfsFiles(CreatesAtomically, Renames):
     # --- creating and writing -----------------------------------------------------------------
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         temporary = _beside(path)
         try:
             with self.explain_failure("create", path):
@@ -100,16 +81,16 @@ class HdfsFiles(CreatesAtomically, Renames):
         finally:
             self.delete_quietly(temporary)
 
-    def _create(self, temporary: str, path: str) -> CreateOutcome:
+    def _create(self, temporary: str, path: str) -> filesystem.CreateOutcome:
         """Rename `temporary` to `path` unless that exists. If a reply is lost, try again."""
         lost: StorageError | None = None
         for _ in range(_TRIES_MAX):
             try:
                 self._rename(temporary, path, "NONE")
-            except ReplyLost as error:
+            except webhdfs.ReplyLost as error:
                 lost = error
                 continue
-            except RemoteError as error:
+            except webhdfs.RemoteError as error:
                 if error.name == _GONE and self.size(temporary) is not None:
                     self._make_parent(path)  # another process deleted the directory
                     continue
@@ -117,30 +98,34 @@ class HdfsFiles(CreatesAtomically, Renames):
                 if lost is None and error.name not in (_TAKEN, _GONE):
                     raise
                 return self._standing(path, error)
-            except NotServed as error:
+            except webhdfs.NotServed as error:
                 if lost is None:
                     raise
                 return self._standing(path, error)
-            return Created()
+            return filesystem.Created()
         if lost is None:
             raise StorageError(f"{_DIRECTORY_GOES}; tried {_TRIES_MAX} times")
         return self._standing(path, lost)
 
-    def _standing(self, path: str, error: StorageError) -> AlreadyExists:
+    def _standing(self, path: str, error: StorageError) -> filesystem.AlreadyExists:
         """Return the file at `path`, after a creation that may have failed."""
         try:
             existing = self.read(path)
         except StorageError as unread:
-            raise CreationUnknown(f"{error}; and it cannot be read back: {unread}") from None
+            raise filesystem.CreationUnknown(
+                f"{error}; and it cannot be read back: {unread}"
+            ) from None
         if existing is None:
             where = self.location(path)
-            raise CreationUnknown(f"{error}; {where} is not there now, and may still appear")
-        return AlreadyExists(existing)
+            raise filesystem.CreationUnknown(
+                f"{error}; {where} is not there now, and may still appear"
+            )
+        return filesystem.AlreadyExists(existing)
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         temporary = _beside(path)
-        counted = CountedChunks(chunks)
+        counted = filesystem.CountedChunks(chunks)
         # An empty chunk would end a chunked request body.
         sent = (bytes(chunk) for chunk in counted if memoryview(chunk).nbytes)
         try:
@@ -158,8 +143,8 @@ class HdfsFiles(CreatesAtomically, Renames):
         for _ in range(_TRIES_MAX):
             try:
                 self._rename(temporary, path, "OVERWRITE")
-            except (RemoteError, ReplyLost) as error:
-                if isinstance(error, RemoteError) and error.name != _GONE:
+            except (webhdfs.RemoteError, webhdfs.ReplyLost) as error:
+                if isinstance(error, webhdfs.RemoteError) and error.name != _GONE:
                     raise
                 if self.size(temporary) is None:
                     # The source is gone and the target has our size: the rename whose reply was
@@ -188,13 +173,13 @@ class HdfsFiles(CreatesAtomically, Renames):
                 self._make_parent(target)
                 try:
                     self._rename(source, target, "OVERWRITE")
-                except RemoteError as error:
+                except webhdfs.RemoteError as error:
                     if error.name != _GONE:
                         raise
                     if self.size(source) is None:
                         return False
                     continue
-                except ReplyLost:
+                except webhdfs.ReplyLost:
                     if self.size(source) is None:
                         # The source is gone: the rename was carried out, or another process moved
                         # or deleted it.
@@ -210,7 +195,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         with self.explain_failure("read", path):
             try:
                 return self._hdfs.get(self._full(path))
-            except RemoteError as error:
+            except webhdfs.RemoteError as error:
                 _check_missing(error)
                 return None
 
@@ -219,7 +204,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         with self.explain_failure("read", path):
             try:
                 chunks = self._hdfs.stream(self._full(path), CHUNK_BYTES)
-            except RemoteError as error:
+            except webhdfs.RemoteError as error:
                 _check_missing(error)
                 return None
         return self._read_chunks(chunks, path)
@@ -244,7 +229,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         with self.explain_failure("look at", path):
             try:
                 status = self._hdfs.ask("GET", "GETFILESTATUS", self._full(path))["FileStatus"]
-            except RemoteError as error:
+            except webhdfs.RemoteError as error:
                 _check_missing(error)
                 return None
         return status if status["type"] == "FILE" else None
@@ -255,16 +240,16 @@ class HdfsFiles(CreatesAtomically, Renames):
         return tuple(sorted(name for name in names if not _TEMPORARY.fullmatch(name)))
 
     @override
-    def list_unfinished(self, directory: str) -> tuple[Unfinished, ...]:
+    def list_unfinished(self, directory: str) -> tuple[filesystem.Unfinished, ...]:
         names = sorted(str(status["pathSuffix"]) for status in self._statuses(directory))
         matches = map(_TEMPORARY.fullmatch, names)
-        return tuple(Unfinished(match[0], match[1]) for match in matches if match)
+        return tuple(filesystem.Unfinished(match[0], match[1]) for match in matches if match)
 
     def _statuses(self, directory: str) -> Sequence[dict[str, Any]]:
         with self.explain_failure("list", directory):
             try:
                 answer = self._hdfs.ask("GET", "LISTSTATUS", self._full(directory))
-            except RemoteError as error:
+            except webhdfs.RemoteError as error:
                 _check_missing(error)
                 return []
         statuses = cast("list[dict[str, Any]]", answer["FileStatuses"]["FileStatus"])
@@ -279,7 +264,7 @@ class HdfsFiles(CreatesAtomically, Renames):
             directory = directories.pop()
             for status in self._statuses(directory):
                 path = f"{directory}/{status['pathSuffix']}".lstrip("/")
-                if is_visible(path):
+                if filesystem.is_visible(path):
                     (files if status["type"] == "FILE" else directories).append(path)
         return sorted(files)
 
@@ -297,7 +282,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         with self.explain_failure("delete", path):
             try:
                 self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive=recursive)
-            except RemoteError as error:
+            except webhdfs.RemoteError as error:
                 _check_missing(error)
 
     @override
@@ -313,7 +298,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         with self.explain_failure("delete directory", path):
             try:
                 self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="false")
-            except RemoteError as error:
+            except webhdfs.RemoteError as error:
                 if error.name != _NOT_EMPTY:
                     _check_missing(error)
 
@@ -345,13 +330,13 @@ class HdfsFiles(CreatesAtomically, Renames):
         """Convert a failure into an error that names action, file and, if known, the remedy."""
         try:
             yield
-        except RemoteError as error:
+        except webhdfs.RemoteError as error:
             message = f"cannot {action} {self.location(path)}: {error}"
             refusal = _REFUSALS.get(error.name)
             if refusal is not None:
-                raise StorageRefused(f"{message}; {refusal}") from None
+                raise filesystem.StorageRefused(f"{message}; {refusal}") from None
             raise StorageError(message) from None
-        except (NotServed, ReplyLost, OSError) as error:
+        except (webhdfs.NotServed, webhdfs.ReplyLost, OSError) as error:
             raise StorageError(f"cannot {action} {self.location(path)}: {error}") from None
         except OnceflowError:
             raise
@@ -362,7 +347,7 @@ def _beside(path: str) -> str:
     return f"{directory}{slash}.{name}.{uuid.uuid4().hex}.tmp"
 
 
-def _check_missing(error: RemoteError) -> None:
+def _check_missing(error: webhdfs.RemoteError) -> None:
     """Raise `error` unless it means that there is no such file."""
     # Older versions report a path below a file as a missing right. Only the text tells.
     below_a_file = error.name == _BELOW_A_FILE or "(is not a directory)" in str(error)

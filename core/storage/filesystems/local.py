@@ -31,19 +31,7 @@ from typing import IO
 from typing_extensions import override
 
 from onceflow.core.errors import StorageError
-from onceflow.core.storage.filesystems.filesystem import (
-    MISSING,
-    AdoptsFiles,
-    AlreadyExists,
-    Created,
-    CreateOutcome,
-    CreatesAtomically,
-    CreationUnknown,
-    Renames,
-    StorageRefused,
-    Unfinished,
-    is_visible,
-)
+from onceflow.core.storage.filesystems import filesystem
 
 CHUNK_BYTES = 1 << 20
 """The size of one read: large enough to make calls cheap, small enough for a core's cache."""
@@ -125,7 +113,7 @@ CHECKPOINT_STORAGE = Advice(
 )
 
 
-class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
+class LocalFileSystem(filesystem.CreatesAtomically, filesystem.AdoptsFiles, filesystem.Renames):
     """A directory of this machine. Holds no open resource; any thread, any process."""
 
     def __init__(
@@ -150,7 +138,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
             make_durable_directory(full, self._root, self._directory_mode)
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         full = self.location(path)
         for _ in range(TRIES_MAX):
             with self.explain_failure("create", path):
@@ -204,7 +192,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("read", path):
             try:
                 file = open(full, "rb", buffering=0)  # noqa: SIM115 - closed by its reader
-            except MISSING:
+            except filesystem.MISSING:
                 return None
         return self._chunks(file, path)
 
@@ -213,7 +201,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("look at", path):
             try:
                 return os.path.getsize(self.location(path))
-            except MISSING:
+            except filesystem.MISSING:
                 return None
 
     @override
@@ -222,7 +210,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("read", path):
             try:
                 seconds = Path(full).stat().st_mtime
-            except MISSING:
+            except filesystem.MISSING:
                 return None
         return datetime.fromtimestamp(seconds, timezone.utc)
 
@@ -231,14 +219,14 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         return tuple(name for name in self._names(directory) if not _TEMPORARY.fullmatch(name))
 
     @override
-    def list_unfinished(self, directory: str) -> tuple[Unfinished, ...]:
+    def list_unfinished(self, directory: str) -> tuple[filesystem.Unfinished, ...]:
         matches = map(_TEMPORARY.fullmatch, self._names(directory))
-        return tuple(Unfinished(match[0], match[1]) for match in matches if match)
+        return tuple(filesystem.Unfinished(match[0], match[1]) for match in matches if match)
 
     @override
     def delete(self, path: str) -> None:
         full = self.location(path)
-        with self.explain_failure("delete", path), suppress(*MISSING):
+        with self.explain_failure("delete", path), suppress(*filesystem.MISSING):
             os.unlink(full)
 
     @override
@@ -252,7 +240,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     @override
     def delete_directory_if_empty(self, path: str) -> None:
-        with self.explain_failure("delete directory", path), suppress(*MISSING):
+        with self.explain_failure("delete directory", path), suppress(*filesystem.MISSING):
             try:
                 os.rmdir(self.location(path))
             except OSError as error:
@@ -301,8 +289,10 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("list", ""):
             for directory, below, names in os.walk(self._root):
                 # In place: os.walk continues with this list.
-                below[:] = [name for name in below if is_visible(name)]
-                paths += [os.path.join(directory, name) for name in names if is_visible(name)]
+                below[:] = [name for name in below if filesystem.is_visible(name)]
+                paths += [
+                    os.path.join(directory, name) for name in names if filesystem.is_visible(name)
+                ]
         return sorted(os.path.relpath(path, self._root) for path in paths)
 
     @override
@@ -324,7 +314,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _publish(self, temporary: str, path: str) -> CreateOutcome | None:
+    def _publish(self, temporary: str, path: str) -> filesystem.CreateOutcome | None:
         """Link `temporary` to `path`, durably, unless the name exists.
 
         Returns None, without any effect, if another process deleted `temporary` (as litter of a
@@ -335,23 +325,23 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
             os.link(temporary, full)
         except FileExistsError:
             existing = self._existing(path)
-            return None if existing is None else AlreadyExists(existing)
+            return None if existing is None else filesystem.AlreadyExists(existing)
         except FileNotFoundError:
             return None
         except OSError as error:
             failure = self._failure("create", path, error)
             # On a network file system, the reply may be lost after the link was created.
             if error.errno not in _LINK_DID_NOTHING:
-                raise CreationUnknown(str(failure)) from error
+                raise filesystem.CreationUnknown(str(failure)) from error
             if error.errno in _NO_HARD_LINKS:
-                raise StorageRefused(
+                raise filesystem.StorageRefused(
                     f"{self._advice.subject}cannot create {full}: {error.strerror}; creating a file"
                     " once and for all needs a file system with hard links that this process may"
                     " make: choose another directory"
                 ) from error
             raise failure from error
         self._sync_published(path)
-        return Created()
+        return filesystem.Created()
 
     def _existing(self, path: str) -> bytes | None:
         """Return the file at `path`, made durable: its creator may have died before syncing it."""
@@ -361,7 +351,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise CreationUnknown(str(self._failure("read", path, error))) from error
+            raise filesystem.CreationUnknown(str(self._failure("read", path, error))) from error
         self._sync_published(path)
         return existing
 
@@ -369,7 +359,9 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         try:
             sync_directory(os.path.dirname(self.location(path)))
         except OSError as error:
-            raise CreationUnknown(str(self._failure("make durable", path, error))) from error
+            raise filesystem.CreationUnknown(
+                str(self._failure("make durable", path, error))
+            ) from error
 
     def _chunks(self, file: io.FileIO, path: str) -> Iterator[bytes]:
         with file:
@@ -388,7 +380,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
             or _REFUSALS.get(number)
             or _REMEDIES.get(number, "look at the disk or mount behind it")
         )
-        kind = StorageRefused if number in _REFUSALS else StorageError
+        kind = filesystem.StorageRefused if number in _REFUSALS else StorageError
         return kind(
             f"{self._advice.subject}cannot {action} {self.location(path)}:"
             f" {error.strerror or error}; {remedy}"
@@ -398,7 +390,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("list", directory):
             try:
                 return sorted(os.listdir(self.location(directory)))
-            except MISSING:
+            except filesystem.MISSING:
                 return ()
 
     def _make_parent(self, path: str) -> None:

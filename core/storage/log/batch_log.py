@@ -24,29 +24,10 @@ from datetime import datetime, timezone
 import msgspec
 from typing_extensions import override
 
-from onceflow.core.errors import (
-    CheckpointError,
-    CommitOutcomeUnknown,
-    ConfigError,
-    Fenced,
-    StorageError,
-)
+from onceflow.core import errors
 from onceflow.core.msgspec_decoders import json_decoder
-from onceflow.core.protocol.batches import (
-    BatchClaim,
-    BatchDecision,
-    BatchId,
-    Decide,
-    Overtaken,
-    Stands,
-    batch_checkpoint,
-    check_decision,
-)
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol import batches
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.ids import AttemptId, SubtaskRef
 from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
 from onceflow.core.spi.batch_decisions import BatchDecisions, Claimant
@@ -100,7 +81,7 @@ class LoggedBatchDecisions(BatchDecisions):
     @override
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
-    ) -> BatchClaim:
+    ) -> batches.BatchClaim:
         self._require_not_fenced()
         newest = NO_ATTEMPT
         if self._newest_in_target is not None and not self._is_known:
@@ -112,7 +93,7 @@ class LoggedBatchDecisions(BatchDecisions):
             if after is not None and view.attempt != after:
                 self.check_newest(after)
             if newest > view.attempt and after is not None:
-                raise Fenced(
+                raise errors.Fenced(
                     f"sink id {self._sink_id!r}: attempt {after} is fenced: another run, with"
                     f" another stagingLocation, has claimed attempt {newest} in the target. That"
                     " one goes on. Wait for it to end; then repeat this one"
@@ -129,19 +110,19 @@ class LoggedBatchDecisions(BatchDecisions):
                 # The target refuses an attempt that is not newer than the newest that it has seen.
                 claimed = claimed.claim_above(newest)
         except DecisionUnknown as error:
-            raise StorageError(str(error)) from error
+            raise errors.StorageError(str(error)) from error
         self._open(open_sink, claimed.attempt)
         # From now on each claim is in the log before it is in the target: no need to query it
         # again.
         self._is_known = True
-        return BatchClaim(claimed.attempt, _decisions(claimed.view))
+        return batches.BatchClaim(claimed.attempt, _decisions(claimed.view))
 
     @override
-    def read_claim(self) -> BatchClaim:
+    def read_claim(self) -> batches.BatchClaim:
         view = self._log.read()
         if not view.attempt:
             self._require_no_shared_log()
-        return BatchClaim(view.attempt, _decisions(view))
+        return batches.BatchClaim(view.attempt, _decisions(view))
 
     @override
     def claimant(self) -> Claimant:
@@ -155,26 +136,26 @@ class LoggedBatchDecisions(BatchDecisions):
         self.claim(lambda _: None)
 
     @override
-    def decide(self, decision: BatchDecision) -> BatchDecision:
+    def decide(self, decision: batches.BatchDecision) -> batches.BatchDecision:
         view = self._log.read()
         existing = next(
             (known for known in _decisions(view) if known.batch == decision.batch), None
         )
-        match check_decision(decision, owner=view.attempt, existing=existing):
-            case Stands(standing):
+        match batches.check_decision(decision, owner=view.attempt, existing=existing):
+            case batches.Stands(standing):
                 return standing
-            case Overtaken(reason):
-                raise Fenced(f"sink id {self._sink_id!r}: {reason}: {self.claimant()}")
-            case Decide():
+            case batches.Overtaken(reason):
+                raise errors.Fenced(f"sink id {self._sink_id!r}: {reason}: {self.claimant()}")
+            case batches.Decide():
                 pass
         try:
             ClaimedLog(self._log, view).append(_to_completed_checkpoint(decision))
         except DecisionUnknown as error:
-            raise CommitOutcomeUnknown(f"{decision.batch}: {error}") from error
+            raise errors.CommitOutcomeUnknown(f"{decision.batch}: {error}") from error
         return decision
 
     @override
-    def mark_committed(self, decision: BatchDecision) -> None:
+    def mark_committed(self, decision: batches.BatchDecision) -> None:
         """Prune the log.
 
         No commit is recorded: the next decision implies that this batch is committed.
@@ -184,7 +165,7 @@ class LoggedBatchDecisions(BatchDecisions):
             if len(view.decided) > RETAINED:
                 keep_from = view.decided[-RETAINED].completed.checkpoint
                 ClaimedLog(self._log, view).prune(keep_from)
-        except (StorageError, CheckpointError):
+        except (errors.StorageError, errors.CheckpointError):
             # The next batch prunes again.
             return
 
@@ -195,7 +176,7 @@ class LoggedBatchDecisions(BatchDecisions):
     def _open(self, open_sink: Callable[[AttemptId], None], attempt: AttemptId) -> None:
         try:
             open_sink(attempt)
-        except Fenced as error:
+        except errors.Fenced as error:
             if self._newest_in_target is None and self._log.read().attempt == attempt:
                 # Each claim of this log is in the log before it is in the target, so another log
                 # made this claim.
@@ -215,8 +196,8 @@ class LoggedBatchDecisions(BatchDecisions):
             f" {view.attempt}"
         )
 
-    def _another_log(self, reason: str) -> ConfigError:
-        return ConfigError(
+    def _another_log(self, reason: str) -> errors.ConfigError:
+        return errors.ConfigError(
             f"sink id {self._sink_id!r}: {self._log} does not hold the decisions of the writes"
             f" before this one: {reason}. Another stagingLocation was given than before, or it was"
             " cleaned. Nothing was written, for what those have written is not known here. Give the"
@@ -232,7 +213,7 @@ class LoggedBatchDecisions(BatchDecisions):
         """Raise ConfigError if an earlier version of onceflow stored decisions in the directory."""
         shared = JobPaths(_SHARED).log
         if self._files.list(shared):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"sink id {self._sink_id!r}: {self._files.location(shared)} holds decisions of an"
                 " earlier version of onceflow, which this one does not read. Nothing was written."
                 " Let that version finish every batch that it has begun there; then delete that"
@@ -240,7 +221,7 @@ class LoggedBatchDecisions(BatchDecisions):
             )
 
 
-def _decisions(view: LogView) -> tuple[BatchDecision, ...]:
+def _decisions(view: LogView) -> tuple[batches.BatchDecision, ...]:
     """Return the log's decisions. All but the last are committed, as a new batch requires."""
     last = len(view.decided) - 1
     return tuple(
@@ -249,11 +230,13 @@ def _decisions(view: LogView) -> tuple[BatchDecision, ...]:
     )
 
 
-def _decision(completed: CompletedCheckpoint, *, is_committed: bool) -> BatchDecision:
+def _decision(
+    completed: snapshots.CompletedCheckpoint, *, is_committed: bool
+) -> batches.BatchDecision:
     ((_, operator),) = completed.operator(_UID)
     state = json_decoder(_State).decode(operator.lists[_UID][0])
-    return BatchDecision(
-        BatchId(state.source, state.number),
+    return batches.BatchDecision(
+        batches.BatchId(state.source, state.number),
         completed.attempt,
         state.fingerprint,
         state.run,
@@ -262,19 +245,19 @@ def _decision(completed: CompletedCheckpoint, *, is_committed: bool) -> BatchDec
     )
 
 
-def _to_completed_checkpoint(decision: BatchDecision) -> CompletedCheckpoint:
+def _to_completed_checkpoint(decision: batches.BatchDecision) -> snapshots.CompletedCheckpoint:
     batch = decision.batch
     state = _State(batch.source, batch.number, decision.fingerprint, decision.run)
-    operator = OperatorSnapshot(
+    operator = snapshots.OperatorSnapshot(
         _UID, lists={_UID: (msgspec.json.encode(state),)}, committables=decision.committables
     )
     now_ms = time.time_ns() // 1_000_000
-    return CompletedCheckpoint(
-        batch_checkpoint(decision.attempt),
+    return snapshots.CompletedCheckpoint(
+        batches.batch_checkpoint(decision.attempt),
         decision.attempt,
         parallelism=1,
         max_parallelism=1,
-        snapshots=(SubtaskSnapshot(SubtaskRef(_UID, 0), (operator,)),),
+        snapshots=(snapshots.SubtaskSnapshot(SubtaskRef(_UID, 0), (operator,)),),
         triggered_at_ms=now_ms,
         completed_at_ms=now_ms,
     )

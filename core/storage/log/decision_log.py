@@ -29,33 +29,11 @@ from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, Sto
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.log.rules import (
-    NO_ATTEMPT,
-    AppendFenced,
-    AppendStands,
-    AppendUnlisted,
-    AttemptClaimed,
-    CheckpointDecided,
-    LogEntry,
-    LogRecord,
-    LogView,
-    apply,
-    check_append,
-    claim_again,
-    next_claim,
-    next_decision,
-    owner_of,
-    prunable,
-    replay,
-)
+from onceflow.core.protocol.log import rules
+from onceflow.core.protocol.log.rules import claim_again, owner_of
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.savepoints.savepoint import Savepoint, seed_view, view_before
-from onceflow.core.storage.filesystems.filesystem import (
-    AlreadyExists,
-    Created,
-    CreatesAtomically,
-    CreationUnknown,
-)
+from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.log.record_codec import decode_record, encode_record, seal, unseal
 
@@ -69,7 +47,7 @@ class _Meta(msgspec.Struct, frozen=True):
     log_id: str
 
 
-def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
+def log_id(fs: filesystem.CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
     """Return the log's identity: a UUID that is created durably, once in a job's life.
 
     A job that starts from a savepoint in new storage passes the savepoint's identity as
@@ -90,11 +68,11 @@ def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
     return json_decoder(_Meta).decode(line).log_id
 
 
-def _create(fs: CreatesAtomically, paths: JobPaths, inherited: str) -> bytes:
+def _create(fs: filesystem.CreatesAtomically, paths: JobPaths, inherited: str) -> bytes:
     fs.make_directory(paths.job)
     data, _ = seal(msgspec.json.encode(_Meta(FORMAT, inherited or str(uuid.uuid4()))))
     outcome = fs.create_if_absent(paths.meta, data)
-    return outcome.existing if isinstance(outcome, AlreadyExists) else data
+    return outcome.existing if isinstance(outcome, filesystem.AlreadyExists) else data
 
 
 CLAIM_TRIES_MAX = 64
@@ -122,16 +100,16 @@ class DecisionLog:
     Any thread, any process. Reading changes nothing in storage, and works on a job that never ran.
     """
 
-    def __init__(self, fs: CreatesAtomically, paths: JobPaths) -> None:
+    def __init__(self, fs: filesystem.CreatesAtomically, paths: JobPaths) -> None:
         self._fs = fs
         self._paths = paths
 
     @classmethod
-    def open(cls, fs: CreatesAtomically, paths: JobPaths) -> DecisionLog:
+    def open(cls, fs: filesystem.CreatesAtomically, paths: JobPaths) -> DecisionLog:
         """Return the log of the job that `paths` names. Reads nothing yet."""
         return cls(fs, paths)
 
-    def read(self) -> LogView:
+    def read(self) -> rules.LogView:
         """Return the log's content, with at least each record that was durable before the call.
 
         Raises:
@@ -168,7 +146,7 @@ class DecisionLog:
         owner: str,
         sinks: Iterable[str] = (),
         savepoint: Savepoint | None = None,
-        check: Callable[[LogView], None] = lambda _: None,
+        check: Callable[[rules.LogView], None] = lambda _: None,
         *,
         drawn: str = "",
     ) -> ClaimedLog:
@@ -199,9 +177,9 @@ class DecisionLog:
         known = tuple(sinks)
         seed = None if savepoint is None else partial(seed_view, savepoint=savepoint)
 
-        def claim(view: LogView) -> AttemptClaimed:
+        def claim(view: rules.LogView) -> rules.AttemptClaimed:
             check(view)
-            return next_claim(view, owner, known)
+            return rules.next_claim(view, owner, known)
 
         return self.claim_by(claim, seed)
 
@@ -209,8 +187,8 @@ class DecisionLog:
 
     def claim_by(
         self,
-        claim: Callable[[LogView], AttemptClaimed],
-        seed: Callable[[LogView], LogView] | None = None,
+        claim: Callable[[rules.LogView], rules.AttemptClaimed],
+        seed: Callable[[rules.LogView], rules.LogView] | None = None,
     ) -> ClaimedLog:
         """Append the record that `claim` returns for the log's content. Return the claimed log.
 
@@ -225,14 +203,14 @@ class DecisionLog:
             view = self.read() if seed is None else seed(self.read())
             record = claim(view)
             digest, verdict = self.put(record)
-            if isinstance(verdict, AppendStands):
-                return ClaimedLog(self, apply(view, LogEntry(record, digest)))
+            if isinstance(verdict, rules.AppendStands):
+                return ClaimedLog(self, rules.apply(view, rules.LogEntry(record, digest)))
         raise Fenced(
             f"job {self._paths.job}: {CLAIM_TRIES_MAX} times another driver claimed the job first;"
             " stop all but one"
         )
 
-    def put(self, record: LogRecord) -> tuple[str, AppendStands | AppendFenced]:
+    def put(self, record: rules.LogRecord) -> tuple[str, rules.AppendStands | rules.AppendFenced]:
         """Try to make `record` the log's last record. Return its digest and the outcome.
 
         Raises:
@@ -250,8 +228,10 @@ class DecisionLog:
             highest = max(self.sequences(), default=0)
         except StorageError as error:
             raise self._unknown(record, error) from error
-        verdict = check_append(record, digest, standing_digest=standing, highest_sequence=highest)
-        if isinstance(verdict, AppendUnlisted):
+        verdict = rules.check_append(
+            record, digest, standing_digest=standing, highest_sequence=highest
+        )
+        if isinstance(verdict, rules.AppendUnlisted):
             raise self._unknown(record, StorageError(f"{self} does not list it; {_LISTS_LATE}"))
         return digest, verdict
 
@@ -271,7 +251,7 @@ class DecisionLog:
         for sequence in sequences:
             self._fs.delete(self._paths.record(sequence))
 
-    def remove_older(self, view: LogView) -> None:
+    def remove_older(self, view: rules.LogView) -> None:
         """Delete all records and unfinished files older than the chain of `view`. Idempotent.
 
         Needs a listing.
@@ -300,25 +280,25 @@ class DecisionLog:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _view_of(self, entries: tuple[LogEntry, ...]) -> LogView:
+    def _view_of(self, entries: tuple[rules.LogEntry, ...]) -> rules.LogView:
         if not entries and self._fs.read(self._paths.pruned) is not None:
             raise CheckpointCorrupt(
                 f"every record in {self._fs.location(self._paths.log)} is gone, and there were"
                 " some: starting over would lose or double rows; restore the directory"
             )
         try:
-            return replay(entries)
+            return rules.replay(entries)
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(f"{self._fs.location(self._paths.log)}: {error}") from error
 
-    def _listing_missed_below(self, view: LogView) -> bool:
+    def _listing_missed_below(self, view: rules.LogView) -> bool:
         """Return True if a record exists right below the chain that the listing did not show."""
         below = view.first_sequence - 1
         if not view.orphans or below in view.orphans:
             return False
         return self._fs.read(self._paths.record(below)) is not None
 
-    def _entry(self, sequence: int) -> LogEntry | None:
+    def _entry(self, sequence: int) -> rules.LogEntry | None:
         path = self._paths.record(sequence)
         data = self._fs.read(path)
         if data is None:
@@ -331,20 +311,20 @@ class DecisionLog:
             )
         return entry
 
-    def _create(self, record: LogRecord, data: bytes, digest: str) -> str | None:
+    def _create(self, record: rules.LogRecord, data: bytes, digest: str) -> str | None:
         """Try to create the record. Return the digest of the record at its number."""
         path = self._paths.record(record.sequence)
         unknown: StorageError | None = None
         for _ in range(UNKNOWN_TRIES_MAX):
             try:
                 match self._fs.create_if_absent(path, data):
-                    case Created():
+                    case filesystem.Created():
                         return digest
                     # The digest tells whose record it is: it may be ours, from an earlier try whose
                     # reply was lost.
-                    case AlreadyExists(existing):
+                    case filesystem.AlreadyExists(existing):
                         return unseal(existing, self._fs.location(path))[1]
-            except CreationUnknown as error:
+            except filesystem.CreationUnknown as error:
                 unknown = error
             except StorageError as error:
                 # A definite failure counts only if no earlier try may have succeeded.
@@ -354,7 +334,7 @@ class DecisionLog:
         assert unknown is not None
         raise self._unknown(record, unknown) from unknown
 
-    def _predecessor_stands(self, record: LogRecord) -> bool:
+    def _predecessor_stands(self, record: rules.LogRecord) -> bool:
         if record.sequence == 1:
             return self._fs.read(self._paths.pruned) is None
         path = self._paths.record(record.sequence - 1)
@@ -363,7 +343,7 @@ class DecisionLog:
             return False
         return unseal(data, self._fs.location(path))[1] == record.previous
 
-    def _unknown(self, record: LogRecord, error: StorageError) -> DecisionUnknown:
+    def _unknown(self, record: rules.LogRecord, error: StorageError) -> DecisionUnknown:
         return DecisionUnknown(
             f"job {self.job}: nobody knows whether record {record.sequence} of attempt"
             f" {record.attempt} is in the decision log ({error}); the next attempt reads the log"
@@ -386,7 +366,7 @@ _TWO_DRIVERS = "Two drivers ran one job: stop the one that is not wanted"
 class ClaimedLog:
     """The decision log of its owner. Call `append` from one thread; `prune` from any."""
 
-    def __init__(self, log: DecisionLog, view: LogView) -> None:
+    def __init__(self, log: DecisionLog, view: rules.LogView) -> None:
         self._log = log
         self._view = view
         self._settled: frozenset[str] = frozenset()
@@ -401,7 +381,7 @@ class ClaimedLog:
         return self._view.attempt
 
     @property
-    def view(self) -> LogView:
+    def view(self) -> rules.LogView:
         """The log as its owner knows it: as of the claim, plus its own appends and prunes since."""
         with self._lock:
             return self._view
@@ -461,15 +441,15 @@ class ClaimedLog:
         # The call was repeated after a lost answer: the record is in the log.
         if view.decided and view.decided[-1].completed == completed:
             return
-        record = next_decision(view, completed)
+        record = rules.next_decision(view, completed)
         digest, verdict = self._log.put(record)
         match verdict:
-            case AppendFenced(reason):
+            case rules.AppendFenced(reason):
                 self._lost = self._explain(record, reason)
                 raise self._lost
-            case AppendStands():
+            case rules.AppendStands():
                 with self._lock:
-                    self._view = apply(self._view, LogEntry(record, digest))
+                    self._view = rules.apply(self._view, rules.LogEntry(record, digest))
                     self._forget_settled()  # the record may be older than the last `settle`
 
     def begins_from(
@@ -519,7 +499,7 @@ class ClaimedLog:
         first = view.decided[-retained].sequence
         # Without the lock, which `append` needs: deleting may take long.
         if self._is_tidy:
-            self._log.remove(prunable(view, retained))
+            self._log.remove(rules.prunable(view, retained))
         else:
             self._log.remove_older(replace(view, first_sequence=first))
             self._is_tidy = True
@@ -532,7 +512,9 @@ class ClaimedLog:
                 orphans=(),
             )
 
-    def _next_claim(self, view: LogView, above: AttemptId = NO_ATTEMPT) -> AttemptClaimed:
+    def _next_claim(
+        self, view: rules.LogView, above: AttemptId = rules.NO_ATTEMPT
+    ) -> rules.AttemptClaimed:
         mine = self.view
         # A driver that takes the job over claims a higher attempt. So this log has lost records.
         if view.attempt < mine.attempt:
@@ -546,7 +528,7 @@ class ClaimedLog:
         except Fenced as error:
             raise Fenced(f"job {self._log.job}: {error}. {_TWO_DRIVERS}") from None
 
-    def _explain(self, record: CheckpointDecided, reason: str) -> CheckpointError:
+    def _explain(self, record: rules.CheckpointDecided, reason: str) -> CheckpointError:
         """Return the error that names the job's current owner.
 
         If the record is an orphan, delete it.

@@ -23,12 +23,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from onceflow.core.errors import (
-    CheckpointCorrupt,
-    SavepointRefused,
-    StateIncompatible,
-    StorageError,
-)
+from onceflow.core import errors
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
@@ -105,7 +100,9 @@ class SavepointDirectory:
         data = _encode(replace(savepoint, completed=completed))
         # The metadata is written last, and only if there is none: it makes the files a savepoint.
         if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
-            raise StorageError(f"{self} holds another savepoint already: choose another directory")
+            raise errors.StorageError(
+                f"{self} holds another savepoint already: choose another directory"
+            )
 
     def read(self) -> Savepoint:
         """Return the savepoint. Does not read its state files.
@@ -119,7 +116,7 @@ class SavepointDirectory:
         if data is None:
             unfinished = "was never finished: its _metadata is missing"
             what = unfinished if self.is_begun() else "is not there"
-            raise SavepointRefused(
+            raise errors.SavepointRefused(
                 f"the savepoint {self} {what}; name the directory that the savepoint was reported"
                 " under, which holds _metadata and state/"
             )
@@ -128,14 +125,14 @@ class SavepointDirectory:
         try:
             metadata = json_decoder(_Metadata).decode(line)
             if metadata.format not in _FORMATS_READ:
-                raise StateIncompatible(
+                raise errors.StateIncompatible(
                     f"{location} has format {metadata.format}, and this version of onceflow reads"
                     f" formats {_FORMATS_READ[0]}-{FORMAT}: restore with the version that wrote it,"
                     " or a later one"
                 )
             return json_decoder(Savepoint).decode(metadata.savepoint)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointCorrupt(
+            raise errors.CheckpointCorrupt(
                 f"{location} has the right checksum and does not read as a savepoint's metadata:"
                 f" {error}; another program wrote it. Use another savepoint"
             ) from error
@@ -175,7 +172,7 @@ class SavepointDirectory:
             SavepointRefused: The lock file exists: another process holds it or was killed.
         """
         if isinstance(self._fs.create_if_absent(self._paths.lock, b""), AlreadyExists):
-            raise SavepointRefused(
+            raise errors.SavepointRefused(
                 f"another program changes {self}, or was killed while it did:"
                 f" {self._fs.location(self._paths.lock)} is there; delete it once none runs"
             )
@@ -264,7 +261,7 @@ def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[st
         try:
             for _ in reader.read_verified_chunks(handle):
                 pass
-        except (CheckpointCorrupt, StorageError) as error:
+        except (errors.CheckpointCorrupt, errors.StorageError) as error:
             return str(error)
         return ""
 

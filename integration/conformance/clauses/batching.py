@@ -13,11 +13,7 @@ from onceflow.core.runtime.cluster.process_host import Link, ProcessKilled
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.integration.conformance.batch_driver import BatchDriver
 from onceflow.integration.conformance.clause import clause
-from onceflow.integration.conformance.clauses.deciding import (
-    abort_leaves_nothing,
-    commit_again,
-    commit_elsewhere,
-)
+from onceflow.integration.conformance.clauses import deciding
 from onceflow.integration.conformance.clauses.listing import (
     in_doubt_is_exact,
     in_doubt_of_every_attempt,
@@ -102,7 +98,7 @@ class _Query:
             return
 
 
-@clause(rests_on=[commit_again, abort_leaves_nothing, in_doubt_is_exact])
+@clause(rests_on=[deciding.commit_again, deciding.abort_leaves_nothing, in_doubt_is_exact])
 def batch_is_visible_whole(harness: Harness) -> None:
     """A Spark batch becomes visible when it is decided, with the rows of all its tasks, once."""
     query = _Query(harness)
@@ -134,7 +130,7 @@ def batch_is_visible_whole(harness: Harness) -> None:
     rests_on=[
         batch_is_visible_whole,
         pre_committed_survives_death,
-        commit_elsewhere,
+        deciding.commit_elsewhere,
         crash_and_replay_double_nothing,
     ]
 )

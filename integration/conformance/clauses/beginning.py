@@ -20,27 +20,13 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.spi import Committer
-from onceflow.integration.conformance import children
+from onceflow.integration.conformance import children, target
 from onceflow.integration.conformance.clause import clause
+from onceflow.integration.conformance.clauses import deciding, killing
 from onceflow.integration.conformance.clauses.breaking import server_away_changes_nothing
-from onceflow.integration.conformance.clauses.deciding import (
-    abort_again,
-    commit_after_abort,
-    commit_elsewhere,
-)
-from onceflow.integration.conformance.clauses.killing import (
-    killed_in_commit,
-    run_until_killed,
-    try_each_line,
-)
 from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
 from onceflow.integration.conformance.harness import SERVER_PATIENCE_S, Harness, Prepared
-from onceflow.integration.conformance.target import (
-    NotTestable,
-    Violation,
-    describe_error,
-    expect,
-)
+from onceflow.integration.conformance.target import describe_error
 
 _TRIES = 5
 """The number of commits of a newer attempt that an older attempt may delay by beginning others."""
@@ -48,7 +34,7 @@ _AWAY_S = 10.0
 _ENDS_S = 120.0
 
 
-@clause(rests_on=[in_doubt_is_exact, commit_elsewhere])
+@clause(rests_on=[in_doubt_is_exact, deciding.commit_elsewhere])
 def begun_is_hidden(harness: Harness) -> None:
     """A transaction whose commit has begun stays invisible and in doubt until it is committed."""
     begun = _begin(harness)
@@ -69,7 +55,7 @@ def begun_is_committed_once(harness: Harness) -> None:
         outcomes = [harness.commit(prepared[-1], committer) for _ in range(3)]
         when = f"begin_commit answered {answers[-1]}, then three commits answered {outcomes}"
         harness.expect_seen(*(transaction.ids for transaction in prepared), when=when)
-        expect(outcomes == [Committed(), *[AlreadyCommitted()] * 2], when)
+        target.expect(outcomes == [Committed(), *[AlreadyCommitted()] * 2], when)
         prepared.append(later)
     # The first transaction of a subtask may not support begin_commit.
     _require_begun(any(answers[1:]))
@@ -78,11 +64,11 @@ def begun_is_committed_once(harness: Harness) -> None:
     harness.expect_seen(
         *(transaction.ids for transaction in prepared[:-1]), when="after another's commits"
     )
-    expect(outcomes == [AlreadyCommitted()] * 4, f"another committer's commits: {outcomes}")
+    target.expect(outcomes == [AlreadyCommitted()] * 4, f"another committer's commits: {outcomes}")
     harness.expect_in_doubt(last, when="after commits that were begun")
 
 
-@clause(rests_on=[begun_is_committed_once, abort_again])
+@clause(rests_on=[begun_is_committed_once, deciding.abort_again])
 def withdrawn_is_in_doubt(harness: Harness) -> None:
     """A withdrawn transaction is hidden and in doubt, and can be committed or aborted."""
     all_begun = [_begin(harness, subtask=subtask) for subtask in range(3)]
@@ -102,9 +88,9 @@ def withdrawn_is_in_doubt(harness: Harness) -> None:
     seen += [own.prepared.ids, later.ids, other.prepared.ids]
     when = f"after withdraw_commit, and commits that answered {outcomes}"
     harness.expect_seen(*seen, when=when)
-    expect(outcomes == [*[Committed()] * 3, AlreadyCommitted()], when)
+    target.expect(outcomes == [*[Committed()] * 3, AlreadyCommitted()], when)
     outcome = harness.abort(aborted.prepared, aborted.committer)
-    expect(outcome == Aborted(), f"abort of what was withdrawn answered {outcome}")
+    target.expect(outcome == Aborted(), f"abort of what was withdrawn answered {outcome}")
     harness.expect_in_doubt(when="after what was withdrawn was committed or aborted")
     harness.expect_seen(*seen, when="after abort of what was withdrawn")
 
@@ -122,11 +108,11 @@ def begun_is_committed_elsewhere(harness: Harness) -> None:
             f" commit here that answered {outcome}"
         )
         harness.expect_seen(*seen, when=when)
-        expect([*outcomes, outcome] == [Committed(), AlreadyCommitted()], when)
+        target.expect([*outcomes, outcome] == [Committed(), AlreadyCommitted()], when)
         harness.expect_in_doubt(when=when)
 
 
-@clause(rests_on=[begun_is_committed_elsewhere, commit_after_abort])
+@clause(rests_on=[begun_is_committed_elsewhere, deciding.commit_after_abort])
 def begun_is_aborted_elsewhere(harness: Harness) -> None:
     """A begun transaction that another attempt aborts is not restored by the first attempt."""
     seen: list[tuple[int, ...]] = []
@@ -138,11 +124,11 @@ def begun_is_aborted_elsewhere(harness: Harness) -> None:
         outcome = harness.commit(begun.prepared, begun.committer)
         when = f"{when}, and a commit here that answered {outcome}"
         harness.expect_seen(*seen, when=when)
-        expect(outcomes == [Aborted()] and isinstance(outcome, Lost), when)
+        target.expect(outcomes == [Aborted()] and isinstance(outcome, Lost), when)
         harness.expect_in_doubt(when=when)
 
 
-@clause(rests_on=[begun_is_committed_once, abort_again])
+@clause(rests_on=[begun_is_committed_once, deciding.abort_again])
 def begun_outlives_its_committer(harness: Harness) -> None:
     """A begun transaction survives close of its committer: hidden, in doubt, ended by another."""
     first, second = (_begin(harness, subtask=subtask) for subtask in range(2))
@@ -160,7 +146,7 @@ def begun_outlives_its_committer(harness: Harness) -> None:
         harness.abort(second.prepared, committer),
     ]
     when = f"after a commit and an abort of what closed committers had begun: {outcomes}"
-    expect(outcomes == [Committed(), Aborted()], when)
+    target.expect(outcomes == [Committed(), Aborted()], when)
     harness.expect_seen(*seen, first.prepared.ids, when=when)
     harness.expect_in_doubt(when=when)
 
@@ -177,7 +163,7 @@ def begun_outlives_its_process(harness: Harness) -> None:
     _expect_hidden(harness, second, first.first, first.prepared, when=when)
     outcomes.append(harness.abort(second.prepared, harness.job.committer(4)))
     when = f"{when}, and a commit and an abort of what it had begun, which answered {outcomes}"
-    expect(outcomes == [Committed(), Aborted()], when)
+    target.expect(outcomes == [Committed(), Aborted()], when)
     harness.expect_seen(first.first.ids, first.prepared.ids, second.first.ids, when=when)
     harness.expect_in_doubt(when=when)
 
@@ -205,11 +191,11 @@ def begun_by_an_older_attempt(harness: Harness) -> None:
             "after an older attempt had begun a commit before each commit of a newer one, which"
             f" answered {outcomes}"
         )
-        expect(_says_committed(outcomes), when)
+        target.expect(_says_committed(outcomes), when)
         seen.append(own.ids)
         harness.expect_seen(*seen, when=when)
     aborts = [harness.abort(transaction, newer) for transaction in late]
-    expect(aborts == [Aborted()] * len(late), f"aborts by a newer attempt answered {aborts}")
+    target.expect(aborts == [Aborted()] * len(late), f"aborts by a newer attempt answered {aborts}")
     harness.expect_in_doubt(when="after a newer attempt has aborted what an older one began")
     harness.expect_seen(*seen, when="after a newer attempt has aborted what an older one began")
 
@@ -220,13 +206,13 @@ def begun_while_the_server_is_away(harness: Harness) -> None:
     harness.patience_s = SERVER_PATIENCE_S
     begun, kept = (_begin(harness, subtask=subtask) for subtask in range(2))
     late = _open_second(harness, subtask=2)
-    errors: list[Violation] = []
+    errors: list[target.Violation] = []
 
     def withdraw_and_begin() -> None:
         try:
             _withdraw(begun)
             _try_to_begin(late.committer, late.prepared)
-        except Violation as error:
+        except target.Violation as error:
             errors.append(error)
 
     thread = threading.Thread(target=withdraw_and_begin, daemon=True)
@@ -238,32 +224,32 @@ def begun_while_the_server_is_away(harness: Harness) -> None:
     finally:
         harness.target.start()
     thread.join(_ENDS_S)
-    expect(not thread.is_alive(), "begin_commit hangs although the server is back")
+    target.expect(not thread.is_alive(), "begin_commit hangs although the server is back")
     for error in errors:
         raise error
     lanes = (begun, kept, late)
     outcomes = [harness.commit(lane.prepared, lane.committer) for lane in lanes]
     when = f"after the server was away, and commits that answered {outcomes}"
-    expect(outcomes == [Committed()] * 3, when)
+    target.expect(outcomes == [Committed()] * 3, when)
     harness.expect_seen(
         *(transaction.ids for lane in lanes for transaction in (lane.first, lane.prepared)),
         when=when,
     )
 
 
-@clause(rests_on=[begun_outlives_its_process, killed_in_commit])
+@clause(rests_on=[begun_outlives_its_process, killing.killed_in_commit])
 def killed_in_begun_commit(harness: Harness) -> None:
     """A commit that is killed at any line, from begin_commit on, is ended by the next committer."""
     lane = _begin(harness, subtask=1)
     outcome = harness.commit(lane.prepared, lane.committer)
-    expect(outcome == Committed(), f"commit of what was begun answered {outcome}")
+    target.expect(outcome == Committed(), f"commit of what was begun answered {outcome}")
     seen = [lane.first.ids, lane.prepared.ids]
     numbers = count()
 
     def attempt(line: int) -> int | None:
         number = next(numbers)
         first, prepared = harness.prepare(1 + 2 * number), harness.prepare(2 + 2 * number)
-        run = run_until_killed(
+        run = killing.run_until_killed(
             harness,
             children.begin_and_commit_until_line,
             harness.sink,
@@ -279,14 +265,14 @@ def killed_in_begun_commit(harness: Harness) -> None:
             f" transaction, and answered {outcome}. Rule: whatever line it dies at, the next"
             " attempt commits or aborts it as if nothing had been begun"
         )
-        expect(isinstance(outcome, (Committed, AlreadyCommitted, Aborted)), when)
+        target.expect(isinstance(outcome, (Committed, AlreadyCommitted, Aborted)), when)
         seen.append(first.ids)
         if outcome != Aborted():
             seen.append(prepared.ids)
         harness.expect_seen(*seen, when=when)
         return run.lines
 
-    try_each_line(harness, attempt)
+    killing.try_each_line(harness, attempt)
     harness.expect_in_doubt(when="after begun commits that were killed, and others that ended them")
 
 
@@ -325,7 +311,7 @@ def _open_second(harness: Harness, *, attempt: int = 1, subtask: int = 0) -> _La
         harness.prepare(checkpoint, attempt=attempt, subtask=subtask) for checkpoint in (1, 2)
     )
     outcome = harness.commit(first, committer)
-    expect(outcome == Committed(), f"commit of the first transaction answered {outcome}")
+    target.expect(outcome == Committed(), f"commit of the first transaction answered {outcome}")
     return _Lane(committer, first, prepared)
 
 
@@ -381,7 +367,7 @@ def require_begin_commit(committer: Committer) -> None:
         NotTestable: The class does not override it.
     """
     if type(committer).begin_commit is Committer.begin_commit:
-        raise NotTestable("the sink's committer has no begin_commit()")
+        raise target.NotTestable("the sink's committer has no begin_commit()")
 
 
 def _require_begun(is_begun: object) -> None:
@@ -391,7 +377,9 @@ def _require_begun(is_begun: object) -> None:
         NotTestable: `is_begun` is false.
     """
     if not is_begun:
-        raise NotTestable("begin_commit() returned False for the second transaction of a subtask")
+        raise target.NotTestable(
+            "begin_commit() returned False for the second transaction of a subtask"
+        )
 
 
 def _try_to_begin(committer: Committer, prepared: Prepared) -> bool:
@@ -403,7 +391,7 @@ def _try_to_begin(committer: Committer, prepared: Prepared) -> bool:
     try:
         return committer.begin_commit(prepared.committable)
     except Exception as error:
-        raise Violation(
+        raise target.Violation(
             f"begin_commit raised {describe_error(error)}; it has to return False"
         ) from error
 
@@ -417,7 +405,7 @@ def _withdraw(lane: _Lane) -> None:
     try:
         lane.committer.withdraw_commit(lane.prepared.committable)
     except Exception as error:
-        raise Violation(
+        raise target.Violation(
             f"withdraw_commit raised {describe_error(error)}; it may raise nothing"
         ) from error
 

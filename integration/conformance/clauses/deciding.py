@@ -19,16 +19,12 @@ from onceflow.core.spi import Committer
 from onceflow.core.spi.staging import is_staged
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
-from onceflow.integration.conformance.clauses.writing import (
-    close_keeps_what_is_pre_committed,
-    commit_shows_its_rows,
-    pre_committed_survives_death,
-)
+from onceflow.integration.conformance.clauses import writing
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.target import NotTestable, expect
 
 
-@clause(scenarios=[2, 21], rests_on=[close_keeps_what_is_pre_committed])
+@clause(scenarios=[2, 21], rests_on=[writing.close_keeps_what_is_pre_committed])
 def commit_again(harness: Harness) -> None:
     """The first commit returns Committed, later ones AlreadyCommitted; rows are written once."""
     prepared = harness.prepare(1)
@@ -42,7 +38,7 @@ def commit_again(harness: Harness) -> None:
     harness.expect_in_doubt(when="after ten commits")
 
 
-@clause(scenarios=[7, 26, 40], rests_on=[commit_again, pre_committed_survives_death])
+@clause(scenarios=[7, 26, 40], rests_on=[commit_again, writing.pre_committed_survives_death])
 def commit_elsewhere(harness: Harness) -> None:
     """Another process can commit with only the sink's description and the committable."""
     prepared = harness.prepare(1)
@@ -55,7 +51,7 @@ def commit_elsewhere(harness: Harness) -> None:
     harness.expect_seen(prepared.ids, when="after commit in a third process")
 
 
-@clause(scenarios=[20, 26], rests_on=[commit_shows_its_rows])
+@clause(scenarios=[20, 26], rests_on=[writing.commit_shows_its_rows])
 def commit_in_any_order(harness: Harness) -> None:
     """Several prepared transactions can be committed in any order, each independently."""
     if harness.sink is not harness.described:
@@ -71,7 +67,7 @@ def commit_in_any_order(harness: Harness) -> None:
         )
 
 
-@clause(scenarios=[3, 17, 40], rests_on=[close_keeps_what_is_pre_committed])
+@clause(scenarios=[3, 17, 40], rests_on=[writing.close_keeps_what_is_pre_committed])
 def abort_leaves_nothing(harness: Harness) -> None:
     """Abort returns Aborted, and removes the transaction's rows and no other rows."""
     aborted, kept = harness.prepare(1), harness.prepare(2)

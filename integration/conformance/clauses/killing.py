@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committed,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.runtime.cluster.process_host import ProcessKilled, Returned
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
@@ -49,7 +44,7 @@ def killed_in_commit(harness: Harness) -> None:
             " transaction ends it, and each of its rows is there once"
         )
         expect(
-            isinstance(outcome, (Committed, AlreadyCommitted)),
+            isinstance(outcome, (committables.Committed, committables.AlreadyCommitted)),
             f"{when}: it has to answer Committed() or AlreadyCommitted()",
         )
         harness.expect_seen(*seen, when=when)
@@ -80,7 +75,7 @@ def killed_in_abort(harness: Harness) -> None:
             f" answered {outcome}. Rule: whatever line an abort dies at, the next abort of the"
             " transaction ends it, and none of its rows is there"
         )
-        expect(outcome == Aborted(), f"{when}: it has to answer Aborted()")
+        expect(outcome == committables.Aborted(), f"{when}: it has to answer Aborted()")
         harness.expect_seen(when=when)
         return run.lines
 
@@ -144,13 +139,14 @@ def commit_race(harness: Harness) -> None:
         harness.expect_seen(*seen, when=f"after a race that answered {outcomes}")
         for outcome in outcomes:
             expect(
-                isinstance(outcome, (Committed, AlreadyCommitted)), f"the race answered {outcomes}"
+                isinstance(outcome, (committables.Committed, committables.AlreadyCommitted)),
+                f"the race answered {outcomes}",
             )
 
 
-def _race_commits(harness: Harness, prepared: Prepared) -> list[CommitOutcome | str]:
+def _race_commits(harness: Harness, prepared: Prepared) -> list[committables.CommitOutcome | str]:
     start = threading.Barrier(4)
-    outcomes: list[CommitOutcome | str] = []
+    outcomes: list[committables.CommitOutcome | str] = []
 
     def race() -> None:
         try:

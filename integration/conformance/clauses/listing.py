@@ -7,22 +7,14 @@ import pickle
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log.rules import CheckpointDecided
 from onceflow.core.storage.log.record_codec import decode_record, encode_record
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
-from onceflow.integration.conformance.clauses.deciding import (
-    abort_leaves_nothing,
-    commit_again,
-    commit_elsewhere,
-)
+from onceflow.integration.conformance.clauses import deciding
 from onceflow.integration.conformance.clauses.writing import close_keeps_what_is_pre_committed
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.sink_job import UID
@@ -32,7 +24,7 @@ _PAYLOAD_BYTES_MAX = 64 * 1024
 _SECRET_LENGTH_MIN = 6
 
 
-@clause(scenarios=[23, 25], rests_on=[abort_leaves_nothing, commit_again])
+@clause(scenarios=[23, 25], rests_on=[deciding.abort_leaves_nothing, deciding.commit_again])
 def in_doubt_is_exact(harness: Harness) -> None:
     """in_doubt lists exactly the transactions pre-committed and neither committed nor aborted."""
     harness.job.begin(1)
@@ -147,7 +139,7 @@ def no_secret_is_kept(harness: Harness) -> None:
         expect(not leaks, f"a secret stands in {', '.join(leaks)}")
 
 
-@clause(rests_on=[commit_again])
+@clause(rests_on=[deciding.commit_again])
 def prune_keeps_what_is_asked_for(harness: Harness) -> None:
     """Pruning before a checkpoint keeps the proofs of that checkpoint and of later ones."""
     prepared = [harness.prepare(checkpoint) for checkpoint in (1, 2, 3, 10)]
@@ -164,7 +156,7 @@ def prune_keeps_what_is_asked_for(harness: Harness) -> None:
     harness.expect_seen(*(transaction.ids for transaction in prepared), when="after prune")
 
 
-@clause(rests_on=[commit_again])
+@clause(rests_on=[deciding.commit_again])
 def prune_keeps_what_is_in_doubt(harness: Harness) -> None:
     """Pruning removes no pre-committed transaction and no proof of another sink."""
     other = harness.another_job(f"{harness.job.sink_id}.1", log="other-log")
@@ -179,7 +171,7 @@ def prune_keeps_what_is_in_doubt(harness: Harness) -> None:
     harness.expect_seen(prepared.ids, proven.ids, when="after prune(50) and commit")
 
 
-@clause(rests_on=[commit_elsewhere])
+@clause(rests_on=[deciding.commit_elsewhere])
 def committer_closes_and_comes_again(harness: Harness) -> None:
     """A committer can be closed twice, and the next committer works without it."""
     prepared = harness.prepare(1)
@@ -195,13 +187,13 @@ def committer_closes_and_comes_again(harness: Harness) -> None:
 
 def through_the_log(committable: Committable) -> Committable:
     """Write `committable` to a decision log record and return it as read back."""
-    operator = OperatorSnapshot(UID, committables=(committable,))
-    completed = CompletedCheckpoint(
+    operator = snapshots.OperatorSnapshot(UID, committables=(committable,))
+    completed = snapshots.CompletedCheckpoint(
         checkpoint=CheckpointId(committable.transaction.checkpoint),
         attempt=AttemptId(committable.transaction.attempt),
         parallelism=1,
         max_parallelism=128,
-        snapshots=(SubtaskSnapshot(SubtaskRef("sink", 0), (operator,)),),
+        snapshots=(snapshots.SubtaskSnapshot(SubtaskRef("sink", 0), (operator,)),),
         triggered_at_ms=0,
         completed_at_ms=0,
     )

@@ -14,12 +14,7 @@ from itertools import count, repeat
 from typing import Generic, TypeVar
 
 from onceflow.core.errors import OnceflowError
-from onceflow.core.protocol.committables import (
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.cluster.process_host import Returned
 from onceflow.core.spi import Committer
@@ -153,10 +148,10 @@ class _Pair:
     def __init__(self, series: _Series, first: Prepared) -> None:
         self._series = series
         self._first = first
-        self._overtaking: CommitOutcome | None = None
+        self._overtaking: committables.CommitOutcome | None = None
 
     @property
-    def committable(self) -> Committable:
+    def committable(self) -> committables.Committable:
         """The committable that both committers commit."""
         return self._first.committable
 
@@ -186,7 +181,7 @@ class _Pair:
         release()
         thread.result("a commit does not end that has overtaken another one")
 
-    def expect_harmless(self, outcome: CommitOutcome | str, what: str) -> None:
+    def expect_harmless(self, outcome: committables.CommitOutcome | str, what: str) -> None:
         """Raise Violation if not both are there once, after a late committer returned `outcome`."""
         when = (
             f"after a {what}. Meanwhile another committer committed the same transaction, which"
@@ -196,7 +191,7 @@ class _Pair:
         )
         self._series.harness.expect_seen(*self._series.seen, when=when)
         expect(
-            [outcome, self._overtaking] != [Committed(), Committed()],
+            [outcome, self._overtaking] != [committables.Committed(), committables.Committed()],
             f"{when}: Committed() means that this call has applied the rows, and both calls say so;"
             " one has applied them again, or does not know and has to answer AlreadyCommitted()",
         )
@@ -206,7 +201,7 @@ class _Pair:
         committer = harness.job.committer(attempt)
         self._overtaking = harness.commit(first, committer)
         expect(
-            isinstance(self._overtaking, (Committed, AlreadyCommitted)),
+            isinstance(self._overtaking, (committables.Committed, committables.AlreadyCommitted)),
             f"commit of {self.committable.transaction} said {self._overtaking}",
         )
         ids = first.ids
@@ -254,7 +249,7 @@ class _Thread(Generic[_T]):
             self._errors.append(error)
 
 
-def _answer(committer: Committer, pair: _Pair) -> CommitOutcome | str:
+def _answer(committer: Committer, pair: _Pair) -> committables.CommitOutcome | str:
     """Commit and return the outcome, or the text of the error: an overtaken commit may fail."""
     try:
         return committer.commit(pair.committable)

@@ -20,17 +20,7 @@ from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
-from onceflow.integration.conformance.clauses.deciding import (
-    commit_again,
-    commit_elsewhere,
-    commit_in_any_order,
-)
-from onceflow.integration.conformance.clauses.listing import (
-    in_doubt_of_every_attempt,
-    in_doubt_of_every_subtask,
-    prune_keeps_what_is_asked_for,
-    through_the_log,
-)
+from onceflow.integration.conformance.clauses import deciding, listing
 from onceflow.integration.conformance.clauses.writing import (
     close_rolls_back_what_is_open,
     empty_checkpoint,
@@ -41,7 +31,8 @@ from onceflow.integration.conformance.target import NotTestable, Violation, expe
 
 
 @clause(
-    scenarios=[1, 2, 11, 20, 21], rests_on=[commit_in_any_order, commit_again, empty_checkpoint]
+    scenarios=[1, 2, 11, 20, 21],
+    rests_on=[deciding.commit_in_any_order, deciding.commit_again, empty_checkpoint],
 )
 def notifications_late_and_twice(harness: Harness) -> None:
     """Decisions that arrive late, twice, out of order or not at all commit each checkpoint once."""
@@ -79,7 +70,10 @@ def notifications_late_and_twice(harness: Harness) -> None:
     expect(queue.committed_through == 6, f"committed through {queue.committed_through}, not 6")
 
 
-@clause(scenarios=[17, 31, 32, 36], rests_on=[in_doubt_of_every_attempt, in_doubt_of_every_subtask])
+@clause(
+    scenarios=[17, 31, 32, 36],
+    rests_on=[listing.in_doubt_of_every_attempt, listing.in_doubt_of_every_subtask],
+)
 def orphans_are_rolled_back_on_start(harness: Harness) -> None:
     """The next attempt rolls back transactions that were pre-committed and never decided."""
     for subtask in range(5):
@@ -145,7 +139,7 @@ def rescaling_loses_nothing(harness: Harness) -> None:
         checkpoint += 1
 
 
-@clause(scenarios=[3], rests_on=[commit_upon_start, commit_elsewhere])
+@clause(scenarios=[3], rests_on=[commit_upon_start, deciding.commit_elsewhere])
 def recovery_again_changes_nothing(harness: Harness) -> None:
     """Recovery that runs three times, or was killed halfway, has the same result."""
     decided = [harness.prepare(1 + number, subtask=number) for number in range(4)]
@@ -169,7 +163,7 @@ def recovery_again_changes_nothing(harness: Harness) -> None:
         harness.expect_in_doubt(when=f"after recovery {attempt - 2}")
 
 
-@clause(scenarios=[17], rests_on=[in_doubt_of_every_attempt])
+@clause(scenarios=[17], rests_on=[listing.in_doubt_of_every_attempt])
 def replay_beside_an_orphan(harness: Harness) -> None:
     """A newer attempt can reuse a checkpoint number without conflict with the older transaction."""
     # Use other rows: with equal rows, a unique key would make the replay wait for the orphan.
@@ -251,7 +245,7 @@ def older_attempt_is_harmless(harness: Harness) -> None:
 @clause(
     rests_on=[
         commit_upon_start,
-        prune_keeps_what_is_asked_for,
+        listing.prune_keeps_what_is_asked_for,
         another_job_is_refused,
         older_attempt_is_refused,
     ]
@@ -316,7 +310,7 @@ def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> 
     """Recover like the driver before an attempt. Return the numbers of commits and aborts."""
     harness.job.check(attempt)
     committer = harness.job.committer(attempt)
-    listed = [through_the_log(transaction.committable) for transaction in decided]
+    listed = [listing.through_the_log(transaction.committable) for transaction in decided]
     plan = plan_commits(
         listed, committer.in_doubt(), sink_ids=(harness.job.sink_id,), attempt=AttemptId(attempt)
     )

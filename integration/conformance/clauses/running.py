@@ -12,12 +12,7 @@ from onceflow.core.crash_points import CRASH_POINTS, SINK_POINTS, CrashPoint
 from onceflow.core.runtime.cluster.process_host import ProcessKilled
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.clause import Clause, clause
-from onceflow.integration.conformance.clauses.beginning import (
-    begun_by_an_older_attempt,
-    killed_in_begun_commit,
-    require_begin_commit,
-    withdrawn_is_in_doubt,
-)
+from onceflow.integration.conformance.clauses import beginning
 from onceflow.integration.conformance.clauses.killing import (
     killed_in_commit,
     killed_in_pre_commit,
@@ -50,9 +45,9 @@ _STEPS = (
     prune_keeps_what_is_asked_for,
     killed_in_commit,
     killed_in_pre_commit,
-    withdrawn_is_in_doubt,
-    begun_by_an_older_attempt,
-    killed_in_begun_commit,
+    beginning.withdrawn_is_in_doubt,
+    beginning.begun_by_an_older_attempt,
+    beginning.killed_in_begun_commit,
 )
 
 
@@ -158,7 +153,7 @@ def job_killed_at_begun(harness: Harness) -> None:
     """A job whose process is killed after a commit has begun has each row there once."""
     # Use another sink id, because the job has its own decision log.
     other = harness.another_job(f"{harness.job.sink_id}.begins", log="begins")
-    require_begin_commit(other.committer())
+    beginning.require_begin_commit(other.committer())
     _kill_job(harness, "begun")
 
 

@@ -39,13 +39,8 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import Complete, Deploy, PartFailed
 from onceflow.core.protocol.splits import key_group_range
+from onceflow.core.runtime.dataflow import channels
 from onceflow.core.runtime.dataflow import subtask as subtask_module
-from onceflow.core.runtime.dataflow.channels import (
-    Batch,
-    LocalChannel,
-    OutputChannel,
-    encode_batches,
-)
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.subtask import (
     ReceivingSubtask,
@@ -117,7 +112,7 @@ class CollectingSink(RunningOperator):
         self._rows: list[Row] = []
         self.taken: dict[int, list[Row]] = {}
 
-    def process(self, batch: Batch) -> None:
+    def process(self, batch: channels.Batch) -> None:
         """Keep rows for the next checkpoint."""
         self._rows += batch.rows.to_pylist()
 
@@ -138,11 +133,11 @@ class _Builder(ChainBuilder):
         self.others: Sequence[_Builder] = ()
         self.sinks: dict[str, CollectingSink] = {}
 
-    def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
+    def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[channels.OutputChannel]:
         me = self._context.slot
         if edge.exchange is Exchange.FORWARD:
-            return [LocalChannel(self.gates[chain.id], first)]
-        return [LocalChannel(one.gates[chain.id], first + me) for one in self.others]
+            return [channels.LocalChannel(self.gates[chain.id], first)]
+        return [channels.LocalChannel(one.gates[chain.id], first + me) for one in self.others]
 
     def _sink(self, operator: Operator, work: WriteTo, ref: SubtaskRef) -> Any:
         self.sinks[operator.uid] = CollectingSink(operator.uid)
@@ -331,7 +326,7 @@ class Attempt:
         persisted: list[InFlight] = []
         for one in report.overtaken:
             groups = own if one.sent else range(MAX_PARALLELISM)
-            data = encode_batches(one.batches)
+            data = channels.encode_batches(one.batches)
             handle = self._files.write(f"in-flight-{one.chain}", data, key_groups=groups)
             persisted.append(InFlight(one.chain, one.sent, handle, one.input))
         return tuple(persisted)

@@ -24,11 +24,7 @@ from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import SplitState
 from onceflow.core.runtime.dataflow import source_operator
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
-from onceflow.core.runtime.driver.restore import (
-    check_in_flight,
-    check_operators,
-    check_settings,
-)
+from onceflow.core.runtime.driver import restore
 from onceflow.core.state import StateBackend
 from onceflow.core.state.api.clock import StateClock
 
@@ -168,9 +164,9 @@ class Run:
         self._attempts += 1
         graph = graph_of(self._program.pipeline(self._history.last))
         if self._restored is not None:
-            check_operators(graph, self._restored)
-            check_settings(graph, self._restored)
-            check_in_flight(graph, self._restored)
+            restore.check_operators(graph, self._restored)
+            restore.check_settings(graph, self._restored)
+            restore.check_in_flight(graph, self._restored)
         splits = {
             operator.uid: tuple(
                 encode_split(SplitState(split)) for split in operator.work.source.splits()
@@ -196,7 +192,7 @@ class Run:
             return
         graph = graph_of(changed.pipeline(Version()))
         with suppress(StateIncompatible):
-            check_settings(graph, restored)
+            restore.check_settings(graph, restored)
             raise AssertionError(f"{changed.kind} by {changed.key[0]}, {changed.size_ms} ms begins")
 
     def _change_pipeline(self, restored: CompletedCheckpoint) -> None:

@@ -12,15 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.sql.databases import (
-    DATABASES,
-    Database,
-    MariaDB,
-    MySQL,
-    Postgres,
-    SqlJob,
-    SqlServer,
-)
+from tests.integration.sql import databases
 from tests.integration.word_proxy import WordProxy
 
 from onceflow.core.storage import FileStagingArea
@@ -57,12 +49,14 @@ AS_ON_POSTGRES = {
 """What is done above the statements, by the code that all databases share."""
 
 
-def _is_twin(test: str, module: str, kind: type[Database] | None, mode: str | None) -> bool:
+def _is_twin(
+    test: str, module: str, kind: type[databases.Database] | None, mode: str | None
+) -> bool:
     if test in AS_ON_POSTGRES:
-        return kind in (MySQL, MariaDB)
-    if module in AS_ON_MYSQL and kind is MySQL and mode == "ledger":
+        return kind in (databases.MySQL, databases.MariaDB)
+    if module in AS_ON_MYSQL and kind is databases.MySQL and mode == "ledger":
         return True
-    return kind is MariaDB and module in AS_ON_MYSQL and test not in _ALWAYS
+    return kind is databases.MariaDB and module in AS_ON_MYSQL and test not in _ALWAYS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,14 +70,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=DATABASES, ids=lambda kind: kind.name)
-def kind(request: pytest.FixtureRequest) -> type[Database]:
-    found: type[Database] = request.param
+@pytest.fixture(scope="module", params=databases.DATABASES, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> type[databases.Database]:
+    found: type[databases.Database] = request.param
     return found
 
 
 @pytest.fixture
-def database(kind: type[Database], request: pytest.FixtureRequest) -> Database:
+def database(kind: type[databases.Database], request: pytest.FixtureRequest) -> databases.Database:
     return kind(request.getfixturevalue(f"{kind.name}_database"))
 
 
@@ -101,19 +95,19 @@ def guarded_postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def guarded_postgres_database(guarded_postgres: EmbeddedPostgres) -> Iterator[str]:
-    database = Postgres.create(guarded_postgres, f"guarded_{uuid.uuid4().hex[:16]}")
+    database = databases.Postgres.create(guarded_postgres, f"guarded_{uuid.uuid4().hex[:16]}")
     yield database.url
     database.drop(guarded_postgres)
 
 
 @pytest.fixture
-def guarded(kind: type[Database], request: pytest.FixtureRequest) -> Database:
+def guarded(kind: type[databases.Database], request: pytest.FixtureRequest) -> databases.Database:
     """A database whose server asks users for their passwords."""
     return kind(request.getfixturevalue(kind.guarded_by))
 
 
 @pytest.fixture
-def job(database: Database) -> Iterator[SqlJob]:
+def job(database: databases.Database) -> Iterator[databases.SqlJob]:
     """A job that inserts into `ledger`, by two-phase commit."""
     with database.job(table="ledger", create=True) as job:
         yield job.check()
@@ -133,14 +127,14 @@ def staging(tmp_path: Path) -> FileStagingArea:
 
 
 @pytest.fixture(scope="module")
-def server(kind: type[Database]) -> Iterator[SqlServer]:
+def server(kind: type[databases.Database]) -> Iterator[databases.SqlServer]:
     """A server of the module's own, for modules that kill it."""
     with kind.server() as server:
         yield server
 
 
 @pytest.fixture
-def proxy(server: SqlServer) -> Iterator[WordProxy]:
+def proxy(server: databases.SqlServer) -> Iterator[WordProxy]:
     """A way to that server which breaks where a test says."""
     proxy = WordProxy(("127.0.0.1", server.port))
     yield proxy

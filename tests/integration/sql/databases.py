@@ -12,18 +12,13 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from tests.integration import mysql_sink_kit, postgres_sink_kit, sink_kit
 from typing_extensions import Self, override
 
-from onceflow.integration.servers import (
-    EmbeddedMariaDB,
-    EmbeddedMySQL,
-    EmbeddedPostgres,
-    postgres,
-)
+from onceflow.integration import servers
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.sinks import MySQLSink, PostgresSink
 
 SqlSink: TypeAlias = PostgresSink | MySQLSink
 SqlJob: TypeAlias = sink_kit.Job[PostgresSink | MySQLSink]
-SqlServer: TypeAlias = EmbeddedPostgres | EmbeddedMySQL | EmbeddedMariaDB
+SqlServer: TypeAlias = servers.EmbeddedPostgres | servers.EmbeddedMySQL | servers.EmbeddedMariaDB
 
 PASSWORD = "hunter2/Correct:horse"
 """The password of every user that a test makes; no URL takes it as it is."""
@@ -228,18 +223,18 @@ class Postgres(Database):
     @override
     @classmethod
     def server(cls) -> SqlServer:
-        return EmbeddedPostgres()
+        return servers.EmbeddedPostgres()
 
     @override
     @classmethod
     def create(cls, server: SqlServer, name: str) -> Self:
-        postgres.create_database(server.url, name)
+        servers.postgres.create_database(server.url, name)
         return cls(server.database_url(name))
 
     @override
     def drop(self, server: SqlServer) -> None:
-        postgres.roll_back_prepared(self.url)
-        postgres.drop_database(server.url, self.database_name)
+        servers.postgres.roll_back_prepared(self.url)
+        servers.postgres.drop_database(server.url, self.database_name)
 
     @override
     def sink(self, **settings: Any) -> SqlSink:
@@ -342,7 +337,7 @@ class MySQL(Database):
     @classmethod
     def server(cls) -> SqlServer:
         # Its statistics, which nobody asks for here, are a third of what a start takes.
-        return EmbeddedMySQL({"performance-schema": "OFF"})
+        return servers.EmbeddedMySQL({"performance-schema": "OFF"})
 
     @override
     @classmethod
@@ -446,7 +441,7 @@ class MariaDB(MySQL):
     @override
     @classmethod
     def server(cls) -> SqlServer:
-        return EmbeddedMariaDB()
+        return servers.EmbeddedMariaDB()
 
     @override
     def said_of_violation(self, constraint: str) -> str:

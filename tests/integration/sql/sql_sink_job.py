@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.integration.decision_directory import (
-    Decision,
-    DecisionDirectory,
-    arm,
-    commit_decided,
-    recover,
-)
+from tests.integration import decision_directory
 from tests.integration.sink_kit import SCHEMA, rows
 from typing_extensions import override
 
@@ -63,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     if mode == "upsert_columns":
         # Of this process alone, which runs nothing else.
         dml.COLUMN_ROWS_MIN = 1
-    log = DecisionDirectory(Path(directory))
+    log = decision_directory.DecisionDirectory(Path(directory))
     attempt = log.claim_attempt()
     sink_class = MySQLSink if url.startswith(("mysql", "mariadb")) else PostgresSink
     sink = sink_class(url, table="ledger", create=True, **MODES[mode])
@@ -75,19 +69,19 @@ def main(arguments: Sequence[str]) -> None:
     sink.open(context, schema)
     restored = log.last()
     committer = sink.committer(context)
-    recover(committer, restored, sink_id=SINK_ID, attempt=attempt)
+    decision_directory.recover(committer, restored, sink_id=SINK_ID, attempt=attempt)
     writers = [_writer(sink, n, context, restored, schema) for n in range(PARALLELISM)]
     position, checkpoint = restored.position, restored.checkpoint
     while position < int(total) // PARALLELISM:
         checkpoint += 1
-        arm(crash, checkpoint)
+        decision_directory.arm(crash, checkpoint)
         end = min(position + ROWS_A_CHECKPOINT, int(total) // PARALLELISM)
         found = _write_and_prepare(writers, position, end, checkpoint, schema)
         position = end
-        decision = Decision(checkpoint, position, tuple(found))
+        decision = decision_directory.Decision(checkpoint, position, tuple(found))
         log.decide(decision)
         reach("logged")
-        commit_decided(committer, decision)
+        decision_directory.commit_decided(committer, decision)
         committer.prune(CheckpointId(checkpoint))
     for writer in writers:
         writer.close()
@@ -135,7 +129,7 @@ def _writer(
     sink: PostgresSink | MySQLSink,
     subtask: int,
     context: CommitterContext,
-    restored: Decision,
+    restored: decision_directory.Decision,
     schema: pa.Schema,
 ) -> SinkWriter:
     return sink.writer(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.integration.sql import round_trips
 from tests.integration.sql.databases import DATABASES
 from tests.integration.sql.round_trip_columns import (
     MARIADB,
@@ -26,21 +27,12 @@ from tests.integration.sql.round_trip_columns import (
     SQLITE,
     STRICT,
 )
-from tests.integration.sql.round_trips import (
-    WAYS,
-    SQLiteFile,
-    Store,
-    StoredAs,
-    Way,
-    find_cells,
-    open_parts,
-)
 from tests.support.drawn_columns import SCALAR_TYPES, columns, nested_types, run_drawn
 from tests.support.edge_values import EdgeColumn
 
 _SETUP = {"postgres": POSTGRES_TYPES, "mysql": MYSQL_TYPES, "mariadb": MARIADB_TYPES}
 _PARTS = {"postgres": POSTGRES, "mysql": MYSQL, "mariadb": MARIADB}
-_COLUMNS: dict[str, list[StoredAs]] = {
+_COLUMNS: dict[str, list[round_trips.StoredAs]] = {
     # Columns with values of their own, such as JSON, take no drawn ones.
     **{
         name: [stored for part in parts.values() for stored in part if not stored.edges]
@@ -54,12 +46,14 @@ _TYPES = st.one_of(SCALAR_TYPES, nested_types(1))
 
 
 @pytest.fixture(scope="module")
-def open_store(request: pytest.FixtureRequest) -> Iterator[Callable[[str, Path], Store]]:
+def open_store(
+    request: pytest.FixtureRequest,
+) -> Iterator[Callable[[str, Path], round_trips.Store]]:
     """Returns the database of a name, one for the module, or a file in the test's directory."""
     with ExitStack() as stack:
 
         @cache
-        def open_database(name: str) -> Store:
+        def open_database(name: str) -> round_trips.Store:
             kind = next(kind for kind in DATABASES if kind.name == name)
             server = request.getfixturevalue(f"onceflow_{name}")
             database = kind.create(server, f"drawn_{uuid.uuid4().hex[:16]}")
@@ -67,9 +61,11 @@ def open_store(request: pytest.FixtureRequest) -> Iterator[Callable[[str, Path],
             database.query(*_SETUP[name], "SELECT 1")
             return database
 
-        def open_one(name: str, directory: Path) -> Store:
+        def open_one(name: str, directory: Path) -> round_trips.Store:
             is_file = name in _SQLITES
-            return SQLiteFile(directory / "drawn.db") if is_file else open_database(name)
+            return (
+                round_trips.SQLiteFile(directory / "drawn.db") if is_file else open_database(name)
+            )
 
         yield open_one
 
@@ -92,15 +88,17 @@ def _examples(few: int, many: int) -> Iterator[object]:
 @pytest.mark.parametrize(("name", "examples"), list(_examples(5, 200)))
 @pytest.mark.timeout(900)
 def test_a_drawn_value_is_what_was_written_or_its_row_was_refused(
-    open_store: Callable[[str, Path], Store], name: str, examples: int, tmp_path: Path
+    open_store: Callable[[str, Path], round_trips.Store], name: str, examples: int, tmp_path: Path
 ) -> None:
     store = open_store(name, tmp_path)
     ending = " STRICT" if name == "strict" else ""
-    ways = [way for way in WAYS if way.is_ledger or name not in _SQLITES]
+    ways = [way for way in round_trips.WAYS if way.is_ledger or name not in _SQLITES]
 
-    def find_altered(edges: list[EdgeColumn], stored: list[StoredAs], way: Way) -> list[str]:
-        cells = find_cells(store, edges, stored, way, ending)
-        parts = open_parts(store, cells, tmp_path, ending)
+    def find_altered(
+        edges: list[EdgeColumn], stored: list[round_trips.StoredAs], way: round_trips.Way
+    ) -> list[str]:
+        cells = round_trips.find_cells(store, edges, stored, way, ending)
+        parts = round_trips.open_parts(store, cells, tmp_path, ending)
         return [fault for part in parts for fault in part.judge(way)[0]]
 
     @given(data=st.data())

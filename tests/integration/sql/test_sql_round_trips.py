@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.sql import round_trips
 from tests.integration.sql.databases import DATABASES, Database, SqlServer
 from tests.integration.sql.round_trip_columns import (
     KEYS,
@@ -25,17 +26,6 @@ from tests.integration.sql.round_trip_columns import (
     POSTGRES_TYPES,
     SQLITE,
     STRICT,
-)
-from tests.integration.sql.round_trips import (
-    WAYS,
-    SQLiteFile,
-    Store,
-    StoredAs,
-    Way,
-    find_cells,
-    find_key_cells,
-    judge_key,
-    open_parts,
 )
 from tests.support.edge_values import NESTED, SCALARS, SHAPES, EdgeColumn
 
@@ -54,7 +44,7 @@ KEYS_IN_SHORT = frozenset(
     | {"fixed_size_binary[3]", "fixed_size_binary[16]", "date32[day]", "time64[us]"}
     | {"timestamp[us]", "timestamp[us, tz=UTC]", "duration[us]"}
 )
-COLUMNS: Mapping[str, Mapping[str, Sequence[StoredAs]]] = {
+COLUMNS: Mapping[str, Mapping[str, Sequence[round_trips.StoredAs]]] = {
     "postgres": POSTGRES,
     "mysql": MYSQL,
     "mariadb": MARIADB,
@@ -85,7 +75,7 @@ def open_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Da
 def _cases() -> Iterator[Any]:
     for name, parts in COLUMNS.items():
         for part in parts:
-            for way in WAYS:
+            for way in round_trips.WAYS:
                 for whole in (False, True):
                     slow = whole or way.name not in _SHORT_WAYS
                     mark = pytest.mark.slow if slow else ()
@@ -101,9 +91,9 @@ def _edges(*, whole: bool) -> list[EdgeColumn]:
 
 
 def _require_exact(
-    store: Store,
-    columns: Sequence[StoredAs],
-    way: Way,
+    store: round_trips.Store,
+    columns: Sequence[round_trips.StoredAs],
+    way: round_trips.Way,
     directory: Path,
     *,
     whole: bool,
@@ -112,8 +102,8 @@ def _require_exact(
     """Write all cells in one way, and fail with the list of altered values."""
     altered: list[str] = []
     empty: list[str] = []
-    cells = find_cells(store, _edges(whole=whole), columns, way, ending)
-    for part in open_parts(store, cells, directory, ending):
+    cells = round_trips.find_cells(store, _edges(whole=whole), columns, way, ending)
+    for part in round_trips.open_parts(store, cells, directory, ending):
         faults, arrived = part.judge(way)
         altered += faults
         empty += [str(cell) for cell, count in arrived.items() if not count]
@@ -126,7 +116,7 @@ def test_a_value_in_a_database_is_what_was_written_or_its_row_was_refused(
     open_database: Callable[[str], Database],
     name: str,
     part: str,
-    way: Way,
+    way: round_trips.Way,
     whole: bool,
     tmp_path: Path,
 ) -> None:
@@ -138,13 +128,13 @@ def test_two_keys_of_the_stream_are_two_rows_and_a_delete_finds_its_row(
     open_database: Callable[[str], Database], name: str, tmp_path: Path
 ) -> None:
     is_file = name == "sqlite"
-    store = SQLiteFile(tmp_path / "matrix.db") if is_file else open_database(name)
+    store = round_trips.SQLiteFile(tmp_path / "matrix.db") if is_file else open_database(name)
     parts = [SQLITE] if is_file else [part for key, part in COLUMNS[name].items() if key != "lists"]
     columns = [stored for part in parts for stored in part if stored.declared in KEYS[name]]
     edges = [edge for edge in SCALARS if edge.name in KEYS_IN_SHORT]
     faults: list[str] = []
-    for cell in find_key_cells(store, edges, columns):
-        faults += judge_key(store, cell, tmp_path)
+    for cell in round_trips.find_key_cells(store, edges, columns):
+        faults += round_trips.judge_key(store, cell, tmp_path)
     assert faults == []
 
 
@@ -157,17 +147,17 @@ def test_two_keys_of_the_stream_are_two_rows_and_a_delete_finds_its_row(
             id=f"{way.name}-{'whole' if whole else 'short'}",
             marks=pytest.mark.slow if whole or way.name != _SHORT_WAY_OF_SQLITE else (),
         )
-        for way in WAYS
+        for way in round_trips.WAYS
         if way.is_ledger
         for whole in (False, True)
     ],
 )
 @pytest.mark.parametrize("ending", ["", " STRICT"])
 def test_a_value_in_sqlite_is_what_was_written_or_its_row_was_refused(
-    ending: str, way: Way, whole: bool, tmp_path: Path
+    ending: str, way: round_trips.Way, whole: bool, tmp_path: Path
 ) -> None:
     columns = STRICT if ending else SQLITE
-    file = SQLiteFile(tmp_path / "matrix.db")
+    file = round_trips.SQLiteFile(tmp_path / "matrix.db")
     _require_exact(file, columns, way, tmp_path, whole=whole, ending=ending)
 
 
@@ -179,7 +169,7 @@ def test_the_document_lists_the_cells_of_the_matrix() -> None:
         section.split("\n", 1) for section in _DOCUMENT.read_text("utf-8").split("\n## ")[1:]
     )
     lists: dict[str, list[str]] = {
-        "Ways of writing": [way.name for way in WAYS],
+        "Ways of writing": [way.name for way in round_trips.WAYS],
         "Arrow types of the short form": [edge.name for edge in _edges(whole=False)],
         "All Arrow types": [*(edge.name for edge in SCALARS), *SHAPES],
         "Columns of SQLite": [stored.declared or "no declared type" for stored in SQLITE],

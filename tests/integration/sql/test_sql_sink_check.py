@@ -17,13 +17,7 @@ import pytest
 from tests.integration.sink_kit import eventually
 from tests.integration.sql.databases import PASSWORD, SECRETS, Database, SqlJob, SqlSink
 
-from onceflow.core.errors import (
-    ConfigError,
-    Fenced,
-    OnceflowError,
-    SettingsRefused,
-    SinkError,
-)
+from onceflow.core import errors
 from onceflow.core.protocol.committables import Committed, RetryLater, Unknown
 from onceflow.core.storage import FileStagingArea
 
@@ -139,7 +133,9 @@ def dialect(kind: type[Database]) -> _Dialect:
     return _DIALECTS[kind.name]
 
 
-def _refused(sink: SqlSink, kind: type[OnceflowError] = ConfigError, *, attempt: int = 1) -> str:
+def _refused(
+    sink: SqlSink, kind: type[errors.OnceflowError] = errors.ConfigError, *, attempt: int = 1
+) -> str:
     with SqlJob(sink) as job, pytest.raises(kind) as failure:
         job.check(attempt)
     assert type(failure.value) is kind
@@ -167,7 +163,7 @@ def test_refused_login_names_where_and_whom_and_never_the_password(
         for template, database, said in attempts:
             login = template.format(user=user)
             sink = guarded.by_login(login, database).sink(table="ledger")
-            text = _refused(sink, SettingsRefused)
+            text = _refused(sink, errors.SettingsRefused)
             assert said in text
             for part in (login.partition(":")[0], database, str(place.hostname), str(place.port)):
                 assert part in text
@@ -195,7 +191,7 @@ def test_right_password_is_never_seen(
             assert "no column 'amount'" in seen[-1], "the password opened the door"
             with SqlJob(kind(url).sink(table="hidden", **settings)) as job:
                 committer = job.committer()
-                with pytest.raises(ConfigError, match="no column 'amount'") as failure:
+                with pytest.raises(errors.ConfigError, match="no column 'amount'") as failure:
                     job.writer()
                 seen += [repr(committer), repr(vars(committer)), repr(failure.value)]
     _no_secret_in("".join(seen))
@@ -204,11 +200,11 @@ def test_right_password_is_never_seen(
 
 def test_unknown_host_and_closed_port_are_told_apart(kind: type[Database]) -> None:
     text = _refused(
-        kind(f"{kind.scheme}://u:p@no-such-host.invalid/db").sink(table="t"), SettingsRefused
+        kind(f"{kind.scheme}://u:p@no-such-host.invalid/db").sink(table="t"), errors.SettingsRefused
     )
     assert "no-such-host.invalid" in text
     # A server that is not running may be back soon: that is no wrong setting.
-    text = _refused(kind(f"{kind.scheme}://u:p@127.0.0.1:1/db").sink(table="t"), SinkError)
+    text = _refused(kind(f"{kind.scheme}://u:p@127.0.0.1:1/db").sink(table="t"), errors.SinkError)
     assert "127.0.0.1:1" in text
     assert "refused" in text
 
@@ -235,9 +231,9 @@ def test_what_a_user_may_not_is_told_with_the_grant_until_nothing_is_missing(
                     committable = job.prepare(1, [1, 2], attempt=attempt)
                     assert job.committer(attempt).commit(committable) == Committed()
                     break
-                except SinkError as error:
+                except errors.SinkError as error:
                     raise AssertionError(f"not found by the check: {error}") from error
-                except ConfigError as error:
+                except errors.ConfigError as error:
                     told.append(str(error))
             _run_what_is_said(database, told[-1])
         assert database.ids_in() == [1, 2]
@@ -291,7 +287,7 @@ def _refusals(job: SqlJob) -> list[str]:
     """Return what a check says that refuses, if it does."""
     try:
         job.check()
-    except ConfigError as error:
+    except errors.ConfigError as error:
         return [str(error)]
     return []
 
@@ -319,7 +315,7 @@ def test_a_running_job_does_not_write_to_a_server_that_is_made_read_only(
         database.query(begin)
         try:
             writes = job.committer()
-            with contextlib.suppress(SinkError):
+            with contextlib.suppress(errors.SinkError):
                 job.prepare(2, [2])
                 assert commit_mode == "ledger", "its rows wait in checkpoint storage"
             if commit_mode == "ledger":
@@ -375,7 +371,7 @@ def test_table_is_not_created_while_the_sink_has_something_in_doubt(database: Da
     with database.job(table="old", create=True) as job:
         job.check().prepare(1, [1])
     with database.job(table="new", create=True) as job:
-        with pytest.raises(ConfigError, match=r"in doubt.*job\.ledger/1/1/0/0"):
+        with pytest.raises(errors.ConfigError, match=r"in doubt.*job\.ledger/1/1/0/0"):
             job.check(attempt=2)
         assert "new" not in database.tables()
         (orphan,) = job.committer().in_doubt()
@@ -441,7 +437,7 @@ def test_columns_that_come_twice_or_not_at_all_are_refused(
     for attempt, (table, schema, said) in enumerate(refused, 1):
         with (
             SqlJob(database.sink(table=table, create=True), schema=schema) as job,
-            pytest.raises(ConfigError, match=said),
+            pytest.raises(errors.ConfigError, match=said),
         ):
             job.check(attempt)
 
@@ -481,13 +477,13 @@ def test_other_job_is_refused_and_told_how_to_take_over(database: Database) -> N
     sink = database.sink(table="ledger", create=True)
     with SqlJob(sink) as job, SqlJob(sink, log_id="log-2") as other:
         job.check(attempt=5)
-        with pytest.raises(ConfigError, match=r"'log-1'.*'log-2'") as failure:
+        with pytest.raises(errors.ConfigError, match=r"'log-1'.*'log-2'") as failure:
             other.check(attempt=9)
         statements = str(failure.value).rpartition(": ")[2].split("; ")
         assert len(statements) == 2, "the proofs, and then the claim"
         database.query(*statements)
         other.check(attempt=1)
-        with pytest.raises(ConfigError):
+        with pytest.raises(errors.ConfigError):
             job.check(attempt=6)
 
 
@@ -495,7 +491,7 @@ def test_attempts_only_go_up(database: Database) -> None:
     with database.job(table="ledger", create=True) as job:
         job.check(attempt=3)
         for attempt in (1, 2, 3):
-            with pytest.raises(Fenced, match=f"attempt {attempt} may not write"):
+            with pytest.raises(errors.Fenced, match=f"attempt {attempt} may not write"):
                 job.check(attempt=attempt)
         job.check(attempt=4)
 
@@ -505,7 +501,7 @@ def test_attempts_that_check_at_once_leave_the_newest_in_charge(database: Databa
     sink = database.sink(table="ledger", create=True)
 
     def check(number: int) -> None:
-        with SqlJob(sink) as job, contextlib.suppress(Fenced):
+        with SqlJob(sink) as job, contextlib.suppress(errors.Fenced):
             job.check(number + 1)
 
     assert _at_once(check, 8) == []
@@ -523,7 +519,7 @@ def test_two_jobs_that_claim_one_sink_at_once_are_not_both_admitted(
 
         def check(one: int, number: int = number) -> None:
             job = SqlJob(sink, sink_id=f"sink{number}", log_id=f"log-{one}")
-            with job, contextlib.suppress(ConfigError):
+            with job, contextlib.suppress(errors.ConfigError):
                 job.check()
                 admitted.append(job.log_id)
 

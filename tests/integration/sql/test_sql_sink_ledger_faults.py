@@ -12,13 +12,7 @@ from tests.integration.sink_kit import rows, until_settled
 from tests.integration.sql.databases import Database, SqlJob, SqlServer
 from tests.integration.word_proxy import WordProxy
 
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    Committed,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage import FileStagingArea
 
@@ -51,9 +45,9 @@ def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
         committable = job.check().prepare(1, [1, 2])
         committer = remote.committer()
         proxy.lose_reply(COMMIT[database.name])
-        assert committer.commit(committable) == AlreadyCommitted()
+        assert committer.commit(committable) == committables.AlreadyCommitted()
         assert proxy.resets == 1
-        assert committer.commit(committable) == AlreadyCommitted()
+        assert committer.commit(committable) == committables.AlreadyCommitted()
         assert list(committer.in_doubt()) == []
     assert database.ids_in() == [1, 2]
 
@@ -65,7 +59,7 @@ def test_commit_that_never_arrived_is_done_again(
     with _ledger(database, staging) as job, _ledger(remote_database, staging) as remote:
         committable = job.check().prepare(1, [1, 2])
         proxy.lose_request(COMMIT[database.name])
-        assert remote.committer().commit(committable) == Committed()
+        assert remote.committer().commit(committable) == committables.Committed()
         assert proxy.resets == 1
     assert database.ids_in() == [1, 2]
 
@@ -78,7 +72,7 @@ def test_connection_that_breaks_within_the_apply_changes_nothing(
     with _ledger(database, staging) as job, _ledger(remote_database, staging) as remote:
         committable = job.check().prepare(1, [1, 2])
         (proxy.lose_reply if arrives else proxy.lose_request)("onceflow_ledger")
-        assert remote.committer().commit(committable) == Committed()
+        assert remote.committer().commit(committable) == committables.Committed()
         assert proxy.resets == 1
     assert database.ids_in() == [1, 2]
 
@@ -90,7 +84,7 @@ def test_abort_whose_reply_was_lost_is_done_again(
     with _ledger(database, staging) as job, _ledger(remote_database, staging) as remote:
         committable = job.check().prepare(1, [1])
         proxy.lose_reply("onceflow_ledger")
-        assert remote.committer().abort(committable) == Aborted()
+        assert remote.committer().abort(committable) == committables.Aborted()
         assert proxy.resets == 1
         assert list(job.committer().in_doubt()) == []
     assert database.ids_in() == []
@@ -108,10 +102,10 @@ def test_staged_rows_wait_for_a_server_that_is_down(
         server.kill()
         try:
             (committable,) = writer.pre_commit(CheckpointId(1))
-            assert isinstance(job.committer().commit(committable), RetryLater)
+            assert isinstance(job.committer().commit(committable), committables.RetryLater)
         finally:
             server.start()
-        assert job.committer().commit(committable) == Committed()
+        assert job.committer().commit(committable) == committables.Committed()
     assert database.ids_in() == [1]
 
 
@@ -121,16 +115,16 @@ def test_frozen_server_does_not_hang_the_committer(
     with _ledger(database, staging, statement_timeout_s=0.5, connect_timeout_s=2.0) as job:
         first, second = job.check().prepare(1, [1]), job.prepare(2, [2])
         committer = job.committer()
-        assert committer.commit(first) == Committed()
+        assert committer.commit(first) == committables.Committed()
         began = time.monotonic()
         server.pause()
         try:
-            assert isinstance(committer.commit(second), Unknown)
+            assert isinstance(committer.commit(second), committables.Unknown)
         finally:
             server.unpause()
         assert time.monotonic() - began < 60
         outcome = until_settled(lambda: committer.commit(second))
-        assert outcome in (Committed(), AlreadyCommitted())
+        assert outcome in (committables.Committed(), committables.AlreadyCommitted())
     assert database.ids_in() == [1, 2]
 
 
@@ -139,8 +133,8 @@ def test_committed_rows_outlive_the_server(
 ) -> None:
     with _ledger(database, staging) as job:
         committable = job.check().prepare(1, [1])
-        assert job.committer().commit(committable) == Committed()
+        assert job.committer().commit(committable) == committables.Committed()
         server.kill()
         server.start()
-        assert job.committer().commit(committable) == AlreadyCommitted()
+        assert job.committer().commit(committable) == committables.AlreadyCommitted()
     assert database.ids_in() == [1]

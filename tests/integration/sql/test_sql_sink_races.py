@@ -14,14 +14,7 @@ from tests.integration.sql.databases import Database, Postgres, SqlJob
 from typing_extensions import override
 
 from onceflow.core.errors import BadRow, Fenced, PreCommitFailed, SinkError
-from onceflow.core.protocol.committables import (
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import SinkWriter
 from onceflow.sinks.sql.committer import SqlCommitter
@@ -40,7 +33,7 @@ def _send_by_pre_commit(writer: SinkWriter) -> None:
 class _Dialect:
     send: Callable[[SinkWriter], None]
     """What sends a row: Postgres gets each as it is written, MySQL when there are enough."""
-    asked: tuple[type[CommitOutcome], ...]
+    asked: tuple[type[committables.CommitOutcome], ...]
     """What is answered, asked again and again, while a PREPARE lands: MySQL's looks twice."""
     no_table: str
     no_column: str
@@ -55,7 +48,7 @@ class _Dialect:
 
 _MYSQL = _Dialect(
     send=_send_by_pre_commit,
-    asked=(Committed,),
+    asked=(committables.Committed,),
     no_table=r"Table '\w+\.ledger' doesn't exist",
     no_column="Unknown column 'amount'",
     duplicate="Duplicate entry '{}' for key '.*PRIMARY'",
@@ -70,7 +63,7 @@ _MYSQL = _Dialect(
 _DIALECTS = {
     "postgres": _Dialect(
         send=_send_by_writing,
-        asked=(RetryLater, Committed),
+        asked=(committables.RetryLater, committables.Committed),
         no_table='relation "public.ledger" does not exist',
         no_column='column "amount".*does not exist',
         duplicate=r"keyed_pkey; Key \(id\)=\({}\) already exists",
@@ -128,10 +121,12 @@ def test_commit_elsewhere_between_two_looks_is_not_called_lost(
     transaction = TransactionId("job.ledger", 1, 1, 0)
 
     def prepare_and_commit() -> None:
-        assert job.committer().commit(job.prepare(1, [1])) == Committed()
+        assert job.committer().commit(job.prepare(1, [1])) == committables.Committed()
 
     committer = _interrupted(job, prepare_and_commit)
-    assert committer.commit(Committable(transaction)) == AlreadyCommitted()
+    assert (
+        committer.commit(committables.Committable(transaction)) == committables.AlreadyCommitted()
+    )
     committer.close()
     assert database.ids_in() == [1]
 
@@ -145,7 +140,7 @@ def test_prepare_that_lands_between_two_looks_is_not_called_lost(
         job.prepare(1, [1])
 
     committer = _interrupted(job, prepare)
-    asked = [type(committer.commit(Committable(transaction))) for _ in dialect.asked]
+    asked = [type(committer.commit(committables.Committable(transaction))) for _ in dialect.asked]
     assert asked == list(dialect.asked)
     committer.close()
     assert database.ids_in() == [1]
@@ -156,7 +151,7 @@ def test_rollback_elsewhere_between_two_looks_is_lost(job: SqlJob, database: Dat
     committable = job.prepare(1, [1])
     database.settle(database.words.rollback, committable.transaction)
     committer = _interrupted(job, lambda: None)
-    assert isinstance(committer.commit(committable), Lost)
+    assert isinstance(committer.commit(committable), committables.Lost)
     committer.close()
 
 
@@ -304,7 +299,7 @@ def test_writer_that_waits_in_vain_names_who_holds_the_rows_and_no_value_of_thei
     settings = {"primary_key": ("id",), "lock_timeout_s": database.lock_timeout_s}
     with database.job(table="keyed", create=True, **settings) as job:
         job.check()
-        assert job.committer().commit(job.prepare(1, [1])) == Committed()
+        assert job.committer().commit(job.prepare(1, [1])) == committables.Committed()
         with job.sink.settings.endpoint.connect("monthly report") as other:
             other.begin()
             other.execute("UPDATE keyed SET id = id WHERE id + 12345678 > 0")
@@ -366,7 +361,7 @@ def test_full_disk_fails_the_writer_and_loses_nothing_committed(
     job: SqlJob, database: Database, dialect: _Dialect
 ) -> None:
     database.query(dialect.no_room)
-    assert job.committer().commit(job.prepare(1, [1])) == Committed()
+    assert job.committer().commit(job.prepare(1, [1])) == committables.Committed()
     writer = job.writer()
     writer.write(rows([12, 13]))
     with pytest.raises(PreCommitFailed, match=dialect.said_without_room):

@@ -12,15 +12,8 @@ import psycopg
 import pytest
 from tests.integration.sink_kit import eventually
 from tests.integration.sql.databases import Database, Postgres
+from tests.support import moving_job
 from tests.support.clusters import AnyCluster
-from tests.support.moving_job import (
-    MovingJob,
-    begin_again_from_a_savepoint,
-    go_there_and_back,
-    refuse_an_older_copy,
-    refuse_an_older_savepoint,
-    refuse_empty_storage,
-)
 
 from onceflow.core.spi import Sink
 
@@ -55,43 +48,45 @@ class TableTarget:
 
 
 @pytest.fixture
-def moving(cluster: AnyCluster, tmp_path: Path, database: Database, mode: str) -> MovingJob:
-    return MovingJob(cluster, tmp_path, TableTarget(database, mode), "job.ledger")
+def moving(
+    cluster: AnyCluster, tmp_path: Path, database: Database, mode: str
+) -> moving_job.MovingJob:
+    return moving_job.MovingJob(cluster, tmp_path, TableTarget(database, mode), "job.ledger")
 
 
 @pytest.mark.only_proof
 def test_an_older_copy_of_the_storage_is_refused_at_every_try_by_what_a_database_has(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_an_older_copy(moving)
+    moving_job.refuse_an_older_copy(moving)
 
 
 @pytest.mark.slow
 def test_a_savepoint_that_is_older_than_a_database_is_refused_at_every_try(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_an_older_savepoint(moving)
+    moving_job.refuse_an_older_savepoint(moving)
 
 
 @pytest.mark.slow
 def test_a_job_that_writes_to_a_database_moves_from_storage_to_storage_and_back(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    go_there_and_back(moving)
+    moving_job.go_there_and_back(moving)
 
 
 @pytest.mark.slow
 def test_another_storage_of_a_job_that_writes_to_a_database_is_named_and_no_remedy_doubles_a_row(
-    moving: MovingJob,
+    moving: moving_job.MovingJob,
 ) -> None:
-    refuse_empty_storage(moving)
+    moving_job.refuse_empty_storage(moving)
 
 
 @pytest.mark.slow
 def test_a_job_begins_again_from_a_savepoint_once_a_database_is_put_back(
-    moving: MovingJob, database: Database, mode: str
+    moving: moving_job.MovingJob, database: Database, mode: str
 ) -> None:
-    begin_again_from_a_savepoint(moving, TableTarget(database, mode))
+    moving_job.begin_again_from_a_savepoint(moving, TableTarget(database, mode))
 
 
 @pytest.mark.servers
@@ -103,7 +98,7 @@ def test_a_copy_that_was_made_while_a_savepoint_was_committed_is_known_to_lack_t
     By the highest checkpoint alone the copy would have all of it, and its rows would be missed.
     """
     target = TableTarget(Postgres(postgres_database), "ledger")
-    moving = MovingJob(cluster, tmp_path, target, "job.ledger", parallelism=2)
+    moving = moving_job.MovingJob(cluster, tmp_path, target, "job.ledger", parallelism=2)
     job = moving.pipeline("a", interval=None).start()
     moving.commit(job, ids_min=20)
     with ThreadPoolExecutor(1) as pool:

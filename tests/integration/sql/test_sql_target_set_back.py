@@ -21,11 +21,7 @@ from tests.integration.sql.databases import Database, SqlServer
 from onceflow.core.commit.by_hand import InDoubtTransactions, SinkResourceManager
 from onceflow.core.errors import CommitOutcomeUnknown, PreparedTransactionLost
 from onceflow.core.plan.graph import Graph, Operator, WriteTo
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction
@@ -119,14 +115,14 @@ class Job:
         assert self.log is not None
         first = not self.log.view.completed
         self.checkpoint = 0 if first else self.checkpoint + 1
-        operators = (OperatorSnapshot("out", committables=listed),)
+        operators = (snapshots.OperatorSnapshot("out", committables=listed),)
         self.log.append(
-            CompletedCheckpoint(
+            snapshots.CompletedCheckpoint(
                 checkpoint=CheckpointId(self.checkpoint),
                 attempt=self.log.attempt,
                 parallelism=1,
                 max_parallelism=128,
-                snapshots=(SubtaskSnapshot(SubtaskRef("out", 0), operators),),
+                snapshots=(snapshots.SubtaskSnapshot(SubtaskRef("out", 0), operators),),
                 triggered_at_ms=0,
                 completed_at_ms=0,
             )

@@ -15,24 +15,9 @@ from tests.support.aged_log import HOUR_S, AgedLog
 from tests.support.directory_sink import DirectorySink
 from tests.support.staged_sink import StagedSink
 
-from onceflow.core.commit.by_hand import (
-    ContradictsLog,
-    InDoubtKind,
-    InDoubtTransactions,
-    SinkNeeded,
-    SinkResourceManager,
-    StagedResourceManager,
-    attempt_of,
-    read_log,
-)
+from onceflow.core.commit import by_hand
 from onceflow.core.errors import ConfigError, Fenced
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    Committable,
-    Committed,
-    Lost,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId, sink_id_of
 from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
@@ -63,7 +48,9 @@ def ids_in(sink: Sink) -> list[int]:
     return sink.ids()
 
 
-def pre_commit(log: AgedLog, sink: Sink, attempt: int, checkpoint: int, *ids: int) -> Committable:
+def pre_commit(
+    log: AgedLog, sink: Sink, attempt: int, checkpoint: int, *ids: int
+) -> committables.Committable:
     staging = log.storage.staging(SINK_ID)
     number = AttemptId(attempt)
     sink.open(CommitterContext("payments", "out", SINK_ID, number, log.log_id, staging), SCHEMA)
@@ -78,8 +65,8 @@ def pre_commit(log: AgedLog, sink: Sink, attempt: int, checkpoint: int, *ids: in
     return committable
 
 
-def transactions_of(log: AgedLog, sink: Sink) -> InDoubtTransactions:
-    return InDoubtTransactions([SinkResourceManager(sink, SINK_ID)], log.storage)
+def transactions_of(log: AgedLog, sink: Sink) -> by_hand.InDoubtTransactions:
+    return by_hand.InDoubtTransactions([by_hand.SinkResourceManager(sink, SINK_ID)], log.storage)
 
 
 def test_decided_rows_are_committed_once_and_never_rolled_back(log: AgedLog, sink: Sink) -> None:
@@ -91,16 +78,16 @@ def test_decided_rows_are_committed_once_and_never_rolled_back(log: AgedLog, sin
             RecoveryAction.COMMIT,
         )
         assert one.rows == 2
-        with pytest.raises(ContradictsLog, match="loses its rows"):
+        with pytest.raises(by_hand.ContradictsLog, match="loses its rows"):
             transactions.abort(one)
         assert ids_in(sink) == []
-        assert transactions.commit(one) == Committed()
+        assert transactions.commit(one) == committables.Committed()
         assert ids_in(sink) == [10, 11]
         assert transactions.in_doubt() == ()
         again = transactions.find(one.transaction)
         assert again is not None
         assert not again.held
-        assert transactions.commit(again) == AlreadyCommitted()
+        assert transactions.commit(again) == committables.AlreadyCommitted()
     assert ids_in(sink) == [10, 11]
 
 
@@ -113,10 +100,10 @@ def test_undecided_rows_are_rolled_back_and_never_committed(log: AgedLog, sink: 
             LoggedDecision.UNDECIDED,
             RecoveryAction.ABORT,
         )
-        with pytest.raises(ContradictsLog, match="doubles its rows"):
+        with pytest.raises(by_hand.ContradictsLog, match="doubles its rows"):
             transactions.commit(one)
         assert ids_in(sink) == []
-        assert transactions.abort(one) == Aborted()
+        assert transactions.abort(one) == committables.Aborted()
         assert transactions.in_doubt() == ()
         assert transactions.find(one.transaction) is None
     assert ids_in(sink) == []
@@ -128,8 +115,8 @@ def test_force_does_what_the_log_contradicts(log: AgedLog, sink: Sink) -> None:
     log.decide(1, [decided])
     with transactions_of(log, sink) as transactions:
         found = {one.transaction: one for one in transactions.in_doubt()}
-        assert transactions.force_commit(found[undecided.transaction]) == Committed()
-        assert transactions.force_abort(found[decided.transaction]) == Aborted()
+        assert transactions.force_commit(found[undecided.transaction]) == committables.Committed()
+        assert transactions.force_abort(found[decided.transaction]) == committables.Aborted()
     assert ids_in(sink) == [20]
 
 
@@ -143,7 +130,7 @@ def test_what_was_rolled_back_behind_the_log_is_reported_lost(log: AgedLog, sink
         assert gone is not None
         assert not gone.held
         outcome = transactions.commit(gone)
-        assert isinstance(outcome, Lost)
+        assert isinstance(outcome, committables.Lost)
     assert ids_in(sink) == []
 
 
@@ -162,7 +149,7 @@ def test_nothing_is_settled_while_the_job_seems_to_run(log: AgedLog, sink: Sink,
             assert decisions == [LoggedDecision.DECIDED, LoggedDecision.PENDING]
             for one in transactions.in_doubt():
                 for settle in (transactions.commit, transactions.abort):
-                    with pytest.raises(ContradictsLog, match="seems to be running"):
+                    with pytest.raises(by_hand.ContradictsLog, match="seems to be running"):
                         settle(one)
             assert ids_in(sink) == []
             # Once the sign is gone, both may be settled as the log says.
@@ -181,7 +168,7 @@ def test_a_job_that_has_finished_is_not_taken_for_running(log: AgedLog, sink: Si
     log.decide(1, [pre_commit(log, sink, 1, 1, 10)], age_s=1, final=True)
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
-        assert transactions.commit(one) == Committed()
+        assert transactions.commit(one) == committables.Committed()
 
 
 def test_long_intervals_between_decisions_keep_a_quiet_log_alive(log: AgedLog, sink: Sink) -> None:
@@ -201,7 +188,7 @@ def test_asking_whether_a_driver_lives_does_it_no_harm(log: AgedLog) -> None:
         assert driver.stdin is not None
         assert driver.stdout is not None
         log.claim(owner=f"{socket.gethostname()}:{driver.pid}")
-        (sign,) = read_log(log.storage).liveness
+        (sign,) = by_hand.read_log(log.storage).liveness
         assert f"process {driver.pid} of this machine" in sign
         driver.stdin.write(b"still here\n")
         driver.stdin.flush()
@@ -213,9 +200,9 @@ def test_a_commit_by_hand_is_made_in_the_name_of_the_newest_attempt(
 ) -> None:
     """A target takes a commit of an older attempt for one of a job that was overtaken."""
     log.claim()
-    assert attempt_of(read_log(log.storage)) == 2
+    assert by_hand.attempt_of(by_hand.read_log(log.storage)) == 2
     never_ran = AgedLog(tmp_path / "new")
-    assert attempt_of(read_log(never_ran.storage)) == attempt_of(None) == 1
+    assert by_hand.attempt_of(by_hand.read_log(never_ran.storage)) == by_hand.attempt_of(None) == 1
 
 
 def test_fencing_ends_the_attempt_that_could_still_decide(log: AgedLog, sink: Sink) -> None:
@@ -228,7 +215,7 @@ def test_fencing_ends_the_attempt_that_could_still_decide(log: AgedLog, sink: Si
         transactions.fence()
         (one,) = transactions.in_doubt()
         assert one.status.decision is LoggedDecision.UNDECIDED
-        assert transactions.abort(one) == Aborted()
+        assert transactions.abort(one) == committables.Aborted()
     with pytest.raises(Fenced):
         living.decide(1, [mine])
     # A second helper finds nobody running, and the job starts as if nothing had been.
@@ -243,7 +230,7 @@ def test_the_age_is_that_of_the_rows(log: AgedLog, tmp_path: Path) -> None:
     pre_commit(log, sink, 1, 1, 10)
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
-    assert one.kind is InDoubtKind.STAGED
+    assert one.kind is by_hand.InDoubtKind.STAGED
     assert one.prepared_at is not None
     assert began <= one.prepared_at <= datetime.now(timezone.utc) + timedelta(seconds=2)
 
@@ -258,15 +245,17 @@ def test_staged_rows_are_seen_without_their_sink_and_settled_only_with_it(
     rows = log.storage.staging(sink_id).open()
     rows.write(pa.record_batch([pa.array([1, 2], pa.int64())], schema=SCHEMA))
     log.decide(1, [rows.seal(TransactionId(sink_id, 1, 1, 0))])
-    with InDoubtTransactions([StagedResourceManager(log.storage)], log.storage) as transactions:
+    with by_hand.InDoubtTransactions(
+        [by_hand.StagedResourceManager(log.storage)], log.storage
+    ) as transactions:
         (one,) = transactions.in_doubt()
         assert (one.status.decision, one.kind, one.rows) == (
             LoggedDecision.DECIDED,
-            InDoubtKind.STAGED,
+            by_hand.InDoubtKind.STAGED,
             2,
         )
         for settle in (transactions.commit, transactions.force_abort):
-            with pytest.raises(SinkNeeded, match="--sink"):
+            with pytest.raises(by_hand.SinkNeeded, match="--sink"):
                 settle(one)
         assert len(transactions.in_doubt()) == 1
 
@@ -280,16 +269,20 @@ def test_staged_rows_of_a_sink_that_was_named_by_hand_are_the_jobs_own(
     rows.seal(TransactionId("by-hand", 1, 1, 0))
     sink = StagedSink(str(tmp_path / "rows.sqlite"))
     sink.open(CommitterContext("payments", "out", "by-hand", AttemptId(1)), SCHEMA)
-    with InDoubtTransactions([SinkResourceManager(sink, "by-hand")], log.storage) as transactions:
+    with by_hand.InDoubtTransactions(
+        [by_hand.SinkResourceManager(sink, "by-hand")], log.storage
+    ) as transactions:
         (one,) = transactions.in_doubt()
         assert one.status.decision is LoggedDecision.UNDECIDED
-        assert transactions.abort(one) == Aborted()
+        assert transactions.abort(one) == committables.Aborted()
 
 
 def test_looking_leaves_no_trace_of_a_job_that_never_ran(tmp_path: Path) -> None:
     log = AgedLog(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").mkdir()
-    with InDoubtTransactions([StagedResourceManager(log.storage)], log.storage) as transactions:
+    with by_hand.InDoubtTransactions(
+        [by_hand.StagedResourceManager(log.storage)], log.storage
+    ) as transactions:
         assert transactions.in_doubt() == ()
         with pytest.raises(ConfigError, match="no decision log"):
             transactions.fence()

@@ -13,6 +13,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log import rules
 from onceflow.core.protocol.log.in_doubt import (
     InDoubtStatus,
     LogFacts,
@@ -21,14 +22,6 @@ from onceflow.core.protocol.log.in_doubt import (
     Resolution,
 )
 from onceflow.core.protocol.log.memory import Decided
-from onceflow.core.protocol.log.rules import (
-    AttemptClaimed,
-    CheckpointDecided,
-    LogEntry,
-    LogRecord,
-    LogView,
-    apply,
-)
 from onceflow.core.protocol.log.target_records import TargetRecord
 
 SINK = "payments.out"
@@ -57,15 +50,15 @@ def completed(attempt: int, checkpoint: int, *listed: Committable) -> CompletedC
 
 def log_of(*steps: AttemptId | CompletedCheckpoint, alive: bool = False) -> LogFacts:
     """A log to which `steps` were appended: a number is an attempt's claim."""
-    view = LogView()
+    view = rules.LogView()
     for step in steps:
         sequence, previous = view.last_sequence + 1, view.last_digest
-        record: LogRecord = (
-            CheckpointDecided(sequence, step.attempt, step, previous)
+        record: rules.LogRecord = (
+            rules.CheckpointDecided(sequence, step.attempt, step, previous)
             if isinstance(step, CompletedCheckpoint)
-            else AttemptClaimed(sequence, step, "host:1", previous)
+            else rules.AttemptClaimed(sequence, step, "host:1", previous)
         )
-        view = apply(view, LogEntry(record, f"digest {sequence}"))
+        view = rules.apply(view, rules.LogEntry(record, f"digest {sequence}"))
     signs = ("a writer is connected",) if alive else ()
     return LogFacts("payments", "log-1", view, signs)
 

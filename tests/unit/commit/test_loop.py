@@ -9,28 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.core import errors, spi
+from onceflow.core.commit import loop
 from onceflow.core.commit.committers import open_global_committer
-from onceflow.core.commit.loop import (
-    TimedSteps,
-    ask_committer,
-    carry_out,
-    describe_refusal,
-    error_class,
-    settle,
-)
 from onceflow.core.commit.queue import Done, RetryAt, StepFailed, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy, recovery_retries
 from onceflow.core.commit.steps import CommitWhole, PlannedSteps, Step, to_aborts, to_commits
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
-from onceflow.core.errors import (
-    BadRow,
-    CommitFailed,
-    CommitOutcomeUnknown,
-    ConfigError,
-    PreparedTransactionLost,
-    SinkError,
-    TargetRefused,
-)
 from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -44,24 +29,15 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.spi import (
-    CommittedBy,
-    Committer,
-    CommitterContext,
-    GlobalCommitter,
-    Sink,
-    SinkWriter,
-    WriterContext,
-)
 
-CONTEXT = CommitterContext(job="j", uid="out", sink_id="j.out", attempt=AttemptId(2))
+CONTEXT = spi.CommitterContext(job="j", uid="out", sink_id="j.out", attempt=AttemptId(2))
 
 
 def tx(checkpoint: int, subtask: int = 0) -> Committable:
     return Committable(TransactionId("j.out", 1, checkpoint, subtask), rows=3)
 
 
-class _Target(GlobalCommitter):
+class _Target(spi.GlobalCommitter):
     """Answers from a script, and with what is asked when that is over."""
 
     def __init__(self, *script: CommitOutcome | AbortOutcome) -> None:
@@ -94,9 +70,9 @@ class _Target(GlobalCommitter):
         return self.script.pop(0) if self.script else otherwise
 
 
-def _settled(target: Committer, steps: Sequence[Step], deadline_s: float = 5.0) -> list[Any]:
-    source = TimedSteps(PlannedSteps(steps, recovery_retries(deadline_s)))
-    return [ended for _, ended in settle(source, lambda step: carry_out(target, step))]
+def _settled(target: spi.Committer, steps: Sequence[Step], deadline_s: float = 5.0) -> list[Any]:
+    source = loop.TimedSteps(PlannedSteps(steps, recovery_retries(deadline_s)))
+    return [ended for _, ended in loop.settle(source, lambda step: loop.carry_out(target, step))]
 
 
 def test_steps_are_carried_out_in_order_and_each_until_it_is_done() -> None:
@@ -125,7 +101,7 @@ def test_a_refused_commit_is_not_tried_in_a_tight_loop() -> None:
     target = _Target(RetryLater("restarting"))
     policy = CommitRetryPolicy(initial_delay_s=0.1, deadline_s=60.0)
     steps = _CountedSteps(to_commits([tx(1)]), policy)
-    ended = list(settle(TimedSteps(steps), lambda step: carry_out(target, step)))
+    ended = list(loop.settle(loop.TimedSteps(steps), lambda step: loop.carry_out(target, step)))
     assert [type(end) for _, end in ended] == [RetryAt, Done]
     # The first try, the pause, a wake-up that was a little early, the second try, and the end.
     assert steps.asked <= 10
@@ -134,12 +110,12 @@ def test_a_refused_commit_is_not_tried_in_a_tight_loop() -> None:
 def test_a_whole_checkpoint_is_never_given_to_a_committer_of_single_transactions() -> None:
     whole = CommitWhole(GlobalCommit(CheckpointId(3), (tx(2), tx(3))))
     with pytest.raises(InvariantViolation, match="commits no checkpoints"):
-        carry_out(_Single(), whole)
+        loop.carry_out(_Single(), whole)
 
 
 def test_a_refused_commit_names_the_transaction_its_tries_and_the_command_that_tells_more() -> None:
     for tries, text in ((1, "1 try: locked"), (3, "3 tries: locked")):
-        described = describe_refusal(tx(1), RetryAt(0.0, "locked", tries))
+        described = loop.describe_refusal(tx(1), RetryAt(0.0, "locked", tries))
         assert f"decided with checkpoint 1, is not committed after {text}" in described
         assert "`onceflow txn show j.out/1/1/0/0`" in described
 
@@ -147,9 +123,9 @@ def test_a_refused_commit_names_the_transaction_its_tries_and_the_command_that_t
 @pytest.mark.parametrize(
     ("outcome", "kind", "error"),
     [
-        (Lost("gone"), "lost", PreparedTransactionLost),
-        (Unknown("no reply"), "unknown", CommitOutcomeUnknown),
-        (RetryLater("locked"), "failed", CommitFailed),
+        (Lost("gone"), "lost", errors.PreparedTransactionLost),
+        (Unknown("no reply"), "unknown", errors.CommitOutcomeUnknown),
+        (RetryLater("locked"), "failed", errors.CommitFailed),
     ],
 )
 def test_a_commit_is_given_up_for_a_reason_with_a_type_and_nothing_follows_it(
@@ -159,7 +135,7 @@ def test_a_commit_is_given_up_for_a_reason_with_a_type_and_nothing_follows_it(
     *_, last = _settled(target, to_commits([tx(1), tx(2)]), deadline_s=0.0)
     assert isinstance(last, StepFailed)
     assert (last.kind, last.outcome) == (kind, outcome)
-    assert error_class(last) is error
+    assert loop.error_class(last) is error
     assert target.asked == ["commit j.out/1/1/0/0"]
 
 
@@ -167,7 +143,7 @@ def test_an_abort_of_what_is_committed_is_given_up_at_once() -> None:
     target = _Target(AlreadyCommitted())
     (failed,) = _settled(target, to_aborts([tx(1), tx(2)]))
     assert isinstance(failed, StepFailed)
-    assert (failed.kind, error_class(failed)) == ("committed", CommitFailed)
+    assert (failed.kind, loop.error_class(failed)) == ("committed", errors.CommitFailed)
     assert target.asked == ["abort j.out/1/1/0/0"]
 
 
@@ -190,8 +166,8 @@ class DriverError(Exception):
     [
         (DriverError("no such table"), True),
         (ValueError("no such month"), True),
-        (BadRow("id 7"), True),
-        (TargetRefused("a column is gone"), True),
+        (errors.BadRow("id 7"), True),
+        (errors.TargetRefused("a column is gone"), True),
         (ConnectionResetError("reset by peer"), False),
         (TimeoutError("no answer"), False),
     ],
@@ -203,19 +179,19 @@ def test_an_error_that_a_committer_lets_through_is_an_unknown_outcome(
     def fail() -> CommitOutcome:
         raise error
 
-    outcome = ask_committer(fail)
+    outcome = loop.ask_committer(fail)
     assert isinstance(outcome, Unknown)
     assert outcome.until_mended is waits
     assert f"the sink raised {type(error).__name__}: {error} (raised at " in outcome.reason
 
 
-@pytest.mark.parametrize("error", [SinkError("no answer"), InvariantViolation("order")])
+@pytest.mark.parametrize("error", [errors.SinkError("no answer"), InvariantViolation("order")])
 def test_what_onceflow_raises_in_a_committer_is_raised(error: Exception) -> None:
     def fail() -> CommitOutcome:
         raise error
 
     with pytest.raises(type(error)):
-        ask_committer(fail)
+        loop.ask_committer(fail)
 
 
 @given(
@@ -250,7 +226,7 @@ def test_an_outcome_of_another_step_than_the_next_is_our_bug() -> None:
         steps.outcome(to_commits([tx(1)])[0], Aborted(), 0.0)
 
 
-class _Single(Committer):
+class _Single(spi.Committer):
     closed = False
 
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -266,19 +242,21 @@ class _Single(Committer):
         _Single.closed = True
 
 
-class _Mistaken(Sink):
+class _Mistaken(spi.Sink):
     @property
-    def committed_by(self) -> CommittedBy:
-        return CommittedBy.DRIVER
+    def committed_by(self) -> spi.CommittedBy:
+        return spi.CommittedBy.DRIVER
 
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         raise NotImplementedError
 
-    def committer(self, context: CommitterContext) -> Committer:
+    def committer(self, context: spi.CommitterContext) -> spi.Committer:
         return _Single()
 
 
 def test_a_sink_whose_driver_commits_and_whose_committer_cannot_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="committer is a _Single: derive that from GlobalComm"):
+    with pytest.raises(
+        errors.ConfigError, match="committer is a _Single: derive that from GlobalComm"
+    ):
         open_global_committer(_Mistaken(), CONTEXT)
     assert _Single.closed

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onceflow.core.commit.proof import Agreement, describe_unreachable, judge_sink
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log.memory import Decided, LogMemory
@@ -27,10 +23,10 @@ def view(
         Committable(TransactionId(SINK, attempt, number, index), rows=10)
         for index, (attempt, number) in enumerate(transactions)
     )
-    snapshot = SubtaskSnapshot(
-        SubtaskRef("out", 0), (OperatorSnapshot("out", committables=listed),)
+    snapshot = snapshots.SubtaskSnapshot(
+        SubtaskRef("out", 0), (snapshots.OperatorSnapshot("out", committables=listed),)
     )
-    completed = CompletedCheckpoint(
+    completed = snapshots.CompletedCheckpoint(
         CheckpointId(checkpoint), AttemptId(2), 1, 128, (snapshot,), 0, 1_000
     )
     committed = () if known is None else (Committable(TransactionId(SINK, *known, 0)),)

@@ -9,22 +9,14 @@ from hypothesis import strategies as st
 from onceflow.core.commit.queue import CommitQueue, Done, RetryAt, StepFailed, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.invariant import InvariantViolation
-from onceflow.core.protocol.committables import (
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 
 POLICY = CommitRetryPolicy(initial_delay_s=1.0, multiplier=2.0, max_delay_s=5.0, deadline_s=20.0)
 
 
-def transaction(checkpoint: int, attempt: int = 1, sequence: int = 0) -> Committable:
-    return Committable(TransactionId("sink", attempt, checkpoint, 0, sequence), rows=7)
+def transaction(checkpoint: int, attempt: int = 1, sequence: int = 0) -> committables.Committable:
+    return committables.Committable(TransactionId("sink", attempt, checkpoint, 0, sequence), rows=7)
 
 
 def queue_of(*checkpoints: int) -> CommitQueue:
@@ -37,8 +29,8 @@ def queue_of(*checkpoints: int) -> CommitQueue:
 def drain(queue: CommitQueue) -> list[int]:
     """Commit whatever is due; return the checkpoints, in the order committed."""
     committed: list[int] = []
-    while isinstance(head := queue.next_commit(0.0), Committable):
-        assert queue.outcome(head, Committed(), 0.0) == Done(already=False)
+    while isinstance(head := queue.next_commit(0.0), committables.Committable):
+        assert queue.outcome(head, committables.Committed(), 0.0) == Done(already=False)
         committed.append(head.transaction.checkpoint)
     assert head is None
     return committed
@@ -88,11 +80,11 @@ def test_next_checkpoint_is_not_begun_before_the_last_is_whole() -> None:
     queue = queue_of(1, 2)
     queue.note_decision(CheckpointId(2))
     assert queue.next_commit(0.0) == transaction(1)
-    queue.outcome(transaction(1), RetryLater("restarting"), 0.0)
+    queue.outcome(transaction(1), committables.RetryLater("restarting"), 0.0)
     assert queue.next_commit(0.5) == WaitUntil(1.0)
     assert queue.next_commit(1.0) == transaction(1)
     with pytest.raises(InvariantViolation, match="was not to be committed"):
-        queue.outcome(transaction(2), Committed(), 1.0)
+        queue.outcome(transaction(2), committables.Committed(), 1.0)
 
 
 def test_aborted_checkpoints_are_decided_by_the_next_completed_one() -> None:
@@ -110,7 +102,7 @@ def test_ack_lists_what_is_decided_and_not_known_to_be_committed() -> None:
     assert queue.next_commit(0.0) == transaction(1)
     queue.pre_committed(CheckpointId(2), [transaction(2)])
     assert queue.pending_through(CheckpointId(2)) == (transaction(1), transaction(2))
-    queue.outcome(transaction(1), Committed(), 0.0)
+    queue.outcome(transaction(1), committables.Committed(), 0.0)
     assert queue.pending_through(CheckpointId(2)) == (transaction(2),)
 
 
@@ -135,9 +127,9 @@ def test_committed_through_names_decided_checkpoints_only() -> None:
     queue.note_decision(CheckpointId(2))
     queue.note_decision(CheckpointId(5))
     assert queue.committed_through == 0
-    queue.outcome(transaction(2), Committed(), 0.0)
+    queue.outcome(transaction(2), committables.Committed(), 0.0)
     assert queue.committed_through == 2
-    queue.outcome(transaction(4), Committed(), 0.0)
+    queue.outcome(transaction(4), committables.Committed(), 0.0)
     assert queue.committed_through == 5
 
 
@@ -145,11 +137,11 @@ def test_commit_that_landed_but_was_reported_unknown_is_not_applied_twice() -> N
     """The same transaction is asked again, and the target proves that it is committed."""
     queue = queue_of(1)
     queue.note_decision(CheckpointId(1))
-    step = queue.outcome(transaction(1), Unknown("connection lost"), 0.0)
+    step = queue.outcome(transaction(1), committables.Unknown("connection lost"), 0.0)
     assert step == RetryAt(1.0, "connection lost", tries=1)
     assert queue.committed_through == 0
     assert queue.next_commit(1.0) == transaction(1)
-    step = queue.outcome(transaction(1), AlreadyCommitted(), 1.0)
+    step = queue.outcome(transaction(1), committables.AlreadyCommitted(), 1.0)
     assert step == Done(already=True)
     assert queue.committed_through == 1
 
@@ -163,7 +155,7 @@ def test_tries_are_spaced_further_and_further_up_to_a_bound() -> None:
     now_s = 100.0
     waits: list[float] = []
     for tries in range(1, 200):
-        step = queue.outcome(transaction(1), RetryLater("busy"), now_s)
+        step = queue.outcome(transaction(1), committables.RetryLater("busy"), now_s)
         assert isinstance(step, RetryAt)
         assert step.tries == tries
         waits.append(step.at_s - now_s)
@@ -173,10 +165,11 @@ def test_tries_are_spaced_further_and_further_up_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "kind"), [(RetryLater("busy"), "failed"), (Unknown("gone"), "unknown")]
+    ("outcome", "kind"),
+    [(committables.RetryLater("busy"), "failed"), (committables.Unknown("gone"), "unknown")],
 )
 def test_deadline_ends_the_tries_and_keeps_the_transaction(
-    outcome: CommitOutcome, kind: str
+    outcome: committables.CommitOutcome, kind: str
 ) -> None:
     """S4, S8: the error names the transaction; nothing is dropped from the next ack."""
     queue = queue_of(1)
@@ -199,10 +192,12 @@ def test_a_commit_is_tried_until_its_deadline_whatever_the_clock_shows(began_s: 
     queue.pre_committed(CheckpointId(1), [transaction(1)])
     queue.note_decision(CheckpointId(1))
     for after_s, next_s in ((0.0, 1.0), (1.0, 3.0), (3.0, 7.0)):
-        step = queue.outcome(transaction(1), RetryLater("busy"), began_s + after_s)
+        step = queue.outcome(transaction(1), committables.RetryLater("busy"), began_s + after_s)
         assert isinstance(step, RetryAt)
         assert step.at_s == began_s + next_s
-    assert isinstance(queue.outcome(transaction(1), RetryLater("busy"), began_s + 7.0), StepFailed)
+    assert isinstance(
+        queue.outcome(transaction(1), committables.RetryLater("busy"), began_s + 7.0), StepFailed
+    )
 
 
 def test_a_subtask_is_behind_when_more_is_decided_than_the_commit_under_way() -> None:
@@ -212,14 +207,14 @@ def test_a_subtask_is_behind_when_more_is_decided_than_the_commit_under_way() ->
     assert not queue.is_behind, "only the commit under way"
     queue.note_decision(CheckpointId(2))
     assert queue.is_behind
-    queue.outcome(transaction(1), Committed(), 0.0)
+    queue.outcome(transaction(1), committables.Committed(), 0.0)
     assert not queue.is_behind
 
 
 def test_lost_transaction_is_given_up_at_once_and_never_counted_committed() -> None:
     queue = queue_of(1)
     queue.note_decision(CheckpointId(1))
-    step = queue.outcome(transaction(1), Lost("rolled back by hand"), 0.0)
+    step = queue.outcome(transaction(1), committables.Lost("rolled back by hand"), 0.0)
     assert isinstance(step, StepFailed)
     assert step.kind == "lost"
     assert "7 rows" in step.message
@@ -231,10 +226,12 @@ def test_tries_of_one_transaction_do_not_count_for_the_next() -> None:
     queue = queue_of(1, 2)
     queue.note_decision(CheckpointId(2))
     for now_s in (0.0, 1.0, 3.0):
-        queue.outcome(transaction(1), RetryLater("busy"), now_s)
-    queue.outcome(transaction(1), Committed(), 7.0)
+        queue.outcome(transaction(1), committables.RetryLater("busy"), now_s)
+    queue.outcome(transaction(1), committables.Committed(), 7.0)
     assert queue.next_commit(7.0) == transaction(2)
-    assert queue.outcome(transaction(2), RetryLater("busy"), 7.0) == RetryAt(8.0, "busy", tries=1)
+    assert queue.outcome(transaction(2), committables.RetryLater("busy"), 7.0) == RetryAt(
+        8.0, "busy", tries=1
+    )
 
 
 def test_a_transaction_keeps_the_name_of_a_checkpoint_that_was_given_up_before_its_barrier() -> (
@@ -246,12 +243,12 @@ def test_a_transaction_keeps_the_name_of_a_checkpoint_that_was_given_up_before_i
     assert queue.pending_through(CheckpointId(5)) == (transaction(2), transaction(3))
     queue.note_decision(CheckpointId(2))
     assert queue.next_commit(0.0) == transaction(2)
-    queue.outcome(transaction(2), Committed(), 0.0)
+    queue.outcome(transaction(2), committables.Committed(), 0.0)
     assert queue.next_commit(0.0) is None
     queue.note_decision(CheckpointId(5))
     assert queue.next_commit(0.0) == transaction(3)
     assert queue.committed_through == CheckpointId(2)
-    queue.outcome(transaction(3), Committed(), 0.0)
+    queue.outcome(transaction(3), committables.Committed(), 0.0)
     assert queue.committed_through == CheckpointId(5)
     with pytest.raises(InvariantViolation, match="after 5, up to"):
         queue.pre_committed(CheckpointId(7), [transaction(5)])
@@ -267,7 +264,7 @@ def test_several_committables_of_one_pre_commit_are_committed_in_their_order() -
     for one in several:
         assert queue.committed_through == 0
         assert queue.next_commit(0.0) == one
-        queue.outcome(one, Committed(), 0.0)
+        queue.outcome(one, committables.Committed(), 0.0)
     assert queue.committed_through == 2
     assert queue.pending_through(CheckpointId(3)) == (transaction(3),)
     for wrong in (several[:1] * 2, several[::-1]):
@@ -313,20 +310,20 @@ def test_every_decided_transaction_is_committed_once_in_order_whatever_comes(
             case kind:
                 now_s += 10.0
                 head = queue.next_commit(now_s)
-                if isinstance(head, Committable):
+                if isinstance(head, committables.Committable):
                     assert head.transaction.checkpoint <= decided
                     if kind == "commit":
-                        queue.outcome(head, Committed(), now_s)
+                        queue.outcome(head, committables.Committed(), now_s)
                         committed.append(head.transaction.checkpoint)
                     elif kind == "refuse":
-                        queue.outcome(head, Unknown("?"), now_s)
+                        queue.outcome(head, committables.Unknown("?"), now_s)
         left = [n for n in prepared if n not in committed]
         listed = [c.transaction.checkpoint for c in queue.pending_through(CheckpointId(10**9))]
         assert listed == left
         assert queue.committed_through <= decided
         assert all(n > queue.committed_through for n in left)
-    while isinstance(head := queue.next_commit(now_s := now_s + 10.0), Committable):
-        queue.outcome(head, Committed(), now_s)
+    while isinstance(head := queue.next_commit(now_s := now_s + 10.0), committables.Committable):
+        queue.outcome(head, committables.Committed(), now_s)
         committed.append(head.transaction.checkpoint)
     assert committed == [n for n in prepared if n <= decided]
     assert queue.committed_through == decided

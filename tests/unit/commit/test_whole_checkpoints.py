@@ -19,13 +19,9 @@ from onceflow.core.commit.whole_checkpoints import (
 )
 from onceflow.core.errors import ConfigError
 from onceflow.core.invariant import InvariantViolation
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision, CheckpointKind, FinishJob
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
 from onceflow.core.protocol.committables import (
     GATHERED_MAX,
     AlreadyCommitted,
@@ -48,11 +44,11 @@ def tx(checkpoint: int, subtask: int = 0, attempt: int = 1, sink_id: str = SINK)
 
 def decision(
     number: int, *listed: Committable, undelivered: tuple[int, ...] = ()
-) -> CompletedCheckpoint:
-    operator = OperatorSnapshot("lake", committables=listed)
+) -> snapshots.CompletedCheckpoint:
+    operator = snapshots.OperatorSnapshot("lake", committables=listed)
     return replace(
         completed(number, attempt=1),
-        snapshots=(SubtaskSnapshot(SINKS[0], (operator,)),),
+        snapshots=(snapshots.SubtaskSnapshot(SINKS[0], (operator,)),),
         undelivered=tuple(map(CheckpointId, undelivered)),
     )
 

@@ -7,20 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from onceflow.connectors.spark.readers.kafka_offsets import (
-    PACKED_ROWS,
-    StreamOffsets,
-    limit_ends,
-    ranges_between,
-    tasks_of,
-)
+from onceflow.connectors.spark.readers import kafka_offsets
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.ranges import OffsetRange
 
 
-def _at(offsets: dict[int, int], *, topic_id: str = "A", **began: int) -> StreamOffsets:
-    return StreamOffsets(
+def _at(
+    offsets: dict[int, int], *, topic_id: str = "A", **began: int
+) -> kafka_offsets.StreamOffsets:
+    return kafka_offsets.StreamOffsets(
         {
             ("t", partition): PartitionPosition("t", partition, offset, None, topic_id, "C")
             for partition, offset in offsets.items()
@@ -31,7 +27,7 @@ def _at(offsets: dict[int, int], *, topic_id: str = "A", **began: int) -> Stream
 
 def test_a_document_says_what_it_was_made_of() -> None:
     offsets = _at({0: 3, 11: 7}, p11=5)
-    assert StreamOffsets.of(offsets.document()) == offsets
+    assert kafka_offsets.StreamOffsets.of(offsets.document()) == offsets
     assert offsets.document() == {
         "t": {
             "topic_id": "A",
@@ -45,24 +41,26 @@ def test_a_document_says_what_it_was_made_of() -> None:
 @pytest.mark.parametrize("document", [{"t": {"0": 3}}, {"t": 3}, {"logOffset": 0}])
 def test_the_offsets_of_another_source_are_refused(document: dict[str, object]) -> None:
     with pytest.raises(StateIncompatible, match="another checkpointLocation"):
-        StreamOffsets.of(document)
+        kafka_offsets.StreamOffsets.of(document)
 
 
 def test_a_batch_begins_where_its_offsets_say_whatever_is_there_when_it_comes_again() -> None:
-    ranges = ranges_between(_at({0: 3}), _at({0: 5, 1: 9}, p1=4), first_left={})
+    ranges = kafka_offsets.ranges_between(_at({0: 3}), _at({0: 5, 1: 9}, p1=4), first_left={})
     assert [(one.partition, one.first, one.end) for one in ranges] == [(0, 3, 5), (1, 4, 9)]
 
 
 def test_a_batch_over_two_topics_of_one_name_is_refused_unless_it_began_anew() -> None:
     with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
-        ranges_between(_at({0: 3}), _at({0: 5}, topic_id="B"), first_left={})
-    again = ranges_between(_at({0: 30}), _at({0: 5}, topic_id="B", p0=0), first_left={})
+        kafka_offsets.ranges_between(_at({0: 3}), _at({0: 5}, topic_id="B"), first_left={})
+    again = kafka_offsets.ranges_between(
+        _at({0: 30}), _at({0: 5}, topic_id="B", p0=0), first_left={}
+    )
     assert [(one.first, one.end, one.topic_id) for one in again] == [(0, 5, "B")]
 
 
 def test_a_topic_that_ends_before_what_was_read_is_refused() -> None:
     with pytest.raises(OffsetOutOfRange, match="offset 9 was to be read next") as refused:
-        ranges_between(_at({0: 9}), _at({0: 5}), first_left={})
+        kafka_offsets.ranges_between(_at({0: 9}), _at({0: 5}), first_left={})
     # Spark asks for the same batch again in each run, so no option of the source helps.
     assert "ends at 5" in str(refused.value)
     assert "with another checkpointLocation" in str(refused.value)
@@ -77,7 +75,7 @@ def test_a_limit_is_kept_shared_out_and_always_leaves_something_to_read() -> Non
         ends = {place: first + draw.choice([0, 1, 7, 1000]) for place, first in starts.items()}
         there = sum(ends.values()) - sum(starts.values())
         most = draw.randrange(1, 1500)
-        upto = limit_ends(starts, ends, most)
+        upto = kafka_offsets.limit_ends(starts, ends, most)
         assert all(starts[place] <= upto[place] <= ends[place] for place in starts), seed
         assert sum(upto.values()) - sum(starts.values()) == min(most, there), seed
 
@@ -91,7 +89,7 @@ def test_tasks_cover_every_offset_once() -> None:
             for number, first in enumerate(draw.choices(range(50), k=draw.randrange(1, 7)))
         ]
         least, most = draw.choice([0, 3, 20]), draw.choice([None, 500])
-        tasks = tasks_of(ranges, least=least, rows_most=most)
+        tasks = kafka_offsets.tasks_of(ranges, least=least, rows_most=most)
         pieces = [piece for task in tasks for piece in task]
         total = sum(map(len, ranges))
         assert sum(map(len, pieces)) == total, seed
@@ -106,7 +104,7 @@ def test_tasks_cover_every_offset_once() -> None:
 
 
 def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:
-    small = [OffsetRange("t", number, 0, PACKED_ROWS // 4) for number in range(8)]
-    assert [len(task) for task in tasks_of(small)] == [4, 4]
-    large = [OffsetRange("t", number, 0, PACKED_ROWS * 3) for number in range(3)]
-    assert [len(task) for task in tasks_of(large)] == [1, 1, 1]
+    small = [OffsetRange("t", number, 0, kafka_offsets.PACKED_ROWS // 4) for number in range(8)]
+    assert [len(task) for task in kafka_offsets.tasks_of(small)] == [4, 4]
+    large = [OffsetRange("t", number, 0, kafka_offsets.PACKED_ROWS * 3) for number in range(3)]
+    assert [len(task) for task in kafka_offsets.tasks_of(large)] == [1, 1, 1]

@@ -12,18 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import cast
 
+from onceflow.connectors.spark.options import option_table, sql
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
-from onceflow.connectors.spark.options.option_table import (
-    PROTOCOL_OPTIONS,
-    OptionTable,
-    SparkOption,
-)
-from onceflow.connectors.spark.options.sql import (
-    describe_mysql_writes,
-    describe_postgres_writes,
-    describe_sqlite_writes,
-)
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
 from onceflow.connectors.spark.versions import SparkInterface
 
@@ -31,7 +22,7 @@ DOCUMENTS = Path(__file__).parents[3] / "docs"
 PAGES = (DOCUMENTS / "spark-formats.md", DOCUMENTS / "spark-format-options.md")
 
 
-def _default(option: SparkOption) -> str:
+def _default(option: option_table.SparkOption) -> str:
     default = option.default
     if default is MISSING:
         return "needed"
@@ -49,7 +40,7 @@ def _table(head: str, rows: list[str]) -> str:
     return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows]) + "\n"
 
 
-def _options(table: OptionTable[object]) -> str:
+def _options(table: option_table.OptionTable[object]) -> str:
     rows = list[str]()
     for option in table.options:
         names = ", ".join(f"`{name}`" for name in (option.name, *option.meaning.aliases))
@@ -68,9 +59,9 @@ def _versions() -> str:
 
 
 OPTIONS = (
-    describe_postgres_writes(),
-    describe_mysql_writes(),
-    describe_sqlite_writes(),
+    sql.describe_postgres_writes(),
+    sql.describe_mysql_writes(),
+    sql.describe_sqlite_writes(),
     KAFKA_WRITE,
     KAFKA_READ_STREAM,
     KAFKA_READ,
@@ -84,9 +75,9 @@ TABLES: dict[str, Callable[[], str]] = {
     **{
         f"{table.format} {table.direction}": lambda table=table: _options(table)  # type: ignore[misc]
         for table in (
-            describe_postgres_writes(),
-            describe_mysql_writes(),
-            describe_sqlite_writes(),
+            sql.describe_postgres_writes(),
+            sql.describe_mysql_writes(),
+            sql.describe_sqlite_writes(),
             KAFKA_WRITE,
             KAFKA_READ_STREAM,
             KAFKA_READ,
@@ -98,7 +89,7 @@ TABLES: dict[str, Callable[[], str]] = {
         )
     },
     "every format write": lambda: _table(
-        "| option | |", [f"| `{one.name}` | {one.says} |" for one in PROTOCOL_OPTIONS]
+        "| option | |", [f"| `{one.name}` | {one.says} |" for one in option_table.PROTOCOL_OPTIONS]
     ),
     "spark versions": _versions,
 }

@@ -10,6 +10,7 @@ import pytest
 
 from onceflow.clients.kafka.keys import KeyFormat
 from onceflow.clients.kafka.registry import RegistrySettings
+from onceflow.connectors.spark.options import sql
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import (
     KAFKA_READ,
@@ -19,11 +20,6 @@ from onceflow.connectors.spark.options.kafka import (
     schema_of_reading,
 )
 from onceflow.connectors.spark.options.option_table import PROTOCOL_OPTIONS, OptionTable, own_sink
-from onceflow.connectors.spark.options.sql import (
-    describe_mysql_writes,
-    describe_postgres_writes,
-    describe_sqlite_writes,
-)
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
@@ -31,9 +27,9 @@ from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources.kafka.settings import AtTime, Earliest, Latest
 
 TABLES = (
-    describe_postgres_writes(),
-    describe_mysql_writes(),
-    describe_sqlite_writes(),
+    sql.describe_postgres_writes(),
+    sql.describe_mysql_writes(),
+    sql.describe_sqlite_writes(),
     KAFKA_WRITE,
     KAFKA_READ_STREAM,
     KAFKA_READ,
@@ -50,7 +46,7 @@ def refusal(table: OptionTable[object], options: dict[str, str]) -> str:
 
 
 def test_options_of_sparks_jdbc_writer_make_a_sink() -> None:
-    sink = describe_postgres_writes().make(
+    sink = sql.describe_postgres_writes().make(
         {
             **JDBC,
             "password": "${env:SHOP_PASSWORD}",
@@ -77,7 +73,7 @@ def test_names_are_read_in_any_case_as_spark_hands_them_over() -> None:
         "createtable": "True",
         "user": "u",
     }
-    assert describe_mysql_writes().make(options) == MySQLSink(
+    assert sql.describe_mysql_writes().make(options) == MySQLSink(
         "jdbc:mariadb://db/shop",
         table="t",
         write_mode="upsert",
@@ -108,14 +104,14 @@ def test_every_other_format_makes_its_sink(tmp_path: object) -> None:
         storage_options={"key": "${env:K}", "client_kwargs": {"endpoint_url": "http://s3"}},
     )
     path = f"{tmp_path}/out.db"
-    assert describe_sqlite_writes().make({"url": path, "dbtable": "t"}) == SQLiteSink(
+    assert sql.describe_sqlite_writes().make({"url": path, "dbtable": "t"}) == SQLiteSink(
         path, table="t"
     )
 
 
 def test_a_mistyped_option_is_refused_with_the_nearest_name() -> None:
     assert "no option 'primarykeys' for write: did you mean 'primaryKey'?" in refusal(
-        describe_postgres_writes(), {**JDBC, "primarykeys": "id"}
+        sql.describe_postgres_writes(), {**JDBC, "primarykeys": "id"}
     )
 
 
@@ -126,35 +122,37 @@ def test_a_mistyped_option_is_refused_with_the_nearest_name() -> None:
 def test_a_mistyped_option_that_no_table_reads_is_refused_with_the_nearest_name(
     written: str, meant: str
 ) -> None:
-    said = refusal(describe_postgres_writes(), {**JDBC, written: "1"})
+    said = refusal(sql.describe_postgres_writes(), {**JDBC, written: "1"})
     assert f"no option '{written}' for write: did you mean '{meant}'?" in said
 
 
 def test_an_option_of_the_jdbc_writer_that_would_mislead_is_refused_with_what_to_do() -> None:
-    assert "use coalesce(n)" in refusal(describe_postgres_writes(), {**JDBC, "numPartitions": "4"})
+    assert "use coalesce(n)" in refusal(
+        sql.describe_postgres_writes(), {**JDBC, "numPartitions": "4"}
+    )
 
 
 def test_a_missing_option_is_named_with_what_it_means() -> None:
     assert "onceflow-postgres needs option 'dbtable': The table" in refusal(
-        describe_postgres_writes(), {"url": "postgresql://u@db/shop"}
+        sql.describe_postgres_writes(), {"url": "postgresql://u@db/shop"}
     )
 
 
 def test_a_value_of_another_type_is_refused_with_what_it_must_be() -> None:
     assert "option 'createTable'='yes' must be true or false" in refusal(
-        describe_postgres_writes(), {**JDBC, "createtable": "yes"}
+        sql.describe_postgres_writes(), {**JDBC, "createtable": "yes"}
     )
     assert "must be one of insert, upsert, ignore, update" in refusal(
-        describe_postgres_writes(), {**JDBC, "writemode": "merge"}
+        sql.describe_postgres_writes(), {**JDBC, "writemode": "merge"}
     )
     assert "must be a duration" in refusal(
-        describe_postgres_writes(), {**JDBC, "locktimeout": "soon"}
+        sql.describe_postgres_writes(), {**JDBC, "locktimeout": "soon"}
     )
 
 
 def test_two_names_of_one_option_are_refused() -> None:
     assert "options 'querytimeout' and 'statementtimeout' say the same" in refusal(
-        describe_postgres_writes(), {**JDBC, "querytimeout": "5", "statementtimeout": "6"}
+        sql.describe_postgres_writes(), {**JDBC, "querytimeout": "5", "statementtimeout": "6"}
     )
 
 
@@ -165,7 +163,7 @@ def test_no_error_repeats_a_secret() -> None:
         {**JDBC, "password": secret, "tables": "t"},
         {"url": f"jdbc:postgresql://db/shop?password={secret}", "dbtable": "a.b.c.d"},
     ):
-        assert secret not in refusal(describe_postgres_writes(), options)
+        assert secret not in refusal(sql.describe_postgres_writes(), options)
 
 
 def test_options_of_sparks_kafka_source_make_a_reader() -> None:

@@ -14,20 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.integration.faults import (
-    TcpProxy,
-    children_of,
-    is_alive,
-    is_paused,
-    kill_process,
-    kill_session,
-    kill_tree,
-    parent_of,
-    pause_tree,
-    process_tree,
-    session_members,
-    unpause_tree,
-)
+from onceflow.integration import faults
 
 _FAMILY = (
     "import subprocess, sys, time\n"
@@ -48,40 +35,40 @@ def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
         child = int(parent.stdout.readline())
         yield parent, child
         for pid in (child, parent.pid):
-            kill_process(pid)
+            faults.kill_process(pid)
 
 
 def test_tree_reaches_a_child_with_its_own_session(
     family: tuple[subprocess.Popen[str], int],
 ) -> None:
     parent, child = family
-    assert process_tree(parent.pid) == (parent.pid, child)
-    assert kill_tree(parent.pid) == (parent.pid, child)
-    assert not is_alive(child)
+    assert faults.process_tree(parent.pid) == (parent.pid, child)
+    assert faults.kill_tree(parent.pid) == (parent.pid, child)
+    assert not faults.is_alive(child)
     assert parent.wait(60) == -signal.SIGKILL
-    assert process_tree(parent.pid) == ()
+    assert faults.process_tree(parent.pid) == ()
 
 
 def test_kill_process_leaves_its_children_and_tells_whether_it_was_there(
     family: tuple[subprocess.Popen[str], int],
 ) -> None:
     parent, child = family
-    assert kill_process(parent.pid)
+    assert faults.kill_process(parent.pid)
     parent.wait(60)
-    assert is_alive(child)
-    assert not kill_process(parent.pid)
+    assert faults.is_alive(child)
+    assert not faults.kill_process(parent.pid)
 
 
 def test_pause_freezes_the_whole_tree_and_unpause_lets_it_go_on(
     family: tuple[subprocess.Popen[str], int],
 ) -> None:
     parent, child = family
-    pause_tree(parent.pid)
-    assert is_paused(parent.pid)
-    assert is_paused(child)
-    unpause_tree(parent.pid)
-    assert not is_paused(parent.pid)
-    assert not is_paused(child)
+    faults.pause_tree(parent.pid)
+    assert faults.is_paused(parent.pid)
+    assert faults.is_paused(child)
+    faults.unpause_tree(parent.pid)
+    assert not faults.is_paused(parent.pid)
+    assert not faults.is_paused(child)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are seen in /proc")
@@ -103,23 +90,23 @@ def test_pause_returns_when_not_a_thread_runs_any_more() -> None:
         tasks = Path(f"/proc/{busy.pid}/task")
         try:
             for _ in range(10):
-                pause_tree(busy.pid)
+                faults.pause_tree(busy.pid)
                 stats = [(task / "stat").read_text() for task in tasks.iterdir()]
                 assert {stat.rpartition(") ")[2][0] for stat in stats} == {"T"}
                 assert len(stats) == 9
-                unpause_tree(busy.pid)
+                faults.unpause_tree(busy.pid)
         finally:
-            kill_process(busy.pid)
+            faults.kill_process(busy.pid)
 
 
 def test_family_knows_its_parent_and_its_children(
     family: tuple[subprocess.Popen[str], int],
 ) -> None:
     parent, child = family
-    assert parent_of(child) == parent.pid
-    assert children_of(parent.pid) == (child,)
-    kill_process(child)
-    assert children_of(parent.pid) == ()
+    assert faults.parent_of(child) == parent.pid
+    assert faults.children_of(parent.pid) == (child,)
+    faults.kill_process(child)
+    assert faults.children_of(parent.pid) == ()
 
 
 def test_session_is_found_and_killed_after_its_leader_has_died() -> None:
@@ -137,15 +124,15 @@ def test_session_is_found_and_killed_after_its_leader_has_died() -> None:
     ) as leader:
         assert leader.stdout is not None
         orphan = int(leader.stdout.readline())
-        kill_process(leader.pid)
-    assert session_members(leader.pid) == (orphan,)
-    assert kill_session(leader.pid) == (orphan,)
-    assert not is_alive(orphan)
-    assert session_members(leader.pid) == ()
+        faults.kill_process(leader.pid)
+    assert faults.session_members(leader.pid) == (orphan,)
+    assert faults.kill_session(leader.pid) == (orphan,)
+    assert not faults.is_alive(orphan)
+    assert faults.session_members(leader.pid) == ()
 
 
 def test_own_process_is_alive() -> None:
-    assert is_alive(os.getpid())
+    assert faults.is_alive(os.getpid())
 
 
 class _EchoServer:
@@ -182,14 +169,14 @@ class _EchoServer:
 
 
 @pytest.fixture
-def proxy() -> Iterator[TcpProxy]:
+def proxy() -> Iterator[faults.TcpProxy]:
     server = _EchoServer()
-    with TcpProxy("127.0.0.1", server.port) as proxy:
+    with faults.TcpProxy("127.0.0.1", server.port) as proxy:
         yield proxy
     server.close()
 
 
-def _connect(proxy: TcpProxy) -> socket.socket:
+def _connect(proxy: faults.TcpProxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
 
 
@@ -198,25 +185,25 @@ def _echo(client: socket.socket, data: bytes) -> bytes:
     return client.recv(1024)
 
 
-def _assert_resets(proxy: TcpProxy) -> None:
+def _assert_resets(proxy: faults.TcpProxy) -> None:
     # The reset may come while connect() is still looking, or at the first byte.
     with pytest.raises(ConnectionResetError):
         _first_byte(proxy)
 
 
-def _first_byte(proxy: TcpProxy) -> bytes:
+def _first_byte(proxy: faults.TcpProxy) -> bytes:
     with _connect(proxy) as client:
         return client.recv(1)
 
 
-def test_proxy_hands_on_bytes_both_ways_and_counts_them(proxy: TcpProxy) -> None:
+def test_proxy_hands_on_bytes_both_ways_and_counts_them(proxy: faults.TcpProxy) -> None:
     with _connect(proxy) as client:
         assert _echo(client, b"hello") == b"hello"
         assert proxy.connection_count == 1
         assert proxy.forwarded_bytes == 10
 
 
-def test_cut_resets_what_is_open_and_takes_new_connections(proxy: TcpProxy) -> None:
+def test_cut_resets_what_is_open_and_takes_new_connections(proxy: faults.TcpProxy) -> None:
     with _connect(proxy) as client:
         assert _echo(client, b"x") == b"x"
         proxy.cut()
@@ -226,7 +213,7 @@ def test_cut_resets_what_is_open_and_takes_new_connections(proxy: TcpProxy) -> N
         assert _echo(client, b"y") == b"y"
 
 
-def test_refuse_resets_new_connections_until_healed(proxy: TcpProxy) -> None:
+def test_refuse_resets_new_connections_until_healed(proxy: faults.TcpProxy) -> None:
     proxy.refuse()
     _assert_resets(proxy)
     proxy.heal()
@@ -234,7 +221,7 @@ def test_refuse_resets_new_connections_until_healed(proxy: TcpProxy) -> None:
         assert _echo(client, b"y") == b"y"
 
 
-def test_pause_holds_bytes_and_loses_none(proxy: TcpProxy) -> None:
+def test_pause_holds_bytes_and_loses_none(proxy: faults.TcpProxy) -> None:
     with _connect(proxy) as client:
         assert _echo(client, b"a") == b"a"
         proxy.pause()
@@ -247,7 +234,7 @@ def test_pause_holds_bytes_and_loses_none(proxy: TcpProxy) -> None:
         assert client.recv(1024) == b"held"
 
 
-def test_delay_holds_every_chunk_for_its_time(proxy: TcpProxy) -> None:
+def test_delay_holds_every_chunk_for_its_time(proxy: faults.TcpProxy) -> None:
     with _connect(proxy) as client:
         proxy.delay(0.1)
         started = time.monotonic()
@@ -255,7 +242,7 @@ def test_delay_holds_every_chunk_for_its_time(proxy: TcpProxy) -> None:
         assert time.monotonic() - started >= 0.2
 
 
-def test_half_closed_connection_still_answers(proxy: TcpProxy) -> None:
+def test_half_closed_connection_still_answers(proxy: faults.TcpProxy) -> None:
     with _connect(proxy) as client:
         client.sendall(b"last words")
         client.shutdown(socket.SHUT_WR)
@@ -263,7 +250,7 @@ def test_half_closed_connection_still_answers(proxy: TcpProxy) -> None:
         assert client.recv(1024) == b"", "the end comes through as an end and not as a reset"
 
 
-def test_cut_reaches_a_connection_whose_peer_does_not_read(proxy: TcpProxy) -> None:
+def test_cut_reaches_a_connection_whose_peer_does_not_read(proxy: faults.TcpProxy) -> None:
     with _connect(proxy) as client:
         client.settimeout(0.2)
         # The echo server blocks once nobody takes its answers, and the proxy behind it.
@@ -275,7 +262,7 @@ def test_cut_reaches_a_connection_whose_peer_does_not_read(proxy: TcpProxy) -> N
             client.sendall(bytes(1 << 20))
 
 
-def test_close_ends_a_paused_proxy(proxy: TcpProxy) -> None:
+def test_close_ends_a_paused_proxy(proxy: faults.TcpProxy) -> None:
     with _connect(proxy) as client:
         assert _echo(client, b"a") == b"a"
         proxy.pause()
@@ -285,8 +272,8 @@ def test_close_ends_a_paused_proxy(proxy: TcpProxy) -> None:
             client.recv(1)
 
 
-def test_proxy_before_a_dead_target_resets(proxy: TcpProxy) -> None:
+def test_proxy_before_a_dead_target_resets(proxy: faults.TcpProxy) -> None:
     with socket.create_server(("127.0.0.1", 0)) as placeholder:
         dead_port = placeholder.getsockname()[1]
-    with TcpProxy("127.0.0.1", dead_port) as to_nowhere:
+    with faults.TcpProxy("127.0.0.1", dead_port) as to_nowhere:
         _assert_resets(to_nowhere)

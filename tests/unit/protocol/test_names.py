@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.invariant import InvariantViolation, require, unreachable
-from onceflow.core.protocol.ids import (
-    SINK_ID_LENGTH_MAX,
-    TRANSACTION_ID_LENGTH_MAX,
-    AttemptId,
-    CheckpointId,
-    SubtaskRef,
-    TransactionId,
-    sink_id_of,
-)
+from onceflow.core.protocol import ids
 from onceflow.core.spi import TransactionNamer, WriterContext
 
 names = st.text(min_size=1, max_size=60)
@@ -23,9 +15,9 @@ names = st.text(min_size=1, max_size=60)
 
 def test_largest_transaction_id_fits_the_narrowest_database() -> None:
     """S24: MySQL's gtrid takes 64 bytes."""
-    largest = TransactionId("s" * 32, 99_999_999, 9_999_999_999, 32_767, 999)
-    assert len(str(largest).encode()) <= TRANSACTION_ID_LENGTH_MAX
-    assert TransactionId.parse(str(largest)) == largest
+    largest = ids.TransactionId("s" * 32, 99_999_999, 9_999_999_999, 32_767, 999)
+    assert len(str(largest).encode()) <= ids.TRANSACTION_ID_LENGTH_MAX
+    assert ids.TransactionId.parse(str(largest)) == largest
 
 
 @given(
@@ -36,8 +28,8 @@ def test_largest_transaction_id_fits_the_narrowest_database() -> None:
 def test_transaction_id_is_read_back_as_written(
     attempt: int, checkpoint: int, subtask: int
 ) -> None:
-    written = TransactionId("job.sink", attempt, checkpoint, subtask)
-    assert TransactionId.parse(str(written)) == written
+    written = ids.TransactionId("job.sink", attempt, checkpoint, subtask)
+    assert ids.TransactionId.parse(str(written)) == written
 
 
 @pytest.mark.parametrize(
@@ -46,13 +38,13 @@ def test_transaction_id_is_read_back_as_written(
 )
 def test_name_of_somebody_else_is_nobodys_transaction(foreign: str) -> None:
     """S25: other programs prepare transactions in the same database."""
-    assert TransactionId.parse(foreign) is None
+    assert ids.TransactionId.parse(foreign) is None
 
 
 @pytest.mark.parametrize("sink_id", ["", "a/b", "s" * 33, "a b"])
 def test_sink_id_that_cannot_be_read_back_is_refused(sink_id: str) -> None:
     with pytest.raises(ValueError, match="transaction id"):
-        TransactionId(sink_id, 1, 1, 0)
+        ids.TransactionId(sink_id, 1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -68,25 +60,25 @@ def test_number_that_does_not_fit_a_transaction_id_is_named(
     numbers: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said) as raised:
-        TransactionId("job.sink", *numbers)
+        ids.TransactionId("job.sink", *numbers)
     assert "sink id" not in str(raised.value)
 
 
 @given(names, names, names, names)
 def test_two_sinks_never_share_an_id(job: str, uid: str, other_job: str, other_uid: str) -> None:
     """L16: neither by truncation nor by where the dot stands."""
-    first, second = sink_id_of(job, uid), sink_id_of(other_job, other_uid)
+    first, second = ids.sink_id_of(job, uid), ids.sink_id_of(other_job, other_uid)
     assert (first == second) == ((job, uid) == (other_job, other_uid))
-    assert len(first) <= SINK_ID_LENGTH_MAX
-    assert TransactionId.parse(str(TransactionId(first, 1, 1, 0))) is not None
+    assert len(first) <= ids.SINK_ID_LENGTH_MAX
+    assert ids.TransactionId.parse(str(ids.TransactionId(first, 1, 1, 0))) is not None
 
 
 def test_dot_in_a_job_does_not_make_it_another_jobs_sink() -> None:
-    assert sink_id_of("a.b", "c") != sink_id_of("a", "b.c")
+    assert ids.sink_id_of("a.b", "c") != ids.sink_id_of("a", "b.c")
 
 
 def test_subtask_is_printed_as_people_write_it() -> None:
-    assert str(SubtaskRef("ledger", 3)) == "ledger[3]"
+    assert str(ids.SubtaskRef("ledger", 3)) == "ledger[3]"
 
 
 def test_invariants_hold_under_optimisation_too() -> None:
@@ -98,8 +90,8 @@ def test_invariants_hold_under_optimisation_too() -> None:
 
 
 def test_transaction_has_a_name_of_its_own_within_any_length() -> None:
-    one = TransactionId("ledger.postgres-of-the-accounts", 12, 345, 6)
-    other = TransactionId("ledger.postgres-of-the-account", 12, 345, 6)
+    one = ids.TransactionId("ledger.postgres-of-the-accounts", 12, 345, 6)
+    other = ids.TransactionId("ledger.postgres-of-the-account", 12, 345, 6)
     assert one.name() == str(one)
     assert one.name(separator="-") == "ledger.postgres-of-the-accounts-12-345-6-0"
     names = {each.name(length_max=30) for each in (one, other)}
@@ -110,8 +102,8 @@ def test_transaction_has_a_name_of_its_own_within_any_length() -> None:
 
 
 def test_writer_names_what_it_prepares_before_it_knows_the_checkpoint() -> None:
-    context = WriterContext("job", "uid", "sink", 2, 4, AttemptId(3), CheckpointId(8))
+    context = WriterContext("job", "uid", "sink", 2, 4, ids.AttemptId(3), ids.CheckpointId(8))
     names = TransactionNamer(context)
     assert [str(names.next()) for _ in range(2)] == ["sink/3/8/2/0", "sink/3/8/2/1"]
-    names.advance_past(CheckpointId(10))
-    assert names.next() == context.transaction(CheckpointId(11))
+    names.advance_past(ids.CheckpointId(10))
+    assert names.next() == context.transaction(ids.CheckpointId(11))

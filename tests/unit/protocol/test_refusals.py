@@ -9,13 +9,7 @@ import pytest
 
 from onceflow.core.commit.queue import CommitQueue, Done, RetryAt
 from onceflow.core.commit.retries import CommitRetryPolicy
-from onceflow.core.protocol.committables import (
-    CommitOutcome,
-    Committable,
-    Committed,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.refusals import STUCK_TRIES, make_fingerprint
 from onceflow.core.spi.refusals import is_data_at_fault, may_pass
@@ -101,10 +95,10 @@ def test_a_sink_that_has_got_on_begins_anew() -> None:
     assert stuck != got_on != make_fingerprint("out", "SinkError", "no", only_in=5)
 
 
-def refuse(outcomes: list[CommitOutcome]) -> list[bool]:
+def refuse(outcomes: list[committables.CommitOutcome]) -> list[bool]:
     """Return, for each outcome of a commit that is tried again, whether it is called stuck."""
     queue = CommitQueue(CommitRetryPolicy(deadline_s=1e6))
-    commit = Committable(TransactionId("job.out", 1, ONE, 0))
+    commit = committables.Committable(TransactionId("job.out", 1, ONE, 0))
     queue.pre_committed(ONE, [commit])
     queue.note_decision(ONE)
     ends = [queue.outcome(commit, outcome, float(n)) for n, outcome in enumerate(outcomes)]
@@ -112,30 +106,33 @@ def refuse(outcomes: list[CommitOutcome]) -> list[bool]:
 
 
 def test_a_commit_is_stuck_after_the_same_refusal_several_times_until_it_succeeds() -> None:
-    refused = RetryLater("try {}: a row is in the way", until_mended=True)
-    tries = [RetryLater(refused.reason.format(n), until_mended=True) for n in range(STUCK_TRIES)]
+    refused = committables.RetryLater("try {}: a row is in the way", until_mended=True)
+    tries = [
+        committables.RetryLater(refused.reason.format(n), until_mended=True)
+        for n in range(STUCK_TRIES)
+    ]
     assert refuse([*tries, *tries]) == [False] * (STUCK_TRIES - 1) + [True] * (STUCK_TRIES + 1)
-    assert refuse([*tries, Committed()])[-1] is False
+    assert refuse([*tries, committables.Committed()])[-1] is False
 
 
 def test_a_commit_whose_outcome_stays_unknown_until_a_person_helps_is_stuck() -> None:
-    assert refuse([Unknown("a right is missing", until_mended=True)] * STUCK_TRIES)[-1]
+    assert refuse([committables.Unknown("a right is missing", until_mended=True)] * STUCK_TRIES)[-1]
 
 
 def test_a_target_that_is_away_or_answers_otherwise_is_not_stuck() -> None:
-    other = RetryLater("another row is in the way", until_mended=True)
-    mended = RetryLater("a row is in the way", until_mended=True)
-    assert not any(refuse([RetryLater("no answer")] * 20))
-    assert not any(refuse([Unknown("no answer")] * 20))
+    other = committables.RetryLater("another row is in the way", until_mended=True)
+    mended = committables.RetryLater("a row is in the way", until_mended=True)
+    assert not any(refuse([committables.RetryLater("no answer")] * 20))
+    assert not any(refuse([committables.Unknown("no answer")] * 20))
     assert not any(refuse([mended, other] * 10))
-    assert not any(refuse([mended, mended, RetryLater("no answer")] * 5))
+    assert not any(refuse([mended, mended, committables.RetryLater("no answer")] * 5))
 
 
 def test_a_commit_that_was_stuck_is_done_as_any_other() -> None:
     queue = CommitQueue(CommitRetryPolicy(deadline_s=1e6))
-    commit = Committable(TransactionId("job.out", 1, ONE, 0))
+    commit = committables.Committable(TransactionId("job.out", 1, ONE, 0))
     queue.pre_committed(ONE, [commit])
     queue.note_decision(ONE)
     for n in range(STUCK_TRIES):
-        queue.outcome(commit, RetryLater("no", until_mended=True), float(n))
-    assert queue.outcome(commit, Committed(), 9.0) == Done(already=False)
+        queue.outcome(commit, committables.RetryLater("no", until_mended=True), float(n))
+    assert queue.outcome(commit, committables.Committed(), 9.0) == Done(already=False)

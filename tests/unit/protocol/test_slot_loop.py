@@ -9,57 +9,22 @@ import pytest
 from tests.unit.protocol.checkpoints.coordination import snapshot
 
 from onceflow.core.errors import BadRecord
+from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     NotifyAbort,
     TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
-from onceflow.core.protocol.loops.slot import (
-    CLOSE_TIMEOUT_S,
-    BeginClosing,
-    BeginRestore,
-    BeginUpload,
-    CloseParts,
-    CommitDecided,
-    DriverLost,
-    EndSlot,
-    ExitHard,
-    NoteProgress,
-    PartsClosed,
-    Post,
-    ReportFailure,
-    RestoreEnded,
-    SayClosed,
-    Send,
-    SendHeartbeat,
-    SlotDecision,
-    SlotFact,
-    SlotLoop,
-    SnapshotFrozen,
-    StartSubtasks,
-)
-from onceflow.core.protocol.messages import (
-    Acked,
-    Complete,
-    Declined,
-    Deploy,
-    GloballyCommitted,
-    Heartbeat,
-    OfferSplits,
-    PartFailed,
-    Shutdown,
-    SinkCommitted,
-    SourceExhausted,
-)
+from onceflow.core.protocol.loops import slot
 
 REF = SubtaskRef("sink", 0)
 CHECKPOINT = CheckpointId(1)
-DEPLOY = Deploy(("here",), GENESIS, CHECKPOINT, (), (), b"")
-ACK = Acked(CHECKPOINT, snapshot(REF))
+DEPLOY = messages.Deploy(("here",), GENESIS, CHECKPOINT, (), (), b"")
+ACK = messages.Acked(CHECKPOINT, snapshot(REF))
 TRIGGER = TriggerCheckpoint(CHECKPOINT, CheckpointKind.PERIODIC, 0)
-PROGRESS = SinkCommitted(REF, "out", CHECKPOINT, 1.0)
-COMPLETE = Complete(CHECKPOINT, {})
+PROGRESS = messages.SinkCommitted(REF, "out", CHECKPOINT, 1.0)
+COMPLETE = messages.Complete(CHECKPOINT, {})
 
 _D = TypeVar("_D")
 
@@ -69,13 +34,13 @@ class Driving:
 
     def __init__(self) -> None:
         self.now_s = self.heard_at_s = 1000.0
-        self.loop = SlotLoop(1.0, 30.0, self.now_s)
-        self.decisions: list[SlotDecision] = []
+        self.loop = slot.SlotLoop(1.0, 30.0, self.now_s)
+        self.decisions: list[slot.SlotDecision] = []
         self.closes_in_time = True
-        self.last_reports: tuple[SlotFact, ...] = ()
+        self.last_reports: tuple[slot.SlotFact, ...] = ()
         """What parts report while they close."""
 
-    def on(self, *facts: SlotFact) -> None:
+    def on(self, *facts: slot.SlotFact) -> None:
         for fact in facts:
             self._take(self.loop.on(fact, self.now_s))
 
@@ -85,42 +50,42 @@ class Driving:
             self.heard_at_s = self.now_s
         self._take(self.loop.tick(self.heard_at_s, self.now_s))
 
-    def _take(self, decisions: tuple[SlotDecision, ...]) -> None:
+    def _take(self, decisions: tuple[slot.SlotDecision, ...]) -> None:
         for decision in decisions:
             self.decisions.append(decision)
-            if isinstance(decision, CloseParts):
-                self.on(*self.last_reports, PartsClosed(self.closes_in_time))
+            if isinstance(decision, slot.CloseParts):
+                self.on(*self.last_reports, slot.PartsClosed(self.closes_in_time))
 
     def of_type(self, wanted: type[_D]) -> list[_D]:
         return [decision for decision in self.decisions if isinstance(decision, wanted)]
 
     def run(self) -> None:
-        self.on(DEPLOY, RestoreEnded())
+        self.on(DEPLOY, slot.RestoreEnded())
 
 
 def test_a_slot_that_is_deployed_restores_and_then_starts() -> None:
     driving = Driving()
     driving.on(DEPLOY)
-    assert driving.decisions == [BeginRestore(DEPLOY)]
-    driving.on(TRIGGER, COMPLETE, PROGRESS, GloballyCommitted("out", CHECKPOINT))
+    assert driving.decisions == [slot.BeginRestore(DEPLOY)]
+    driving.on(TRIGGER, COMPLETE, PROGRESS, messages.GloballyCommitted("out", CHECKPOINT))
     assert len(driving.decisions) == 1, "subtasks that are not there are posted nothing"
-    driving.on(RestoreEnded())
-    assert driving.decisions[1:] == [StartSubtasks()]
+    driving.on(slot.RestoreEnded())
+    assert driving.decisions[1:] == [slot.StartSubtasks()]
 
 
 def test_what_the_driver_says_reaches_the_subtasks_and_the_committers() -> None:
     driving = Driving()
     driving.run()
     driving.decisions.clear()
-    abort, offer = NotifyAbort(CHECKPOINT, "late"), OfferSplits("source", ())
-    globally = GloballyCommitted("out", CHECKPOINT)
-    driving.on(TRIGGER, offer, abort, COMPLETE, globally, Heartbeat())
+    abort, offer = NotifyAbort(CHECKPOINT, "late"), messages.OfferSplits("source", ())
+    globally = messages.GloballyCommitted("out", CHECKPOINT)
+    driving.on(TRIGGER, offer, abort, COMPLETE, globally, messages.Heartbeat())
     assert driving.decisions == [
-        Post(TRIGGER),
-        Post(offer),
-        Post(abort),
-        Post(COMPLETE),
-        CommitDecided(COMPLETE),
+        slot.Post(TRIGGER),
+        slot.Post(offer),
+        slot.Post(abort),
+        slot.Post(COMPLETE),
+        slot.CommitDecided(COMPLETE),
         globally,
     ]
 
@@ -129,15 +94,15 @@ def test_what_parts_report_reaches_the_driver() -> None:
     driving = Driving()
     driving.run()
     driving.decisions.clear()
-    frozen = SnapshotFrozen(REF, CHECKPOINT)
-    declined, exhausted = Declined(CHECKPOINT, REF, "full"), SourceExhausted(REF)
+    frozen = slot.SnapshotFrozen(REF, CHECKPOINT)
+    declined, exhausted = messages.Declined(CHECKPOINT, REF, "full"), messages.SourceExhausted(REF)
     driving.on(frozen, ACK, declined, exhausted, PROGRESS)
     assert driving.decisions == [
-        BeginUpload(frozen),
-        Send(ACK),
-        Send(declined),
-        Send(exhausted),
-        NoteProgress(PROGRESS),
+        slot.BeginUpload(frozen),
+        slot.Send(ACK),
+        slot.Send(declined),
+        slot.Send(exhausted),
+        slot.NoteProgress(PROGRESS),
     ]
 
 
@@ -145,26 +110,28 @@ def test_only_the_first_failure_is_told_and_none_once_the_slot_closes() -> None:
     driving = Driving()
     driving.run()
     first, second = BadRecord("row 7"), BadRecord("row 8")
-    driving.on(PartFailed(first), PartFailed(second))
-    assert [failure.error for failure in driving.of_type(ReportFailure)] == [first]
+    driving.on(messages.PartFailed(first), messages.PartFailed(second))
+    assert [failure.error for failure in driving.of_type(slot.ReportFailure)] == [first]
     driving = Driving()
     driving.run()
-    driving.last_reports = (PartFailed(first),)
-    driving.on(Shutdown("over"))
-    assert not driving.of_type(ReportFailure)
-    assert driving.decisions[-1] == EndSlot("over")
+    driving.last_reports = (messages.PartFailed(first),)
+    driving.on(messages.Shutdown("over"))
+    assert not driving.of_type(slot.ReportFailure)
+    assert driving.decisions[-1] == slot.EndSlot("over")
 
 
 def test_a_slot_that_hears_nothing_of_its_driver_or_loses_it_exits() -> None:
     driving = Driving()
     driving.run()
     driving.tick(30.0, hears=False)
-    assert driving.of_type(SendHeartbeat) == [SendHeartbeat()]
+    assert driving.of_type(slot.SendHeartbeat) == [slot.SendHeartbeat()]
     driving.tick(1.0, hears=False)
-    assert driving.of_type(ExitHard) == [ExitHard("nothing heard from the driver for 31 s")]
+    assert driving.of_type(slot.ExitHard) == [
+        slot.ExitHard("nothing heard from the driver for 31 s")
+    ]
     driving = Driving()
-    driving.on(DriverLost("the job driver is gone"))
-    assert driving.decisions == [ExitHard("the job driver is gone")]
+    driving.on(slot.DriverLost("the job driver is gone"))
+    assert driving.decisions == [slot.ExitHard("the job driver is gone")]
     driving.on(ACK)
     driving.tick(1.0)
     assert len(driving.decisions) == 1
@@ -175,23 +142,23 @@ def test_heartbeats_are_sent_once_an_interval() -> None:
     for _ in range(8):
         assert 0 < driving.loop.wait_s(driving.now_s) <= 1.0
         driving.tick(0.25)
-    assert len(driving.of_type(SendHeartbeat)) == 2
+    assert len(driving.of_type(slot.SendHeartbeat)) == 2
 
 
 def test_what_is_reported_before_the_end_is_told_before_it() -> None:
     """The files of a late ack are deleted by the driver, which must hear of it (I9)."""
     driving = Driving()
     driving.run()
-    driving.last_reports = (ACK, PROGRESS, SourceExhausted(REF))
-    driving.on(Shutdown("over"))
-    deadline_s = driving.now_s + CLOSE_TIMEOUT_S
+    driving.last_reports = (ACK, PROGRESS, messages.SourceExhausted(REF))
+    driving.on(messages.Shutdown("over"))
+    deadline_s = driving.now_s + slot.CLOSE_TIMEOUT_S
     assert driving.decisions[2:] == [
-        BeginClosing(),
-        CloseParts("over", deadline_s),
-        Send(ACK),
-        NoteProgress(PROGRESS),
-        SayClosed(deadline_s),
-        EndSlot("over"),
+        slot.BeginClosing(),
+        slot.CloseParts("over", deadline_s),
+        slot.Send(ACK),
+        slot.NoteProgress(PROGRESS),
+        slot.SayClosed(deadline_s),
+        slot.EndSlot("over"),
     ]
 
 
@@ -199,42 +166,42 @@ def test_a_part_that_hangs_ends_the_process_after_the_driver_was_told() -> None:
     driving = Driving()
     driving.run()
     driving.closes_in_time = False
-    driving.on(Shutdown("over"))
-    assert driving.of_type(SayClosed)
-    assert driving.decisions[-1] == ExitHard("over; not all has ended within 5.0 s")
+    driving.on(messages.Shutdown("over"))
+    assert driving.of_type(slot.SayClosed)
+    assert driving.decisions[-1] == slot.ExitHard("over; not all has ended within 5.0 s")
 
 
 def test_a_slot_that_restores_ends_that_first_and_no_later_than_its_deadline() -> None:
     driving = Driving()
-    driving.on(DEPLOY, Shutdown("over"), Shutdown("again"), TRIGGER)
-    assert driving.decisions[1:] == [BeginClosing()]
-    assert driving.loop.wait_s(driving.now_s) == CLOSE_TIMEOUT_S
-    driving.on(RestoreEnded())
-    assert driving.of_type(StartSubtasks), "they close their operators"
-    assert driving.decisions[-1] == EndSlot("over")
+    driving.on(DEPLOY, messages.Shutdown("over"), messages.Shutdown("again"), TRIGGER)
+    assert driving.decisions[1:] == [slot.BeginClosing()]
+    assert driving.loop.wait_s(driving.now_s) == slot.CLOSE_TIMEOUT_S
+    driving.on(slot.RestoreEnded())
+    assert driving.of_type(slot.StartSubtasks), "they close their operators"
+    assert driving.decisions[-1] == slot.EndSlot("over")
     driving = Driving()
-    driving.last_reports = (RestoreEnded(),)
-    driving.on(DEPLOY, Shutdown("over"))
-    driving.tick(CLOSE_TIMEOUT_S)
-    assert not driving.of_type(StartSubtasks)
-    assert len(driving.of_type(CloseParts)) == 1
-    assert driving.decisions[-1] == ExitHard("over; not all has ended within 5.0 s")
+    driving.last_reports = (slot.RestoreEnded(),)
+    driving.on(DEPLOY, messages.Shutdown("over"))
+    driving.tick(slot.CLOSE_TIMEOUT_S)
+    assert not driving.of_type(slot.StartSubtasks)
+    assert len(driving.of_type(slot.CloseParts)) == 1
+    assert driving.decisions[-1] == slot.ExitHard("over; not all has ended within 5.0 s")
 
 
 @pytest.mark.parametrize("closes_first", [False, True])
 def test_a_slot_that_was_restored_in_part_does_not_live_on(closes_first: bool) -> None:
     driving = Driving()
-    failed = RestoreEnded(BadRecord("row 7"), leaves_parts=True)
-    steps: list[SlotFact] = [failed, Shutdown("over")]
+    failed = slot.RestoreEnded(BadRecord("row 7"), leaves_parts=True)
+    steps: list[slot.SlotFact] = [failed, messages.Shutdown("over")]
     driving.on(DEPLOY, *(reversed(steps) if closes_first else steps))
-    assert len(driving.of_type(ReportFailure)) == (not closes_first)
-    assert driving.decisions[-1] == ExitHard("over; its state was restored in part")
+    assert len(driving.of_type(slot.ReportFailure)) == (not closes_first)
+    assert driving.decisions[-1] == slot.ExitHard("over; its state was restored in part")
 
 
 def test_a_slot_that_was_not_deployed_leaves_when_it_is_told() -> None:
     driving = Driving()
-    driving.on(Shutdown("attempt 1 is over; 2 runs"))
-    assert driving.decisions[-1] == EndSlot("attempt 1 is over; 2 runs")
+    driving.on(messages.Shutdown("attempt 1 is over; 2 runs"))
+    assert driving.decisions[-1] == slot.EndSlot("attempt 1 is over; 2 runs")
 
 
 MOMENTS: tuple[Callable[[Driving], None], ...] = (
@@ -250,8 +217,8 @@ def test_a_shutdown_at_every_moment_ends_the_slot_with_a_word_to_the_driver(
 ) -> None:
     driving = Driving()
     moment(driving)
-    driving.on(Shutdown("over"))
-    driving.on(RestoreEnded())
-    driving.tick(CLOSE_TIMEOUT_S)
-    assert len(driving.of_type(SayClosed)) == 1
-    assert driving.decisions[-1] == EndSlot("over")
+    driving.on(messages.Shutdown("over"))
+    driving.on(slot.RestoreEnded())
+    driving.tick(slot.CLOSE_TIMEOUT_S)
+    assert len(driving.of_type(slot.SayClosed)) == 1
+    assert driving.decisions[-1] == slot.EndSlot("over")

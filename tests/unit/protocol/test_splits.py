@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.protocol.checkpoints.coordination import completed, private
 
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-    handles_of,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, next_decision
@@ -38,14 +33,16 @@ def n(number: int) -> CheckpointId:
 # The decision at a start
 
 
-def _restored() -> CompletedCheckpoint:
+def _restored() -> snapshots.CompletedCheckpoint:
     """Two subtasks of a source with a sink in its chain, and state elsewhere."""
     chains = tuple(
-        SubtaskSnapshot(
+        snapshots.SubtaskSnapshot(
             SubtaskRef("records", index),
             (
-                OperatorSnapshot("records", lists={"splits": (b"%d" % index,), "other": (b"x",)}),
-                OperatorSnapshot(
+                snapshots.OperatorSnapshot(
+                    "records", lists={"splits": (b"%d" % index,), "other": (b"x",)}
+                ),
+                snapshots.OperatorSnapshot(
                     "ledger",
                     committables=(Committable(TransactionId("job.ledger", 1, 2, index)),),
                 ),
@@ -54,7 +51,7 @@ def _restored() -> CompletedCheckpoint:
         for index in range(2)
     )
     base = completed(3, private("chk-3/a1/state"), attempt=1)
-    return CompletedCheckpoint(
+    return snapshots.CompletedCheckpoint(
         checkpoint=base.checkpoint,
         attempt=base.attempt,
         parallelism=2,
@@ -66,7 +63,7 @@ def _restored() -> CompletedCheckpoint:
     )
 
 
-def _lists(checkpoint: CompletedCheckpoint, uid: str) -> list[bytes]:
+def _lists(checkpoint: snapshots.CompletedCheckpoint, uid: str) -> list[bytes]:
     return [e for _, operator in checkpoint.operator(uid) for e in operator.lists.get("splits", ())]
 
 
@@ -83,7 +80,7 @@ def test_decision_with_new_splits_changes_nothing_else_of_what_is_restored() -> 
     assert _lists(grown, "more") == [b"9"]
     assert (grown.checkpoint, grown.attempt, grown.final) == (4, 2, False)
     assert committables_of(grown) == committables_of(restored)
-    assert handles_of(grown.snapshots) == handles_of(restored.snapshots)
+    assert snapshots.handles_of(grown.snapshots) == snapshots.handles_of(restored.snapshots)
     assert retain_ledger_from([grown]) == retain_ledger_from([restored]) == 2
     assert (grown.parallelism, grown.max_parallelism) == (2, 128)
     assert [operator.lists["other"] for _, operator in grown.operator("records")] == [(b"x",)] * 2

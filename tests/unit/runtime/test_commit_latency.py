@@ -9,17 +9,7 @@ import pytest
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.record_times import RecordTimes
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    CheckpointAcked,
-    CheckpointCommitted,
-    CheckpointCompleted,
-    CheckpointFailed,
-    JobEvent,
-    Moment,
-    SinksRecovered,
-    SubtaskCommitted,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.metrics.commit_latency import (
     UNCOMMITTED_MAX,
     CommitLatency,
@@ -36,34 +26,34 @@ SINKS = (
 )
 
 
-def at(seconds: float) -> Moment:
+def at(seconds: float) -> job_events.Moment:
     """So long after the records were made."""
-    return Moment(seconds, MADE_S + seconds)
+    return job_events.Moment(seconds, MADE_S + seconds)
 
 
-def ack(number: int, records: int, source: SubtaskRef = SOURCE) -> Iterable[JobEvent]:
+def ack(number: int, records: int, source: SubtaskRef = SOURCE) -> Iterable[job_events.JobEvent]:
     """Yield the acks of one checkpoint, with `records` of one time."""
     checkpoint, made_ms = CheckpointId(number), MADE_S * 1000
     times = RecordTimes(1, {made_ms: records}, made_ms * records) if records else None
-    yield CheckpointAcked(checkpoint, source, SnapshotTimings(), times)
+    yield job_events.CheckpointAcked(checkpoint, source, SnapshotTimings(), times)
     for writer in WRITERS:
-        yield CheckpointAcked(checkpoint, writer, SnapshotTimings())
+        yield job_events.CheckpointAcked(checkpoint, writer, SnapshotTimings())
 
 
-def decide(number: int) -> JobEvent:
-    return CheckpointCompleted(CheckpointId(number), append_ms=1.0)
+def decide(number: int) -> job_events.JobEvent:
+    return job_events.CheckpointCompleted(CheckpointId(number), append_ms=1.0)
 
 
-def commit(number: int, seconds: float, *writers: int) -> Iterable[JobEvent]:
+def commit(number: int, seconds: float, *writers: int) -> Iterable[job_events.JobEvent]:
     for index in writers or (0, 1):
-        yield SubtaskCommitted(WRITERS[index], CheckpointId(number), at=at(seconds))
+        yield job_events.SubtaskCommitted(WRITERS[index], CheckpointId(number), at=at(seconds))
 
 
 class Measuring:
     def __init__(self) -> None:
         self.latency = CommitLatency(SINKS)
 
-    def take(self, *events: JobEvent) -> None:
+    def take(self, *events: job_events.JobEvent) -> None:
         for event in events:
             self.latency.on_event(event)
 
@@ -84,14 +74,14 @@ def test_a_record_counts_when_all_subtasks_of_its_sink_have_committed() -> None:
     job.take(*commit(1, 9))
     assert job.read("out") == (10, 40), "once"
     assert job.read("lake") == (0, 0), "the driver has not committed"
-    job.take(CheckpointCommitted("lake", CheckpointId(1), at=at(7)))
+    job.take(job_events.CheckpointCommitted("lake", CheckpointId(1), at=at(7)))
     assert job.read("lake") == (10, 70)
 
 
 def test_a_sink_counts_the_records_of_its_own_sources() -> None:
     job = Measuring()
     job.take(*ack(1, 5, OTHER), decide(1), *commit(1, 3))
-    job.take(CheckpointCommitted("lake", CheckpointId(1), at=at(3)))
+    job.take(job_events.CheckpointCommitted("lake", CheckpointId(1), at=at(3)))
     assert job.read("out") == (0, 0)
     assert job.read("lake") == (5, 15)
     job.take(*ack(2, 2), *ack(2, 4, OTHER), decide(2), *commit(2, 1))
@@ -109,7 +99,7 @@ def test_one_commit_may_be_of_several_checkpoints_and_an_earlier_one_waits() -> 
 
 def test_records_of_a_checkpoint_that_was_given_up_count_with_the_next() -> None:
     job = Measuring()
-    job.take(*ack(1, 10), CheckpointFailed(CheckpointId(1), "a subtask said no"))
+    job.take(*ack(1, 10), job_events.CheckpointFailed(CheckpointId(1), "a subtask said no"))
     job.take(*ack(2, 1), decide(2), *commit(2, 8))
     assert job.read("out") == (11, 88)
 
@@ -117,7 +107,10 @@ def test_records_of_a_checkpoint_that_was_given_up_count_with_the_next() -> None
 def test_recovery_counts_what_was_decided_and_what_is_read_again_counts_once() -> None:
     job = Measuring()
     job.take(*ack(1, 10), decide(1), *commit(1, 2, 0), *ack(2, 5))
-    job.take(AttemptBegan(AttemptId(2), CheckpointId(1)), SinksRecovered((), at=at(6)))
+    job.take(
+        job_events.AttemptBegan(AttemptId(2), CheckpointId(1)),
+        job_events.SinksRecovered((), at=at(6)),
+    )
     assert job.read("out") == job.read("lake") == (10, 60)
     job.take(*ack(3, 5), decide(3), *commit(3, 9))
     assert job.read("out") == (15, 105)
@@ -126,7 +119,10 @@ def test_recovery_counts_what_was_decided_and_what_is_read_again_counts_once() -
 def test_a_decision_of_which_the_attempt_did_not_hear_counts_at_recovery() -> None:
     job = Measuring()
     job.take(*ack(1, 1), *ack(2, 10), *ack(3, 100))
-    job.take(AttemptBegan(AttemptId(2), CheckpointId(2)), SinksRecovered((), at=at(6)))
+    job.take(
+        job_events.AttemptBegan(AttemptId(2), CheckpointId(2)),
+        job_events.SinksRecovered((), at=at(6)),
+    )
     assert job.read("out") == (11, 66)
 
 
@@ -139,7 +135,7 @@ def test_a_sink_that_never_commits_keeps_a_bounded_number_of_checkpoints_and_eve
         assert len(job.latency._decided) <= UNCOMMITTED_MAX  # pyright: ignore[reportPrivateUsage]
     assert job.read("out") == (2 * count, 2 * count)
     assert job.read("lake") == (0, 0)
-    job.take(CheckpointCommitted("lake", CheckpointId(count), at=at(10)))
+    job.take(job_events.CheckpointCommitted("lake", CheckpointId(count), at=at(10)))
     assert job.read("lake") == (2 * count, 20 * count)
     assert not job.latency._decided  # pyright: ignore[reportPrivateUsage]
 

@@ -25,12 +25,7 @@ from onceflow.core.protocol.loops.slots import SlotRoster
 from onceflow.core.protocol.messages import Declined, DriverMessage, Heartbeat, Hello, PartFailed
 from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.slot.context import versions
-from onceflow.core.runtime.transport.control_plane import (
-    ControlEvent,
-    ControlServer,
-    ControlStream,
-    SlotConnected,
-)
+from onceflow.core.runtime.transport import control_plane
 from onceflow.core.runtime.transport.credentials import Credentials
 
 ATTEMPT = AttemptId(1)
@@ -82,12 +77,12 @@ def running(script: str, *arguments: str) -> Generator[subprocess.Popen[str], No
 def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing(
     tmp_path: Path,
 ) -> None:
-    events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
-    server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
+    events: queue.SimpleQueue[control_plane.ControlEvent] = queue.SimpleQueue()
+    server = control_plane.ControlServer("127.0.0.1", Credentials("secret"), events.put)
     roster, pool = SlotRoster(replace(SETTINGS, heartbeat_timeout_s=1.0)), SlotPool()
     with running(SLOT, server.address, json.dumps(versions())) as slot:
         connected = events.get(timeout=60)
-        assert isinstance(connected, SlotConnected)
+        assert isinstance(connected, control_plane.SlotConnected)
         roster.admit(connected.link.hello, time.monotonic())
         pool.admit(connected.link)
         os.kill(slot.pid, signal.SIGSTOP)
@@ -106,11 +101,11 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
 
 
 def test_what_waits_for_a_frozen_slot_arrives_when_it_goes_on() -> None:
-    events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
-    server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
+    events: queue.SimpleQueue[control_plane.ControlEvent] = queue.SimpleQueue()
+    server = control_plane.ControlServer("127.0.0.1", Credentials("secret"), events.put)
     with running(SLOT, server.address, json.dumps(versions())) as slot:
         connected = events.get(timeout=60)
-        assert isinstance(connected, SlotConnected)
+        assert isinstance(connected, control_plane.SlotConnected)
         os.kill(slot.pid, signal.SIGSTOP)
         for _ in range(32):
             connected.link.send(NotifyAbort(CheckpointId(1), MEGABYTE))
@@ -133,7 +128,7 @@ def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
         address = driver.stdout.readline().strip()
         hello = Hello(ATTEMPT, 0, os.getpid(), os.getppid(), "here", "", versions())
         heard: queue.SimpleQueue[DriverMessage | DriverLost | PartFailed] = queue.SimpleQueue()
-        stream = ControlStream(address, Credentials("secret"), hello, heard.put)
+        stream = control_plane.ControlStream(address, Credentials("secret"), hello, heard.put)
         os.kill(driver.pid, signal.SIGSTOP)
         began = time.monotonic()
         for _ in range(32):

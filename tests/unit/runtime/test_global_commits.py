@@ -14,11 +14,7 @@ from tests.support.counting_source import SCHEMA
 from onceflow import RuntimeSettings
 from onceflow.core.errors import PreparedTransactionLost
 from onceflow.core.plan.graph import Graph, Operator, WriteTo
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -72,14 +68,14 @@ def _sink(by: CommittedBy = CommittedBy.DRIVER) -> Sink:
     return cast("Sink", SimpleNamespace(committed_by=by, gathering=None))
 
 
-def _decide(checkpoint: int, *sink_ids: str, attempt: int = 3) -> CompletedCheckpoint:
+def _decide(checkpoint: int, *sink_ids: str, attempt: int = 3) -> snapshots.CompletedCheckpoint:
     committables = tuple(
         Committable(TransactionId(sink_id, attempt, checkpoint, 0), 5) for sink_id in sink_ids
     )
-    snapshot = SubtaskSnapshot(
-        SubtaskRef("chain", 0), (OperatorSnapshot("op", committables=committables),)
+    snapshot = snapshots.SubtaskSnapshot(
+        SubtaskRef("chain", 0), (snapshots.OperatorSnapshot("op", committables=committables),)
     )
-    return CompletedCheckpoint(
+    return snapshots.CompletedCheckpoint(
         CheckpointId(checkpoint), AttemptId(attempt), 1, 128, (snapshot,), 1, 2
     )
 

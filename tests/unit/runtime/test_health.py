@@ -16,17 +16,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.runtime.driver import health
 from onceflow.core.runtime.driver.health import Health, JobHealth, answer_probe
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    AttemptRunning,
-    CheckpointCompleted,
-    CheckpointTriggered,
-    JobEnded,
-    JobEvent,
-    JobRestarting,
-    JobStarted,
-    Moment,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.status import JobStatus, apply
 from onceflow.core.settings.pipeline_settings import Metrics
 
@@ -43,9 +33,9 @@ class Watched:
         monkeypatch.setattr(health, "time", clock)
         self._health = JobHealth(SETTINGS, RUNTIME, intervals)
         self._status = JobStatus("ledger")
-        self.take(lambda moment: JobStarted(at=moment))
+        self.take(lambda moment: job_events.JobStarted(at=moment))
 
-    def take(self, *events: Callable[[Moment], JobEvent]) -> None:
+    def take(self, *events: Callable[[job_events.Moment], job_events.JobEvent]) -> None:
         for make in events:
             event = make(at(self.now_s))
             self._status = apply(self._status, event)
@@ -53,15 +43,15 @@ class Watched:
 
     def run(self, attempt: int = 1) -> None:
         self.take(
-            lambda moment: AttemptBegan(AttemptId(attempt), CheckpointId(0), at=moment),
-            lambda moment: AttemptRunning(at=moment),
+            lambda moment: job_events.AttemptBegan(AttemptId(attempt), CheckpointId(0), at=moment),
+            lambda moment: job_events.AttemptRunning(at=moment),
         )
 
     def complete(self, number: int) -> None:
         checkpoint, kind = CheckpointId(number), CheckpointKind.PERIODIC
         self.take(
-            lambda moment: CheckpointTriggered(checkpoint, kind, at=moment),
-            lambda moment: CheckpointCompleted(checkpoint, 1.0, at=moment),
+            lambda moment: job_events.CheckpointTriggered(checkpoint, kind, at=moment),
+            lambda moment: job_events.CheckpointCompleted(checkpoint, 1.0, at=moment),
         )
 
     def promise(self, within_s: float) -> None:
@@ -80,11 +70,11 @@ def test_a_job_is_ready_once_it_runs_and_a_checkpoint_is_decided(
     assert job.judge().unreadiness == "no checkpoint is decided yet"
     job.complete(1)
     assert job.judge() == Health("ledger", "", "")
-    job.take(lambda moment: JobRestarting(1.0, "SlotLost: gone", at=moment))
+    job.take(lambda moment: job_events.JobRestarting(1.0, "SlotLost: gone", at=moment))
     assert job.judge() == Health("ledger", "", "the job is restarting")
     job.run(2)
     assert job.judge().unreadiness == ""
-    job.take(lambda moment: JobEnded(JobState.STOPPED, at=moment))
+    job.take(lambda moment: job_events.JobEnded(JobState.STOPPED, at=moment))
     assert job.judge() == Health("ledger", "", "the job has ended: stopped")
 
 
@@ -145,4 +135,4 @@ def test_a_limit_below_one_interval_is_refused(intervals: int) -> None:
 
 
 def test_the_clock_of_promises_is_that_of_events() -> None:
-    assert abs(Moment.now().monotonic_s - time.monotonic()) < 5.0
+    assert abs(job_events.Moment.now().monotonic_s - time.monotonic()) < 5.0

@@ -29,30 +29,7 @@ from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics, Wait
 from onceflow.core.runtime.driver.health import Health
 from onceflow.core.runtime.driver.http_server import Request, Response
 from onceflow.core.runtime.driver.metrics_server import MetricsApi, ShownJob, ShownMetrics
-from onceflow.core.runtime.events.job_events import (
-    AttemptBegan,
-    AttemptEnded,
-    AttemptRunning,
-    CheckpointAcked,
-    CheckpointCommitted,
-    CheckpointCompleted,
-    CheckpointFailed,
-    CheckpointTriggered,
-    CommitRefused,
-    JobEnded,
-    JobEvent,
-    JobRestarting,
-    JobStarted,
-    LagMeasured,
-    LeftoversAborted,
-    RecoveredSink,
-    SavepointCompleted,
-    SinkBlocked,
-    SinksRecovered,
-    SlotJoined,
-    SlotReported,
-    SubtaskCommitted,
-)
+from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.listeners import StatusTracker
 from onceflow.core.runtime.metrics.commit_latency import SinkInputs
 from onceflow.core.runtime.metrics.exposition import Measured, expose
@@ -76,7 +53,7 @@ class Measuring:
         self.metrics = JobMetrics(10.0, limits, sinks)
         self._tracker = StatusTracker(job, (), self.metrics.on_event)
 
-    def take(self, *events: JobEvent) -> None:
+    def take(self, *events: job_events.JobEvent) -> None:
         for event in events:
             self._tracker.publish(event)
 
@@ -102,38 +79,40 @@ def find(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((f"onceflow_{name}", frozenset(labels.items())))
 
 
-def begin(attempt: int, slots: int = 1) -> Iterable[JobEvent]:
-    yield AttemptBegan(AttemptId(attempt), CheckpointId(0))
-    yield from (SlotJoined(slot, 100 + slot, 1, "here") for slot in range(slots))
+def begin(attempt: int, slots: int = 1) -> Iterable[job_events.JobEvent]:
+    yield job_events.AttemptBegan(AttemptId(attempt), CheckpointId(0))
+    yield from (job_events.SlotJoined(slot, 100 + slot, 1, "here") for slot in range(slots))
 
 
-def report(slot: int = 0, **counts: Any) -> SlotReported:
+def report(slot: int = 0, **counts: Any) -> job_events.SlotReported:
     sinks = counts.pop("sinks", ())
-    return SlotReported(slot, (SubtaskMetrics(SubtaskRef("in", slot), **counts),), sinks, 1 << 20)
+    return job_events.SlotReported(
+        slot, (SubtaskMetrics(SubtaskRef("in", slot), **counts),), sinks, 1 << 20
+    )
 
 
 def sink(**counts: Any) -> SinkMetrics:
     return SinkMetrics("out", "ledger.out", 0, **counts)
 
 
-def complete(number: int, **parts: float) -> Iterable[JobEvent]:
+def complete(number: int, **parts: float) -> Iterable[job_events.JobEvent]:
     checkpoint = CheckpointId(number)
-    yield CheckpointTriggered(checkpoint, CheckpointKind.PERIODIC)
+    yield job_events.CheckpointTriggered(checkpoint, CheckpointKind.PERIODIC)
     timings: Any = {"size_bytes": 70, "uploaded_bytes": 50, **parts}
-    yield CheckpointAcked(checkpoint, READER, SnapshotTimings(**timings))
-    yield CheckpointCompleted(checkpoint, append_ms=12.0)
-    yield SubtaskCommitted(READER, checkpoint)
+    yield job_events.CheckpointAcked(checkpoint, READER, SnapshotTimings(**timings))
+    yield job_events.CheckpointCompleted(checkpoint, append_ms=12.0)
+    yield job_events.SubtaskCommitted(READER, checkpoint)
 
 
-def fail() -> Iterable[JobEvent]:
+def fail() -> Iterable[job_events.JobEvent]:
     """Yield what happened now: an event has its time since it was made."""
-    yield AttemptEnded(AttemptId(1), "SlotLost: slot 0 is gone")
-    yield JobRestarting(0.1, "SlotLost: slot 0 is gone")
+    yield job_events.AttemptEnded(AttemptId(1), "SlotLost: slot 0 is gone")
+    yield job_events.JobRestarting(0.1, "SlotLost: slot 0 is gone")
 
 
 def test_counters_go_on_over_attempts_and_count_the_reports_of_slots_once() -> None:
     job = Measuring()
-    job.take(JobStarted(frozenset({"in"})), *begin(1))
+    job.take(job_events.JobStarted(frozenset({"in"})), *begin(1))
     job.take(report(records_in=40, busy_s=1.5), report(records_in=100, busy_s=2.0, rejected=3))
     assert job.value("source_records_total", source="in") == 100
     job.take(*fail(), *begin(2))
@@ -148,10 +127,18 @@ def test_counters_go_on_over_attempts_and_count_the_reports_of_slots_once() -> N
 
 def test_rows_committed_by_slots_and_by_recovery_add_up() -> None:
     job = Measuring()
-    job.take(JobStarted(), *begin(1), SinksRecovered(()))
+    job.take(job_events.JobStarted(), *begin(1), job_events.SinksRecovered(()))
     job.take(report(sinks=(sink(rows_committed=10, committed=1),)))
-    job.take(*fail(), *begin(2), SinksRecovered((RecoveredSink("out", "ledger.out", 2, 20, 1),)))
-    job.take(LeftoversAborted(AttemptId(2), (RecoveredSink("out", "ledger.out", aborted=3),)))
+    job.take(
+        *fail(),
+        *begin(2),
+        job_events.SinksRecovered((job_events.RecoveredSink("out", "ledger.out", 2, 20, 1),)),
+    )
+    job.take(
+        job_events.LeftoversAborted(
+            AttemptId(2), (job_events.RecoveredSink("out", "ledger.out", aborted=3),)
+        )
+    )
     job.take(report(sinks=(sink(rows_committed=5, committed=1, retried=2, rows_rejected=4),)))
     assert job.value("sink_rows_total", sink="out") == 35
     assert job.value("sink_commits_total", sink="out") == 4
@@ -162,7 +149,7 @@ def test_rows_committed_by_slots_and_by_recovery_add_up() -> None:
 
 def test_what_a_failed_attempt_left_prepared_is_in_doubt_until_recovery_has_resolved_it() -> None:
     job = Measuring()
-    job.take(JobStarted(), *begin(1), AttemptRunning())
+    job.take(job_events.JobStarted(), *begin(1), job_events.AttemptRunning())
     job.take(report(sinks=(sink(open=1, prepared=2, oldest_prepared_s=30.0),)))
 
     def states() -> list[float | None]:
@@ -178,17 +165,17 @@ def test_what_a_failed_attempt_left_prepared_is_in_doubt_until_recovery_has_reso
     age_s = job.value("sink_oldest_prepared_seconds", sink="out")
     assert age_s is not None
     assert 30.0 <= age_s < 60.0, "it ages while nobody reports it"
-    job.take(SinksRecovered((RecoveredSink("out", "ledger.out", 2, 20),)))
+    job.take(job_events.SinksRecovered((job_events.RecoveredSink("out", "ledger.out", 2, 20),)))
     assert states() == [0, 0, 0]
     assert job.value("sink_oldest_prepared_seconds", sink="out") == 0
 
 
 def test_a_checkpoint_is_measured_by_parts_once_and_its_commit_when_it_has_ended() -> None:
     job = Measuring()
-    job.take(JobStarted(), *begin(1), AttemptRunning())
+    job.take(job_events.JobStarted(), *begin(1), job_events.AttemptRunning())
     job.take(*complete(1, alignment_ms=30.0, start_delay_ms=4.0), *complete(2, alignment_ms=3.0))
-    job.take(CheckpointTriggered(CheckpointId(3), CheckpointKind.MANUAL))
-    job.take(CheckpointFailed(CheckpointId(3), "a subtask said no"))
+    job.take(job_events.CheckpointTriggered(CheckpointId(3), CheckpointKind.MANUAL))
+    job.take(job_events.CheckpointFailed(CheckpointId(3), "a subtask said no"))
 
     def count(part: str, bound: str) -> float | None:
         labels = {"kind": "periodic", "part": part, "le": bound}
@@ -217,7 +204,7 @@ def checkpoint(number: int, *handles: StateHandle) -> CompletedCheckpoint:
 
 def test_storage_is_the_files_of_retained_checkpoints_each_once() -> None:
     job = Measuring()
-    job.take(JobStarted())
+    job.take(job_events.JobStarted())
     assert job.value("storage_bytes") is None
     shared, own = StateHandle("a", "shared/a", 100, ""), StateHandle("b", "chk-2/b", 20, "")
     inline = StateHandle("c", "", 5, "", inline=b"12345")
@@ -229,16 +216,19 @@ def test_storage_is_the_files_of_retained_checkpoints_each_once() -> None:
 
 def test_series_are_bounded_and_sums_stay_whole_above_the_limits() -> None:
     job = Measuring(limits=SeriesLimits(subtasks_max=2, splits_max=1))
-    job.take(JobStarted(frozenset({"in"})), *begin(1, slots=3))
+    job.take(job_events.JobStarted(frozenset({"in"})), *begin(1, slots=3))
     job.take(*(report(slot, records_in=10, input_batches=2) for slot in range(3)))
-    job.take(LagMeasured("in", (SplitOffsets("0", 3, 10), SplitOffsets("1", 5, 10))))
+    job.take(job_events.LagMeasured("in", (SplitOffsets("0", 3, 10), SplitOffsets("1", 5, 10))))
     assert job.value("subtask_records_in_total", chain="in") == 30
     assert job.value("subtask_input_batches", chain="in") == 6
     assert job.value("subtask_records_in_total", chain="in", subtask="0") is None
     assert job.value("slot_memory_bytes", slot="0") is None
     assert job.value("source_lag_records", source="in") == 12
     for number in range(50):
-        job.take(JobRestarting(0.0, f"Error{number}: x"), JobRestarting(0.0, "no class: x"))
+        job.take(
+            job_events.JobRestarting(0.0, f"Error{number}: x"),
+            job_events.JobRestarting(0.0, "no class: x"),
+        )
     found = read(expose([job.measure()], "").body)
     assert sum(name == "onceflow_restarts_total" for name, _ in found) <= 21
     assert find(found, "restarts_total", job_name="ledger", reason="other") == 81
@@ -247,7 +237,7 @@ def test_series_are_bounded_and_sums_stay_whole_above_the_limits() -> None:
 def measure_scrape(subtasks: int) -> float:
     """Return the processor time of the best of five scrapes with a series each, in seconds."""
     job = Measuring(limits=SeriesLimits(subtasks_max=1_000))
-    job.take(JobStarted(frozenset({"in"})), *begin(1, slots=subtasks))
+    job.take(job_events.JobStarted(frozenset({"in"})), *begin(1, slots=subtasks))
     job.take(*(report(slot, records_in=10, busy_s=0.5) for slot in range(subtasks)))
     body, best_s = b"", float("inf")
     for _ in range(5):
@@ -266,36 +256,42 @@ def test_a_scrape_of_1000_subtasks_costs_no_more_for_each_than_one_of_100() -> N
 def test_versions_of_tables_and_their_files_are_counted_over_all_attempts() -> None:
     """A checkpoint without rows has no version, and neither have sinks of other targets."""
     job = Measuring()
-    job.take(JobStarted(frozenset({"in"})), *begin(1), report(sinks=(sink(committed=1),)))
+    job.take(
+        job_events.JobStarted(frozenset({"in"})), *begin(1), report(sinks=(sink(committed=1),))
+    )
     assert job.value("sink_versions_total", sink="out") is None
     for number, versions, files in ((1, 1, 4), (2, 0, 0), (3, 1, 2)):
-        job.take(CheckpointCommitted("out", CheckpointId(number), versions=versions, files=files))
-    job.take(*begin(2), CheckpointCommitted("out", CheckpointId(4), versions=1, files=1))
+        job.take(
+            job_events.CheckpointCommitted(
+                "out", CheckpointId(number), versions=versions, files=files
+            )
+        )
+    job.take(*begin(2), job_events.CheckpointCommitted("out", CheckpointId(4), versions=1, files=1))
     assert job.value("sink_versions_total", sink="out") == 3
     assert job.value("sink_version_files_total", sink="out") == 7
 
 
 def test_names_with_quotes_and_newlines_are_read_back_as_they_are() -> None:
     job = Measuring(odd := 'o"d\\d\n}')
-    job.take(JobStarted(frozenset({odd})), *begin(1))
-    job.take(LagMeasured(odd, (SplitOffsets(odd, 3, 10),)))
+    job.take(job_events.JobStarted(frozenset({odd})), *begin(1))
+    job.take(job_events.LagMeasured(odd, (SplitOffsets(odd, 3, 10),)))
     assert job.value("source_lag_records", source=odd, split=odd) == 7
 
 
-def every_event() -> Iterable[JobEvent]:
-    yield from (JobStarted(frozenset({"in"})), *begin(1), AttemptRunning())
+def every_event() -> Iterable[job_events.JobEvent]:
+    yield from (job_events.JobStarted(frozenset({"in"})), *begin(1), job_events.AttemptRunning())
     yield report(records_in=40, sinks=(sink(prepared=1),))
-    yield SinkBlocked("out", ("session 7",))
-    yield CommitRefused("out", "checkpoint 1: read-only")
-    yield LagMeasured("in", (SplitOffsets("0", 3, 10),))
+    yield job_events.SinkBlocked("out", ("session 7",))
+    yield job_events.CommitRefused("out", "checkpoint 1: read-only")
+    yield job_events.LagMeasured("in", (SplitOffsets("0", 3, 10),))
     yield from complete(1)
-    yield CheckpointCommitted("out", CheckpointId(1), versions=1, files=2)
-    yield CheckpointTriggered(CheckpointId(2), CheckpointKind.SAVEPOINT)
-    yield SavepointCompleted(CheckpointId(2), "/kept", 100)
-    yield from (*fail(), *begin(2), SinksRecovered(()), AttemptRunning())
-    yield SinkBlocked("out", ("session 7",))
-    yield LagMeasured("in", (SplitOffsets("0", 3, 10),))
-    yield SlotJoined(0, 1, 1, "here")
+    yield job_events.CheckpointCommitted("out", CheckpointId(1), versions=1, files=2)
+    yield job_events.CheckpointTriggered(CheckpointId(2), CheckpointKind.SAVEPOINT)
+    yield job_events.SavepointCompleted(CheckpointId(2), "/kept", 100)
+    yield from (*fail(), *begin(2), job_events.SinksRecovered(()), job_events.AttemptRunning())
+    yield job_events.SinkBlocked("out", ("session 7",))
+    yield job_events.LagMeasured("in", (SplitOffsets("0", 3, 10),))
+    yield job_events.SlotJoined(0, 1, 1, "here")
     waits = (Wait("out", "database 'shop' at db:5432 (to commit)", 12.0),)
     yield replace(report(records_in=40, sinks=(sink(prepared=1),)), waits=waits)
 
@@ -348,8 +344,8 @@ def test_an_event_that_cannot_be_counted_harms_no_job(caplog: pytest.LogCaptureF
     metrics = JobMetrics()
     tracker = StatusTracker("ledger", (), metrics.on_event)
     for _ in range(2):
-        tracker.publish(JobRestarting(0.1, None))  # type: ignore[arg-type]
-    tracker.publish(JobEnded(JobState.STOPPED))
+        tracker.publish(job_events.JobRestarting(0.1, None))  # type: ignore[arg-type]
+    tracker.publish(job_events.JobEnded(JobState.STOPPED))
     assert tracker.status.state is JobState.STOPPED
     assert [record.name for record in caplog.records] == ["onceflow.metrics"], "said once"
     assert metrics.collect()
@@ -366,7 +362,7 @@ def ask(api: MetricsApi, path: str, method: str = "GET") -> Response:
 def test_jobs_at_one_address_share_each_metric_and_keep_their_names() -> None:
     api, jobs = MetricsApi(), [Measuring("one"), Measuring("two")]
     for job in jobs:
-        job.take(JobStarted(), *begin(1))
+        job.take(job_events.JobStarted(), *begin(1))
         api.add(job, job.shown())
     body = ask(api, "/metrics").body
     assert body.count(b"# TYPE onceflow_attempts_total") == 1

@@ -39,17 +39,7 @@ from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, LogMemory
 from onceflow.core.protocol.log.rules import CheckpointDecided, LogView
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.source_operator import SPLITS
-from onceflow.core.runtime.driver.restore import (
-    assign_state,
-    check_in_flight,
-    check_max_parallelism,
-    check_operators,
-    check_others,
-    check_settings,
-    check_sinks,
-    operators_left,
-    without_in_flight,
-)
+from onceflow.core.runtime.driver import restore
 
 _SCHEMA = pa.schema([("key", pa.int64())])
 _GROUPS = 8
@@ -113,20 +103,20 @@ def test_state_that_no_operator_takes_is_refused_by_its_uid(
     graph = _graph(work)
     for snapshot in (_OF_KEYS, _OF_SUBTASK, _OF_LISTS, _OF_TIME):
         left = () if snapshot in taken else ("op",)
-        assert operators_left(graph, _restored(snapshot)) == left
+        assert restore.operators_left(graph, _restored(snapshot)) == left
         if left:
             with pytest.raises(StateIncompatible, match="holds state of op, and"):
-                check_operators(graph, _restored(snapshot))
+                restore.check_operators(graph, _restored(snapshot))
         else:
-            check_operators(graph, _restored(snapshot))
-    assert operators_left(graph, _restored(OperatorSnapshot("op"))) == ()
-    assert operators_left(graph, _restored(replace(_OF_KEYS, uid="gone"))) == ("gone",)
+            restore.check_operators(graph, _restored(snapshot))
+    assert restore.operators_left(graph, _restored(OperatorSnapshot("op"))) == ()
+    assert restore.operators_left(graph, _restored(replace(_OF_KEYS, uid="gone"))) == ("gone",)
 
 
 def test_another_number_of_key_groups_is_refused() -> None:
-    check_max_parallelism(_restored(), _GROUPS)
+    restore.check_max_parallelism(_restored(), _GROUPS)
     with pytest.raises(StateIncompatible, match="set max_parallelism=8"):
-        check_max_parallelism(_restored(), _GROUPS + 1)
+        restore.check_max_parallelism(_restored(), _GROUPS + 1)
 
 
 def test_rows_in_flight_to_an_input_that_is_gone_are_refused() -> None:
@@ -134,14 +124,14 @@ def test_rows_in_flight_to_an_input_that_is_gone_are_refused() -> None:
         return _restored(in_flight=(InFlight(chain, True, _handle("f", 0, 7), number),))
 
     graph = _graph(_KEYED)
-    check_in_flight(graph, fly("op", 0))
+    restore.check_in_flight(graph, fly("op", 0))
     for restored in (fly("op", 1), fly("gone", 0)):
         with pytest.raises(StateIncompatible, match="rows that were on their way into"):
-            check_in_flight(graph, restored)
+            restore.check_in_flight(graph, restored)
     # The rows of a stream without a key have no owner.
     with pytest.raises(StateIncompatible, match="on their way into op,"):
-        check_in_flight(_graph(ProcessRecords(_ANY)), fly("op", 0))
-    without = without_in_flight(fly("gone", 0), AttemptId(4), 9)
+        restore.check_in_flight(_graph(ProcessRecords(_ANY)), fly("op", 0))
+    without = restore.without_in_flight(fly("gone", 0), AttemptId(4), 9)
     assert without.in_flight("gone") == ()
     assert (without.attempt, without.checkpoint) == (4, 8)
 
@@ -149,11 +139,16 @@ def test_rows_in_flight_to_an_input_that_is_gone_are_refused() -> None:
 def test_state_of_another_key_type_is_refused_and_given_to_no_slot() -> None:
     graph = _graph(_KEYED)
     same, other = (replace(_OF_KEYS, described={"key": kind}) for kind in ("integer", "text"))
-    check_settings(graph, _restored(same))
+    restore.check_settings(graph, _restored(same))
     with pytest.raises(StateIncompatible, match="'op': key was text and is now integer"):
-        check_settings(graph, _restored(other))
-    assert [one.uid for one in assign_state(graph, _restored(same), 1)[0].operators] == ["in", "op"]
-    assert [one.uid for one in assign_state(graph, _restored(other), 1)[0].operators] == ["in"]
+        restore.check_settings(graph, _restored(other))
+    assert [one.uid for one in restore.assign_state(graph, _restored(same), 1)[0].operators] == [
+        "in",
+        "op",
+    ]
+    assert [one.uid for one in restore.assign_state(graph, _restored(other), 1)[0].operators] == [
+        "in"
+    ]
 
 
 def _view(*committables: Committable, sinks: tuple[str, ...] = ()) -> LogView:
@@ -174,21 +169,21 @@ def test_a_sink_id_that_the_pipeline_lacks_is_refused_unless_it_is_retired() -> 
     decided = Committable(TransactionId("old", 3, 7, 0), 5)
     other = Committable(TransactionId("new", 3, 7, 0), 9)
     view = _view(decided, other)
-    check_sinks(_with_sink("new"), view, ("old",))
-    check_sinks(_with_sink("old"), _view(decided), ())
+    restore.check_sinks(_with_sink("new"), view, ("old",))
+    restore.check_sinks(_with_sink("old"), _view(decided), ())
     with pytest.raises(ConfigError, match=r"decided 1 transactions \(5 rows\) under sink id 'old'"):
-        check_sinks(_with_sink("new"), view, ())
+        restore.check_sinks(_with_sink("new"), view, ())
     with pytest.raises(ConfigError, match="where something may be in doubt"):
-        check_sinks(_with_sink("new"), _view(other, sinks=("old",)), ())
+        restore.check_sinks(_with_sink("new"), _view(other, sinks=("old",)), ())
     with pytest.raises(ConfigError, match="where something may be in doubt"):
-        check_sinks(_with_sink("new"), LogView(memory=LogMemory(sinks=("old",))), ())
+        restore.check_sinks(_with_sink("new"), LogView(memory=LogMemory(sinks=("old",))), ())
 
 
 def test_a_new_job_that_takes_the_sink_id_of_another_one_is_refused() -> None:
     other = _view(sinks=("taken",))
-    check_others("job", _with_sink("free"), {"other": LogView()})
+    restore.check_others("job", _with_sink("free"), {"other": LogView()})
     with pytest.raises(ConfigError, match="sink id 'taken' is in use by job 'other'"):
-        check_others("job", _with_sink("taken"), {"first": LogView(), "other": other})
+        restore.check_others("job", _with_sink("taken"), {"first": LogView(), "other": other})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +200,7 @@ def test_a_new_job_with_the_operators_of_another_one_is_warned(
     caplog: pytest.LogCaptureFixture, view: LogView, warns: bool
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        check_others("job", _with_sink("free"), {"other": view})
+        restore.check_others("job", _with_sink("free"), {"other": view})
     assert ("job 'other' in the same checkpoint storage has its operators" in caplog.text) == warns
 
 
@@ -218,20 +213,20 @@ def test_each_slot_gets_the_state_and_the_rows_in_flight_of_its_keys() -> None:
     )
     flying = tuple(InFlight("op", sent, middle) for sent in (False, True))
     restored = _restored(*snapshots, in_flight=(*flying, InFlight("op", True, right)))
-    two = assign_state(_graph(_KEYED), restored, 2)
+    two = restore.assign_state(_graph(_KEYED), restored, 2)
     assert [slot.operators[1].keyed for slot in two] == [(left, middle), (right, middle)]
     assert [slot.operators[1].lists for slot in two] == [{EVENT_TIME: (b"1", b"2")}] * 2
     at = InFlight("op", True, middle), InFlight("op", True, right), InFlight("op", False, middle)
     assert [slot.in_flight for slot in two] == [(at[0], at[2]), at]
-    (one,) = assign_state(_graph(_KEYED), restored, 1)
+    (one,) = restore.assign_state(_graph(_KEYED), restored, 1)
     assert one.operators[1].keyed == (left, right, middle)
-    four = assign_state(_graph(_KEYED), restored, 4)
+    four = restore.assign_state(_graph(_KEYED), restored, 4)
     keyed = [slot.operators[1].keyed for slot in four]
     assert keyed == [(left,), (left, middle), (right, middle), (right,)]
 
 
 def test_an_operator_without_state_is_restored_nowhere() -> None:
-    for slot in assign_state(_graph(_KEYED), _restored(), 2):
+    for slot in restore.assign_state(_graph(_KEYED), _restored(), 2):
         assert [(one.uid, one.lists) for one in slot.operators] == [("in", {SPLITS: ()})]
 
 
@@ -248,18 +243,20 @@ def test_state_without_a_key_is_given_to_every_slot_and_broadcast_state_once() -
         OperatorSnapshot("op", raw=(copies[1],)),
         OperatorSnapshot("op"),
     )
-    slots = assign_state(_graph(_KEYED), restored, 3)
+    slots = restore.assign_state(_graph(_KEYED), restored, 3)
     assert [slot.operators[1].raw for slot in slots] == [
         (split, union, copies[0], owned),
         (split, union, copies[1], owned),
         (split, union, copies[0]),
     ]
     without = _restored(OperatorSnapshot("op", raw=(split,)), OperatorSnapshot("op", raw=(union,)))
-    for slot in assign_state(_graph(_KEYED), without, 2):
+    for slot in restore.assign_state(_graph(_KEYED), without, 2):
         assert slot.operators[1].raw == (split, union)
 
 
 def test_state_of_a_single_key_group_is_restored() -> None:
     single = _handle("k", 5, 5)
-    slots = assign_state(_graph(_KEYED), _restored(OperatorSnapshot("op", keyed=(single,))), 2)
+    slots = restore.assign_state(
+        _graph(_KEYED), _restored(OperatorSnapshot("op", keyed=(single,))), 2
+    )
     assert [slot.operators[1].keyed for slot in slots] == [(), (single,)]

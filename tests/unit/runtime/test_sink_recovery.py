@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.support.counting_source import SCHEMA
 
+from onceflow.core import spi
 from onceflow.core.errors import (
     CommitFailed,
     DecisionForgotten,
@@ -17,12 +18,7 @@ from onceflow.core.errors import (
     StorageBehind,
 )
 from onceflow.core.plan.graph import Graph, Operator, WriteTo
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SnapshotTimings,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -38,15 +34,6 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, Tran
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.events.job_events import CommitRefused, RecoveredSink
-from onceflow.core.spi import (
-    CommittedBy,
-    Committer,
-    CommitterContext,
-    GlobalCommitter,
-    Sink,
-    SinkWriter,
-    WriterContext,
-)
 from onceflow.core.storage import ClaimedLog, FileSystemStorage
 
 
@@ -83,9 +70,9 @@ class _Target:
 
 
 @dataclass(frozen=True)
-class _Sink(Sink):
+class _Sink(spi.Sink):
     target: _Target
-    by: CommittedBy = CommittedBy.SLOTS
+    by: spi.CommittedBy = spi.CommittedBy.SLOTS
     gathers: bool = False
 
     @property
@@ -93,24 +80,24 @@ class _Sink(Sink):
         return CommitInterval(seconds=60.0) if self.gathers else None
 
     @property
-    def committed_by(self) -> CommittedBy:
+    def committed_by(self) -> spi.CommittedBy:
         return self.by
 
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def validate(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         self.target.asked.append(f"validate {context.sink_id}")
 
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         self.target.asked.append(f"open {context.sink_id}")
 
-    def writer(self, context: WriterContext) -> SinkWriter:
+    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         raise NotImplementedError
 
-    def committer(self, context: CommitterContext) -> Committer:
-        kind = _Committer if self.by is CommittedBy.SLOTS else _GlobalCommitter
+    def committer(self, context: spi.CommitterContext) -> spi.Committer:
+        kind = _Committer if self.by is spi.CommittedBy.SLOTS else _GlobalCommitter
         return kind(self.target)
 
 
-class _Committer(Committer):
+class _Committer(spi.Committer):
     def __init__(self, target: _Target) -> None:
         self._target = target
 
@@ -127,7 +114,7 @@ class _Committer(Committer):
         self._target.asked.append("close")
 
 
-class _GlobalCommitter(_Committer, GlobalCommitter):
+class _GlobalCommitter(_Committer, spi.GlobalCommitter):
     def commit_checkpoint(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> CommitOutcome:
@@ -147,15 +134,15 @@ def _tx(checkpoint: int, subtask: int = 0, *, attempt: int = 1, sink: str = "a")
 
 def _decide(
     checkpoint: int, *listed: TransactionId, attempt: int = 1, delivered_through: int = 0
-) -> CompletedCheckpoint:
+) -> snapshots.CompletedCheckpoint:
     """Return a decision of `listed`, of 3 rows each."""
     committables = tuple(Committable(transaction, 3) for transaction in listed)
-    snapshot = SubtaskSnapshot(
+    snapshot = snapshots.SubtaskSnapshot(
         SubtaskRef("a", 0),
-        (OperatorSnapshot("a", committables=committables),),
-        SnapshotTimings(0.0, 0.0, 0.0, 0.0, 0),
+        (snapshots.OperatorSnapshot("a", committables=committables),),
+        snapshots.SnapshotTimings(0.0, 0.0, 0.0, 0.0, 0),
     )
-    return CompletedCheckpoint(
+    return snapshots.CompletedCheckpoint(
         CheckpointId(checkpoint), AttemptId(attempt), 1, 128, (snapshot,), 1, 2,
         delivered_through=CheckpointId(delivered_through),
     )  # fmt: skip
@@ -170,13 +157,15 @@ class _Job:
         self.refusals: list[CommitRefused] = []
         self.deadline_s = 5.0
 
-    def decide(self, *decisions: CompletedCheckpoint) -> None:
+    def decide(self, *decisions: snapshots.CompletedCheckpoint) -> None:
         """Append `decisions`, then claim the log for the next attempt."""
         for decision in (_decide(0), *decisions):
             self.log.append(decision)
         self.log = self.log.claim_again()
 
-    def begin(self, retired: dict[str, Sink | None] | None = None, **sinks: Sink) -> SinkRecovery:
+    def begin(
+        self, retired: dict[str, spi.Sink | None] | None = None, **sinks: spi.Sink
+    ) -> SinkRecovery:
         operators = [
             Operator(f"uid-{sink_id}", WriteTo(sink, sink_id), (), SCHEMA)
             for sink_id, sink in sinks.items()
@@ -200,7 +189,7 @@ def test_each_sink_has_decided_rows_committed_and_the_others_rolled_back(tmp_pat
     a, b = _Target([_tx(1), _tx(1, 1), _tx(2)]), _Target([_tx(2, sink="b")])
     whole = _Target([_tx(1, sink="c"), _tx(1, 1, sink="c"), _tx(2, sink="c")])
     job.decide(_decide(1, _tx(1), _tx(1, 1), _tx(1, sink="c"), _tx(1, 1, sink="c")))
-    recovery = job.begin(c=_Sink(whole, CommittedBy.DRIVER), a=_Sink(a), b=_Sink(b))
+    recovery = job.begin(c=_Sink(whole, spi.CommittedBy.DRIVER), a=_Sink(a), b=_Sink(b))
     assert job.recover(recovery) == (
         RecoveredSink("uid-c", "c", committed=2, rows_committed=6, aborted=1),
         RecoveredSink("uid-a", "a", committed=2, rows_committed=6, aborted=1),
@@ -269,7 +258,7 @@ def test_a_sweep_rolls_back_what_an_older_attempt_prepared_late_in_every_sink(
     job = _Job(tmp_path, "a", "b")
     job.decide(_decide(1))
     whole, single = _Target(), _Target()
-    recovery = job.begin(b=_Sink(whole, CommittedBy.DRIVER), a=_Sink(single))
+    recovery = job.begin(b=_Sink(whole, spi.CommittedBy.DRIVER), a=_Sink(single))
     job.recover(recovery)
     single.prepared += [_tx(2), _tx(2, attempt=2)]
     whole.prepared += [_tx(2, sink="b"), _tx(2, attempt=2, sink="b")]
@@ -312,7 +301,7 @@ def test_what_is_in_doubt_is_listed_for_the_sinks_that_are_asked_for(tmp_path: P
     recovery = job.begin(
         a=_Sink(_Target([_tx(3)])),
         b=_Sink(_Target([_tx(3, sink="b"), _tx(0, sink="b")])),
-        c=_Sink(_Target(in_c, through=1), CommittedBy.DRIVER),
+        c=_Sink(_Target(in_c, through=1), spi.CommittedBy.DRIVER),
     )
     assert recovery.list_in_doubt(("b", "c")) == {_tx(3, sink="b"), *in_c[1:]}
 
@@ -321,7 +310,7 @@ def test_a_target_tells_how_far_its_checkpoints_are_committed_once_it_was_opened
     tmp_path: Path,
 ) -> None:
     job = _Job(tmp_path, "a")
-    sink = _Sink(_Target(through=1), CommittedBy.DRIVER)
+    sink = _Sink(_Target(through=1), spi.CommittedBy.DRIVER)
     assert job.begin(a=sink).ask_targets() == ()
     job.decide(_decide(1))
     assert job.begin(a=sink).ask_targets() == (TargetRecord("a", through=CheckpointId(1)),)
@@ -333,7 +322,7 @@ def test_a_target_that_is_ahead_of_the_log_has_nothing_written(job: _Job) -> Non
     job.decide(_decide(1))
     target = _Target([_tx(2)], through=2)
     with pytest.raises(StorageBehind, match="has committed checkpoint 2"):
-        job.recover(job.begin(a=_Sink(target, CommittedBy.DRIVER)))
+        job.recover(job.begin(a=_Sink(target, spi.CommittedBy.DRIVER)))
     assert target.asked == []
 
 
@@ -341,7 +330,7 @@ def test_a_new_sink_id_whose_target_is_ahead_of_the_log_has_nothing_written(job:
     job.decide(_decide(1))
     target = _Target([_tx(1, sink="new")], through=2)
     with pytest.raises(StorageBehind, match="checkpoint 2 of sink new, and the last decision .* 1"):
-        job.recover(job.begin(new=_Sink(target, CommittedBy.DRIVER)))
+        job.recover(job.begin(new=_Sink(target, spi.CommittedBy.DRIVER)))
     assert target.asked == []
 
 
@@ -355,7 +344,7 @@ def test_decisions_are_committed_as_one_version_if_the_sink_gathers_them(
     last = replace(_decide(2, first, second), undelivered=(CheckpointId(1),))
     job.decide(_decide(1, first), last)
     target = _Target([first, second])
-    job.recover(job.begin(a=_Sink(target, CommittedBy.DRIVER, gathers)))
+    job.recover(job.begin(a=_Sink(target, spi.CommittedBy.DRIVER, gathers)))
     assert target.asked == asked
 
 
@@ -364,18 +353,18 @@ def test_the_driver_commits_for_sinks_of_whole_checkpoints_that_are_not_retired(
 ) -> None:
     job = _Job(tmp_path, "a", "b", "old")
     job.decide(_decide(1))
-    whole, old = (_Sink(_Target(), CommittedBy.DRIVER) for _ in range(2))
+    whole, old = (_Sink(_Target(), spi.CommittedBy.DRIVER) for _ in range(2))
     recovery = job.begin({"old": old}, a=_Sink(_Target()), b=whole)
     ((uid, sink_id, sink, committer),) = recovery.global_committers()
     assert (uid, sink_id, sink) == ("uid-b", "b", whole)
-    assert isinstance(committer, GlobalCommitter)
+    assert isinstance(committer, spi.GlobalCommitter)
 
 
 def test_a_target_that_has_gone_back_behind_a_delivered_checkpoint_is_refused(job: _Job) -> None:
     job.decide(_decide(1, _tx(1)), _decide(2, _tx(1), delivered_through=1))
     target = _Target([_tx(1)])
     with pytest.raises(PreparedTransactionLost, match="checkpoint 1 of sink a was committed"):
-        job.recover(job.begin(a=_Sink(target, CommittedBy.DRIVER)))
+        job.recover(job.begin(a=_Sink(target, spi.CommittedBy.DRIVER)))
     assert target.asked == []
 
 
@@ -383,7 +372,7 @@ def test_every_committer_is_opened_once_and_closed(tmp_path: Path) -> None:
     job = _Job(tmp_path, "a", "b")
     job.decide(_decide(1))
     single, whole = _Target(), _Target()
-    recovery = job.begin(a=_Sink(single), b=_Sink(whole, CommittedBy.DRIVER))
+    recovery = job.begin(a=_Sink(single), b=_Sink(whole, spi.CommittedBy.DRIVER))
     job.recover(recovery)
     recovery.sweep(_decide(1))
     for _ in range(2):
@@ -401,17 +390,17 @@ class _Watching(_Sink):
     def note(self) -> None:
         self.seen.append(self.recoveries[0].step.text)
 
-    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+    def target_record(self, context: spi.CommitterContext) -> TargetRecord | None:
         self.note()
         return super().target_record(context)
 
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def validate(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         self.note()
 
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         self.note()
 
-    def committer(self, context: CommitterContext) -> Committer:
+    def committer(self, context: spi.CommitterContext) -> spi.Committer:
         return _WatchingCommitter(self)
 
 
@@ -433,8 +422,8 @@ class _WatchingCommitter(_GlobalCommitter):
         return super().in_doubt()
 
 
-@pytest.mark.parametrize("by", CommittedBy)
-def test_people_read_which_question_recovery_waits_for(job: _Job, by: CommittedBy) -> None:
+@pytest.mark.parametrize("by", spi.CommittedBy)
+def test_people_read_which_question_recovery_waits_for(job: _Job, by: spi.CommittedBy) -> None:
     sink = _Watching(_Target([_tx(1), _tx(2)]), by)
     job.decide(_decide(1, _tx(1)))
     recovery = job.begin(a=sink)
@@ -453,7 +442,7 @@ def test_people_read_which_question_recovery_waits_for(job: _Job, by: CommittedB
         has_committed,
         *(
             [holds, f"the commit of {Committable(_tx(1), 3)}", aborted, holds]
-            if by is CommittedBy.SLOTS
+            if by is spi.CommittedBy.SLOTS
             else [
                 "what sink uid-a has committed last and holds in doubt",
                 aborted,

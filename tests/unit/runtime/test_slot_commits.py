@@ -26,38 +26,17 @@ from onceflow.core.commit.queue import CommitQueue
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.errors import ConfigError, PreparedTransactionLost
 from onceflow.core.plan.graph import Operator, WriteTo
-from onceflow.core.protocol.committables import (
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-)
-from onceflow.core.protocol.ids import (
-    GENESIS,
-    AttemptId,
-    CheckpointId,
-    SubtaskRef,
-    TransactionId,
-)
-from onceflow.core.protocol.messages import (
-    CommittedThrough,
-    Complete,
-    CompletionHeard,
-    GloballyCommitted,
-    SinkCommitted,
-)
+from onceflow.core.protocol import committables, ids, messages
 from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
 from onceflow.core.runtime.slot import commits as slot_commits
 from onceflow.core.runtime.slot.commits import CommitWorker, GlobalPreCommits, SlotCommits
 from onceflow.core.runtime.slot.context import SlotMail
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext, SinkWriter, WriterContext
 
-SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
-FIRST, SECOND, THIRD = CheckpointId(1), CheckpointId(2), CheckpointId(3)
+SUBTASK, SINKLESS = ids.SubtaskRef("balance", 0), ids.SubtaskRef("records", 0)
+FIRST, SECOND, THIRD = ids.CheckpointId(1), ids.CheckpointId(2), ids.CheckpointId(3)
 CONTEXT = WriterContext(
-    job="job", uid="ledger", sink_id="out", subtask=0, parallelism=1, attempt=AttemptId(1),
+    job="job", uid="ledger", sink_id="out", subtask=0, parallelism=1, attempt=ids.AttemptId(1),
     first_checkpoint=FIRST,
 )  # fmt: skip
 
@@ -71,30 +50,32 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
         sink = DirectorySink(str(tmp_path / uid))
         commits.worker(SUBTASK, Operator(uid, WriteTo(sink, uid), (), SCHEMA), WriteTo(sink, uid))
 
-    def said(told: list[CommittedThrough]) -> list[tuple[SubtaskRef, CheckpointId, CheckpointId]]:
+    def said(
+        told: list[messages.CommittedThrough],
+    ) -> list[tuple[ids.SubtaskRef, ids.CheckpointId, ids.CheckpointId]]:
         return [(one.subtask, one.checkpoint, one.committed) for one in told]
 
-    def committed(through: CheckpointId) -> list[CommittedThrough]:
+    def committed(through: ids.CheckpointId) -> list[messages.CommittedThrough]:
         """Return what is told when both sinks have committed `through`."""
-        told: list[CommittedThrough] = []
+        told: list[messages.CommittedThrough] = []
         behind = set(needed)
         while behind:
             report = mail.get(timeout=60)
-            assert isinstance(report, SinkCommitted)
+            assert isinstance(report, messages.SinkCommitted)
             told += commits.record_progress(report)
             if report.through == through:
                 behind.remove(report.uid)
         return told
 
-    told = commits.commit_through(Complete(FIRST, needed), [SUBTASK, SINKLESS])
-    assert said(told) == [(SINKLESS, GENESIS, FIRST)]
-    assert said(committed(FIRST)) == [(SUBTASK, GENESIS, FIRST)]
-    told = commits.record_progress(CompletionHeard(SINKLESS, FIRST))
+    told = commits.commit_through(messages.Complete(FIRST, needed), [SUBTASK, SINKLESS])
+    assert said(told) == [(SINKLESS, ids.GENESIS, FIRST)]
+    assert said(committed(FIRST)) == [(SUBTASK, ids.GENESIS, FIRST)]
+    told = commits.record_progress(messages.CompletionHeard(SINKLESS, FIRST))
     assert said(told) == [(SINKLESS, FIRST, FIRST)]
-    told = commits.record_progress(CompletionHeard(SUBTASK, FIRST))
+    told = commits.record_progress(messages.CompletionHeard(SUBTASK, FIRST))
     assert said(told) == [(SUBTASK, FIRST, FIRST)]
-    assert commits.record_progress(CompletionHeard(SUBTASK, SECOND)) == []
-    assert commits.commit_through(Complete(SECOND, needed), [SUBTASK]) == []
+    assert commits.record_progress(messages.CompletionHeard(SUBTASK, SECOND)) == []
+    assert commits.commit_through(messages.Complete(SECOND, needed), [SUBTASK]) == []
     assert said(committed(SECOND)) == [(SUBTASK, SECOND, SECOND)]
     assert commits.close(lambda: 5.0)
     assert mail.empty()
@@ -108,22 +89,22 @@ def test_a_subtask_confirms_no_more_than_the_slowest_of_its_sinks_has_committed(
     fast, slow = DirectorySink(str(tmp_path / "fast")), SlowlyCommittingSink(str(tmp_path / "slow"))
     for uid, sink in (("fast", fast), ("slow", slow)):
         context = replace(CONTEXT, sink_id=uid, schema=SCHEMA)
-        sink.open(CommitterContext("job", uid, uid, AttemptId(1), "log"), SCHEMA)
+        sink.open(CommitterContext("job", uid, uid, ids.AttemptId(1), "log"), SCHEMA)
         work = WriteTo(sink, uid)
         worker = commits.worker(SUBTASK, Operator(uid, work, (), SCHEMA), work)
         writer = sink.writer(context)
         writer.write(pa.RecordBatch.from_pylist([], SCHEMA))
         worker.record_pre_commit(FIRST, writer.pre_commit(FIRST))
-    complete = Complete(FIRST, {"fast": FIRST, "slow": FIRST})
-    assert commits.record_progress(CompletionHeard(SUBTASK, FIRST)) == []
+    complete = messages.Complete(FIRST, {"fast": FIRST, "slow": FIRST})
+    assert commits.record_progress(messages.CompletionHeard(SUBTASK, FIRST)) == []
     assert commits.commit_through(complete, [SUBTASK]) == []
     report = mail.get(timeout=60)
-    assert isinstance(report, SinkCommitted)
+    assert isinstance(report, messages.SinkCommitted)
     assert report.uid == "fast"
     assert commits.record_progress(report) == []
     slow.go_on()
     report = mail.get(timeout=60)
-    assert isinstance(report, SinkCommitted)
+    assert isinstance(report, messages.SinkCommitted)
     assert report.uid == "slow"
     (told,) = commits.record_progress(report)
     assert (told.checkpoint, told.committed) == (FIRST, FIRST)
@@ -135,55 +116,55 @@ class GatedCommitter(Committer):
     """Commits what the test lets through, one after the other."""
 
     def __init__(self) -> None:
-        self.committed: list[CheckpointId] = []
-        self.early: queue.SimpleQueue[tuple[str, CheckpointId]] = queue.SimpleQueue()
+        self.committed: list[ids.CheckpointId] = []
+        self.early: queue.SimpleQueue[tuple[str, ids.CheckpointId]] = queue.SimpleQueue()
         self.passes = threading.Semaphore(0)
         self.is_down = False
         self.is_closed = False
         self.is_committing = threading.Event()
-        self.pruned: queue.SimpleQueue[tuple[CheckpointId, tuple[CheckpointId, ...]]] = (
+        self.pruned: queue.SimpleQueue[tuple[ids.CheckpointId, tuple[ids.CheckpointId, ...]]] = (
             queue.SimpleQueue()
         )
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         if self.is_down:
-            return RetryLater("the target is down")
+            return committables.RetryLater("the target is down")
         self.is_committing.set()
         assert self.passes.acquire(timeout=60)
         self.committed.append(committable.checkpoint)
-        return Committed()
+        return committables.Committed()
 
-    def await_commits(self, checkpoints: Sequence[CheckpointId]) -> None:
+    def await_commits(self, checkpoints: Sequence[ids.CheckpointId]) -> None:
         """Return once `checkpoints` are committed, in their order."""
         deadline = time.monotonic() + 60
         while self.committed != checkpoints:
             assert time.monotonic() < deadline, self.committed
             time.sleep(0.005)
 
-    def begin_commit(self, committable: Committable) -> bool:
+    def begin_commit(self, committable: committables.Committable) -> bool:
         self.early.put(("begin", committable.checkpoint))
         return True
 
-    def withdraw_commit(self, committable: Committable) -> None:
+    def withdraw_commit(self, committable: committables.Committable) -> None:
         self.early.put(("withdraw", committable.checkpoint))
 
-    def abort(self, committable: Committable) -> AbortOutcome:
+    def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         raise NotImplementedError
 
-    def in_doubt(self) -> Sequence[Committable]:
+    def in_doubt(self) -> Sequence[committables.Committable]:
         return ()
 
-    def prune(self, before: CheckpointId) -> None:
+    def prune(self, before: ids.CheckpointId) -> None:
         self.pruned.put((before, tuple(self.committed)))
 
     def close(self) -> None:
         self.is_closed = True
 
 
-def prepare(worker: CommitWorker, checkpoint: CheckpointId) -> None:
+def prepare(worker: CommitWorker, checkpoint: ids.CheckpointId) -> None:
     """Record a transaction of `checkpoint`."""
-    transaction = TransactionId("out", AttemptId(1), checkpoint, 0)
-    worker.record_pre_commit(checkpoint, [Committable(transaction, 1)])
+    transaction = ids.TransactionId("out", ids.AttemptId(1), checkpoint, 0)
+    worker.record_pre_commit(checkpoint, [committables.Committable(transaction, 1)])
 
 
 @contextmanager
@@ -198,7 +179,7 @@ def open_worker_behind(committer: GatedCommitter, decided: int) -> Generator[Com
         failed=failures.append,
     )
     for number in range(1, decided + 1):
-        checkpoint = CheckpointId(number)
+        checkpoint = ids.CheckpointId(number)
         prepare(worker, checkpoint)
         worker.commit_through(checkpoint, FIRST)
     yield worker
@@ -342,13 +323,13 @@ class MisnamingWriter(SinkWriter):
     """Names what it pre-commits for checkpoint 2 as it is told."""
 
     def __init__(self, **names: Any) -> None:
-        self.transaction = replace(TransactionId("out", 1, SECOND, 0), **names)
+        self.transaction = replace(ids.TransactionId("out", 1, SECOND, 0), **names)
 
     def write(self, batch: object) -> None:
         """Write nothing."""
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        return [Committable(self.transaction, 1)]
+    def pre_commit(self, checkpoint: ids.CheckpointId) -> Sequence[committables.Committable]:
+        return [committables.Committable(self.transaction, 1)]
 
     def close(self) -> None:
         """Release nothing."""
@@ -397,9 +378,9 @@ def test_proofs_of_commits_are_deleted_once_nothing_decided_is_left_to_commit() 
 
 def test_a_lost_transaction_fails_the_attempt_by_its_name_and_nothing_later_is_committed() -> None:
     class Losing(GatedCommitter):
-        def commit(self, committable: Committable) -> CommitOutcome:
+        def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
             self.committed.append(committable.checkpoint)
-            return Lost("rolled back by hand")
+            return committables.Lost("rolled back by hand")
 
     failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     committer, commits = Losing(), CommitQueue(CommitRetryPolicy())
@@ -441,12 +422,12 @@ def test_a_commit_of_the_driver_counts_for_its_own_sink_alone(tmp_path: Path) ->
         work = WriteTo(CommittedByDriver(str(tmp_path / sink_id)), sink_id)
         group = commits.worker(SUBTASK, Operator(sink_id, work, (), SCHEMA), work)
         assert isinstance(group, GlobalPreCommits)
-        transaction = TransactionId(sink_id, AttemptId(1), FIRST, 0)
-        group.record_pre_commit(FIRST, [Committable(transaction, 1)])
+        transaction = ids.TransactionId(sink_id, ids.AttemptId(1), FIRST, 0)
+        group.record_pre_commit(FIRST, [committables.Committable(transaction, 1)])
         pre_commits[sink_id] = group
-    commits.commit_through(Complete(FIRST, {"out": FIRST, "other": FIRST}), [SUBTASK])
+    commits.commit_through(messages.Complete(FIRST, {"out": FIRST, "other": FIRST}), [SUBTASK])
     time.sleep(0.02)
-    commits.record_global_commit(GloballyCommitted("out", FIRST))
+    commits.record_global_commit(messages.GloballyCommitted("out", FIRST))
     assert [one.last_commit_ms >= 10.0 for one in commits.metrics()] == [True, False]
     for sink_id, group in pre_commits.items():
         listed[sink_id] = len(group.record_pre_commit(SECOND, []))

@@ -19,11 +19,7 @@ from tests.support.exact_values import Clock, Day, Instant, Local, exact_values,
 
 from onceflow.clients.kafka.registry import SchemaKind
 from onceflow.core.errors import ConfigError
-from onceflow.formats.encoding import (
-    WrittenSchema,
-    schema_text,
-    value_encoder,
-)
+from onceflow.formats import encoding
 from onceflow.formats.faulty_parts import ENCODING_ERRORS
 
 _NANOSECONDS = {"millis": 10**6, "micros": 10**3, "nanos": 1}
@@ -83,8 +79,10 @@ def read_logical(value: Any, schema: dict[str, Any]) -> object:
 def test_a_value_in_avro_is_what_was_written_or_its_row_was_refused(edge: EdgeColumn) -> None:
     columns = pa.schema([pa.field("x", edge.type)])
     try:
-        text = schema_text(SchemaKind.AVRO, columns, "row", alone=False)
-        encode = value_encoder(SchemaKind.AVRO, columns, WrittenSchema(b"", text), alone=False)
+        text = encoding.schema_text(SchemaKind.AVRO, columns, "row", alone=False)
+        encode = encoding.value_encoder(
+            SchemaKind.AVRO, columns, encoding.WrittenSchema(b"", text), alone=False
+        )
     except ConfigError:
         return
     schema = json.loads(text)
@@ -117,7 +115,7 @@ def test_a_decimal_that_avro_has_no_schema_for_is_refused_with_one_that_holds_it
     kind: pa.DataType, cast: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"column 'x(\[\])?' is .*{cast}"):
-        schema_text(SchemaKind.AVRO, pa.schema([pa.field("x", kind)]), "row", alone=False)
+        encoding.schema_text(SchemaKind.AVRO, pa.schema([pa.field("x", kind)]), "row", alone=False)
 
 
 def test_columns_that_avro_lacks_are_these_alone() -> None:
@@ -125,7 +123,7 @@ def test_columns_that_avro_lacks_are_these_alone() -> None:
     for edge in SCALARS:
         columns = pa.schema([pa.field("x", edge.type)])
         try:
-            schema_text(SchemaKind.AVRO, columns, "row", alone=False)
+            encoding.schema_text(SchemaKind.AVRO, columns, "row", alone=False)
         except ConfigError:
             refused.append(edge.name)
     assert refused == [

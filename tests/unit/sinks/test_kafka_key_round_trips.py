@@ -18,27 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import types as arrow
+from tests.support import record_cells, registered_readers
 from tests.support.edge_values import BYTES, NESTED, SCALARS, TEXTS, invalid_text
 from tests.support.exact_values import Clock, Instant, Local, Span, exact_values, same
-from tests.support.record_cells import (
-    Message,
-    RecordColumn,
-    column_groups,
-    find_altered,
-    may_refuse_stored,
-    write_records,
-)
-from tests.support.registered_readers import (
-    avro_reader,
-    json_schema_reader,
-    protobuf_reader,
-    read_clock,
-    read_day,
-    read_document,
-    read_field,
-    read_moment,
-    read_stored,
-)
 from tests.support.source_encoders import is_beyond_python
 from tests.unit.sinks.test_kafka_registered_round_trips import (
     may_refuse_json,
@@ -56,14 +38,14 @@ _TICKS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _ZONED = re.compile(r"(.+?)(?:Z|([+-])(\d\d)(\d\d))")
 
 
-def _alone(column: RecordColumn, name: str = "_key") -> pa.RecordBatch:
+def _alone(column: record_cells.RecordColumn, name: str = "_key") -> pa.RecordBatch:
     """Return rows whose key is `column` itself."""
     numbers = pa.array(range(len(column.values)), pa.int64())
     schema = pa.schema([NUMBER, pa.field(name, column.type)])
     return pa.RecordBatch.from_arrays([numbers, column.values], schema=schema)
 
 
-def _record(column: RecordColumn) -> pa.RecordBatch:
+def _record(column: record_cells.RecordColumn) -> pa.RecordBatch:
     """Return rows whose key is a record of a number and `column`; the last one has no key."""
     numbers = pa.array(range(len(column.values)), pa.int64())
     fields = [NUMBER, pa.field(column.field, column.type)]
@@ -98,28 +80,30 @@ def _has_no_json(kind: pa.DataType) -> bool:
 
 _IN_SHORT = {f"{shape} of {name}" for shape in ("list", "struct", "map")
              for name in ("int64", "string")}  # fmt: skip
-_GROUPS = column_groups([replace(edge, is_short=edge.name in _IN_SHORT) for edge in NESTED])
+_GROUPS = record_cells.column_groups(
+    [replace(edge, is_short=edge.name in _IN_SHORT) for edge in NESTED]
+)
 _IN_RECORDS = {"int64", "double", "string", "binary", "decimal128(38, 10)", "run ends of string"}
 """Scalars that are in records of keys, too; values have cells of all of them."""
 
 
-def _is_in_record(column: RecordColumn) -> bool:
+def _is_in_record(column: record_cells.RecordColumn) -> bool:
     return column.edge.name in _IN_RECORDS or arrow.is_nested(column.type)
 
 
 _FORMATS: dict[str, tuple[Callable[[pa.DataType], bool], Callable[[str], Any]]] = {
-    "avro": (_has_no_avro, avro_reader),
-    "json-schema": (_has_no_json, json_schema_reader),
+    "avro": (_has_no_avro, registered_readers.avro_reader),
+    "json-schema": (_has_no_json, registered_readers.json_schema_reader),
 }
 
 
 @pytest.mark.parametrize("columns", _GROUPS)
 @pytest.mark.parametrize("key_format", list(_FORMATS))
 def test_a_key_by_a_schema_is_what_was_written_or_its_row_was_refused(
-    key_format: str, columns: list[RecordColumn]
+    key_format: str, columns: list[record_cells.RecordColumn]
 ) -> None:
     is_lacked, open_reader = _FORMATS[key_format]
-    may_refuse = may_refuse_stored if key_format == "avro" else may_refuse_json
+    may_refuse = record_cells.may_refuse_stored if key_format == "avro" else may_refuse_json
     altered: dict[str, list[str]] = {}
     for column in columns:
         kind = column.type
@@ -127,22 +111,22 @@ def test_a_key_by_a_schema_is_what_was_written_or_its_row_was_refused(
         if holds(kind, is_lacked):
             for rows in (_alone(column), _record(column)):
                 with pytest.raises(ConfigError, match="column"):
-                    write_records(rows, **given)
+                    record_cells.write_records(rows, **given)
             continue
         parts = [(_alone(column), column.written)]
         if _is_in_record(column):
             parts.append((_record(column), _records_of(column)))
         for rows, values in parts:
-            written = write_records(rows, **given)
+            written = record_cells.write_records(rows, **given)
             text, key_type = written.texts["key"], rows.schema.field("_key").type
             read = partial(_read_key, key_format, open_reader(text), text, key_type)
-            faults = find_altered(written, values, _unless_absent(read), may_refuse)
+            faults = record_cells.find_altered(written, values, _unless_absent(read), may_refuse)
             if faults:
                 altered[column.edge.name] = faults
     assert altered == {}
 
 
-def _records_of(column: RecordColumn) -> list[object]:
+def _records_of(column: record_cells.RecordColumn) -> list[object]:
     pairs = enumerate(column.written)
     return [*({"n": number, column.field: value} for number, value in pairs), None]
 
@@ -151,13 +135,13 @@ def _read_key(
     key_format: str, read: Callable[[bytes], Any], text: str, kind: pa.DataType, key: bytes
 ) -> object:
     if key_format == "avro":
-        return read_stored(read(key), kind, json.loads(text))
-    return read_document(read(key), kind)
+        return registered_readers.read_stored(read(key), kind, json.loads(text))
+    return registered_readers.read_document(read(key), kind)
 
 
 @pytest.mark.parametrize("columns", _GROUPS)
 def test_a_key_in_protobuf_is_what_was_written_or_its_row_was_refused(
-    columns: list[RecordColumn],
+    columns: list[record_cells.RecordColumn],
 ) -> None:
     alone = [one for one in columns if not arrow.is_struct(one.type)]
     required, taken = message_of_all(alone, required=True)
@@ -168,12 +152,12 @@ def test_a_key_in_protobuf_is_what_was_written_or_its_row_was_refused(
         # What JSON has no form for is no part of the value: the key is a column of its own.
         kind, name = column.type, column.field
         rows = _record_of_one(column)
-        written = write_records(rows, message=required, **given)
-        read = protobuf_reader(required.text)
-        faults = find_altered(
+        written = record_cells.write_records(rows, message=required, **given)
+        read = registered_readers.protobuf_reader(required.text)
+        faults = record_cells.find_altered(
             written,
             [*_present(column), None],
-            _unless_absent(lambda key: read_field(read(key), name, kind)),
+            _unless_absent(lambda key: registered_readers.read_field(read(key), name, kind)),
             partial(may_refuse_protobuf, kind),
         )
         if faults:
@@ -181,9 +165,9 @@ def test_a_key_in_protobuf_is_what_was_written_or_its_row_was_refused(
     for column in more:
         rows = _record(column)
         key_type = rows.schema.field("_key").type
-        written = write_records(rows, message=optional, **given)
-        read = protobuf_reader(optional.text)
-        faults = find_altered(
+        written = record_cells.write_records(rows, message=optional, **given)
+        read = registered_readers.protobuf_reader(optional.text)
+        faults = record_cells.find_altered(
             written,
             _records_of(column),
             _unless_absent(lambda key: _members(read(key), key_type)),
@@ -195,14 +179,14 @@ def test_a_key_in_protobuf_is_what_was_written_or_its_row_was_refused(
 
 
 def _members(message: Any, kind: pa.DataType) -> dict[str, object]:
-    return {one.name: read_field(message, one.name, one.type) for one in kind}
+    return {one.name: registered_readers.read_field(message, one.name, one.type) for one in kind}
 
 
-def _present(column: RecordColumn) -> list[object]:
+def _present(column: record_cells.RecordColumn) -> list[object]:
     return [value for value in column.written if value is not None]
 
 
-def _record_of_one(column: RecordColumn) -> pa.RecordBatch:
+def _record_of_one(column: record_cells.RecordColumn) -> pa.RecordBatch:
     """Return rows whose key is a struct of `column` alone, without its nulls; the last is null."""
     rows = [row for row, valid in enumerate(column.values.is_valid().to_pylist()) if valid]
     parts = [column.values.slice(row, 1) for row in [*rows, rows[0]]]
@@ -222,16 +206,16 @@ def test_a_single_column_is_the_only_field_of_a_key_in_protobuf() -> None:
         values = edge.values.filter(
             pa.array([not _is_odd(one) for one in exact_values(edge.values)])
         )
-        column = RecordColumn(edge, "k")
+        column = record_cells.RecordColumn(edge, "k")
         rows = pa.RecordBatch.from_arrays([values], names=["k"])
         schema = pa.schema([pa.field("k", edge.type, nullable=False)])
-        message = Message(schema_text(SchemaKind.PROTOBUF, schema, "row", alone=True))
-        written = write_records(rows, message=message, key="k", key_format="protobuf")
-        read = protobuf_reader(message.text)
-        faults = find_altered(
+        message = record_cells.Message(schema_text(SchemaKind.PROTOBUF, schema, "row", alone=True))
+        written = record_cells.write_records(rows, message=message, key="k", key_format="protobuf")
+        read = registered_readers.protobuf_reader(message.text)
+        faults = record_cells.find_altered(
             written,
             exact_values(values),
-            _unless_absent(lambda key: read_field(read(key), "k", column.type)),
+            _unless_absent(lambda key: registered_readers.read_field(read(key), "k", column.type)),
             lambda _: False,
         )
         assert faults == [], edge.name
@@ -257,9 +241,9 @@ def _read_text_key(key: bytes, kind: pa.DataType) -> object:
     if arrow.is_decimal(kind):
         return Decimal(text)
     if arrow.is_date(kind):
-        return read_day(text)
+        return registered_readers.read_day(text)
     if arrow.is_time(kind):
-        return Clock(read_clock(text))
+        return Clock(registered_readers.read_clock(text))
     if arrow.is_duration(kind):
         return Span(int(text) * _TICKS[kind.unit])
     return _read_text_moment(text) if arrow.is_timestamp(kind) else text
@@ -268,9 +252,9 @@ def _read_text_key(key: bytes, kind: pa.DataType) -> object:
 def _read_text_moment(text: str) -> object:
     zoned = _ZONED.fullmatch(text)
     if zoned is None:
-        return read_moment(text)
+        return registered_readers.read_moment(text)
     moment, sign, hours, minutes = zoned.groups()
-    local = read_moment(moment)
+    local = registered_readers.read_moment(moment)
     offset = 0 if sign is None else (int(hours) * 60 + int(minutes)) * 60 * 10**9
     assert isinstance(local, Local)
     return Instant(local.nanoseconds - (-offset if sign == "-" else offset))
@@ -282,14 +266,14 @@ def test_a_key_as_text_or_bytes_is_what_was_written_or_its_row_was_refused(
 ) -> None:
     altered: dict[str, list[str]] = {}
     for edge in SCALARS:
-        column = RecordColumn(edge, "_key")
+        column = record_cells.RecordColumn(edge, "_key")
         kind, plain = edge.type, to_plain_type(edge.type)
         given: Any = {"key": "_key", "key_format": key_format}
         if not _takes_plain_key(key_format, plain):
             with pytest.raises(ConfigError, match="'_key'"):
-                write_records(_alone(column), **given)
+                record_cells.write_records(_alone(column), **given)
             continue
-        written = write_records(_alone(column), **given)
+        written = record_cells.write_records(_alone(column), **given)
         is_octets = is_text(plain) or is_bytes(plain)
         values = [_as_octets(value) if is_octets else value for value in column.written]
         read: Callable[[bytes], object] = partial(_read_text_key, kind=kind)
@@ -298,7 +282,7 @@ def test_a_key_as_text_or_bytes_is_what_was_written_or_its_row_was_refused(
         if is_octets:
             read = bytes
         may_refuse = may_refuse_json if key_format is None else is_beyond_python
-        faults = find_altered(written, values, _unless_absent(read), may_refuse)
+        faults = record_cells.find_altered(written, values, _unless_absent(read), may_refuse)
         if faults:
             altered[edge.name] = faults
     assert altered == {}
@@ -317,26 +301,26 @@ def _as_octets(value: Any) -> object:
 
 
 def _read_json_key(key: bytes, kind: pa.DataType) -> object:
-    return read_document(json.loads(key), kind)
+    return registered_readers.read_document(json.loads(key), kind)
 
 
 def test_keys_of_several_columns_are_objects_of_json_with_null_for_null() -> None:
     fields = [edge for edge in SCALARS if edge.name in {"int64", "string", "binary", "date32[day]"}]
     for edge in fields:
-        column = RecordColumn(edge, "x")
+        column = record_cells.RecordColumn(edge, "x")
         rows = _alone(column, "x")
-        written = write_records(rows, key=("n", "x"))
+        written = record_cells.write_records(rows, key=("n", "x"))
         kind = pa.struct(list(rows.schema))
         values = [{"n": at, "x": value} for at, value in enumerate(column.written)]
         read = _unless_absent(partial(_read_json_key, kind=kind))
-        assert find_altered(written, values, read, is_beyond_python) == []
+        assert record_cells.find_altered(written, values, read, is_beyond_python) == []
 
 
 def test_text_that_is_not_utf_8_makes_a_bad_row_as_a_key_in_text_or_json() -> None:
     rows = pa.RecordBatch.from_arrays([pa.array([0, 1]), invalid_text()], names=["n", "_key"])
-    written = write_records(rows, key="_key", key_format="string")
+    written = record_cells.write_records(rows, key="_key", key_format="string")
     assert (written.kept, list(written.refused)) == ([0], [1])
-    written = write_records(rows, key="_key", key_format="raw")
+    written = record_cells.write_records(rows, key="_key", key_format="raw")
     assert [record["key"] for record in written.records] == [b"ok", b"\xed\xa0\x80"]
 
 
@@ -363,7 +347,7 @@ def test_headers_are_what_was_written_in_their_order_with_doubles_and_null(
     batch = pa.RecordBatch.from_arrays(
         [pa.array([b"v"] * len(rows)), pa.array(given, kind)], names=["value", "headers"]
     )
-    written = write_records(batch, format="raw")
+    written = record_cells.write_records(batch, format="raw")
     assert written.refused == {}
     shown = [
         record["headers"] and [(one["key"], one["value"]) for one in record["headers"]]
@@ -380,7 +364,7 @@ def test_a_header_s_name_that_the_client_would_cut_off_or_kafka_lacks_makes_a_ba
         [pa.array(range(len(names))), pa.array([b"v"] * len(names)), pa.array(listed, _LISTED)],
         names=["n", "value", "headers"],
     )
-    written = write_records(batch, format="raw", partition_column="n")
+    written = record_cells.write_records(batch, format="raw", partition_column="n")
     assert written.kept == [0, 4]
     assert list(written.refused) == [1, 2, 3]
     assert "'a\\x00b'" in written.refused[1]
@@ -390,7 +374,7 @@ def test_a_header_s_name_that_the_client_would_cut_off_or_kafka_lacks_makes_a_ba
         [pa.array([0, 1]), pa.array([b"v"] * 2), pa.array(named, octets)],
         names=["n", "value", "headers"],
     )
-    written = write_records(batch, format="raw", partition_column="n")
+    written = record_cells.write_records(batch, format="raw", partition_column="n")
     assert [record["headers"] for record in written.records] == [
         [{"key": "\u00e9", "value": "\u00e9".encode()}]
     ]

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import types as arrow
+from tests.support import registered_readers
 from tests.support.edge_values import SCALARS, invalid_text
 from tests.support.exact_values import exact_values
 from tests.support.record_cells import (
@@ -25,12 +26,6 @@ from tests.support.record_cells import (
     is_finer_than_python,
     protobuf_lacks,
     write_records,
-)
-from tests.support.registered_readers import (
-    json_schema_reader,
-    protobuf_reader,
-    read_document,
-    read_field,
 )
 from tests.support.source_encoders import is_beyond_python, is_not_finite
 
@@ -106,7 +101,7 @@ def test_a_value_in_protobuf_is_what_was_written_or_its_row_was_refused(
     columns: list[RecordColumn],
 ) -> None:
     message, taken = message_of_all(columns, required=False)
-    read = protobuf_reader(message.text)
+    read = registered_readers.protobuf_reader(message.text)
     altered: dict[str, list[str]] = {}
     for column in taken:
         kind, name = column.type, column.field
@@ -114,7 +109,7 @@ def test_a_value_in_protobuf_is_what_was_written_or_its_row_was_refused(
         faults = find_altered(
             written,
             column.written,
-            lambda record: read_field(read(record["value"]), name, kind),
+            lambda record: registered_readers.read_field(read(record["value"]), name, kind),
             lambda value: may_refuse_protobuf(kind, value),
         )
         faults += list_unnamed(written, name)
@@ -182,11 +177,11 @@ def test_a_value_by_json_schema_is_what_was_written_or_its_row_was_refused(
                 write_records(_rows(column), format="json-schema")
             continue
         written = write_records(_rows(column), format="json-schema")
-        read = json_schema_reader(written.texts["value"])
+        read = registered_readers.json_schema_reader(written.texts["value"])
         faults = find_altered(
             written,
             column.written,
-            lambda record: read_document(read(record["value"])[name], kind),
+            lambda record: registered_readers.read_document(read(record["value"])[name], kind),
             may_refuse_json,
         )
         faults += list_unnamed(written, name)

@@ -12,12 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.clients.postgres.connection import (
-    ReplyTimeout,
-    attempt_of_writer,
-    until_silent,
-    writer_name,
-)
+from onceflow.clients.postgres import connection
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import AttemptId
@@ -159,13 +154,13 @@ def test_a_table_in_the_quotes_of_sql_is_refused(table: str) -> None:
 
 
 def test_writers_are_known_by_exactly_their_sink_id() -> None:
-    name = writer_name("app.x", 7, 3)
-    assert attempt_of_writer(name, "app.x") == 7
-    assert attempt_of_writer(name, "app") is None
-    assert attempt_of_writer(name, "app_x") is None
-    assert attempt_of_writer("psql", "app.x") is None
+    name = connection.writer_name("app.x", 7, 3)
+    assert connection.attempt_of_writer(name, "app.x") == 7
+    assert connection.attempt_of_writer(name, "app") is None
+    assert connection.attempt_of_writer(name, "app_x") is None
+    assert connection.attempt_of_writer("psql", "app.x") is None
     # Postgres cuts names off after 63 bytes.
-    assert len(writer_name("s" * 32, 99_999_999, 32_767)) <= 63
+    assert len(connection.writer_name("s" * 32, 99_999_999, 32_767)) <= 63
 
 
 def _talk(states: list[int]) -> Generator[int, int, list[int]]:
@@ -176,16 +171,18 @@ def _talk(states: list[int]) -> Generator[int, int, list[int]]:
 
 
 def test_wait_passes_everything_through_and_ends_when_nothing_comes() -> None:
-    bounded: Generator[Any, Any, list[int]] = until_silent(_talk([1, 2]), timeout_s=60)
+    bounded: Generator[Any, Any, list[int]] = connection.until_silent(_talk([1, 2]), timeout_s=60)
     assert next(bounded) == 1
     assert bounded.send(10) == 2
     with pytest.raises(StopIteration) as done:
         bounded.send(20)
     assert done.value.value == [10, 20]
 
-    silent: Generator[Any, Any, list[int]] = until_silent(_talk([1] * 1000), timeout_s=0.01)
+    silent: Generator[Any, Any, list[int]] = connection.until_silent(
+        _talk([1] * 1000), timeout_s=0.01
+    )
     next(silent)
     time.sleep(0.02)
     assert silent.send(1) == 1, "an answer is taken however late it is"
-    with pytest.raises(ReplyTimeout, match=r"0\.01 s"):
+    with pytest.raises(connection.ReplyTimeout, match=r"0\.01 s"):
         silent.send(0)

@@ -11,17 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.integration.sink_kit import Job
 
-from onceflow.connectors import (
-    BadRow,
-    CheckpointId,
-    CommitterContext,
-    OnBadRow,
-    RetryLater,
-    SinkError,
-    StagedSink,
-    TargetRefused,
-    TransactionId,
-)
+from onceflow import connectors
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import FileSink
@@ -31,40 +21,40 @@ from onceflow.sinks.files.writer import KEY_LENGTH_MAX_BYTES, PATH_LENGTH_MAX_BY
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string()), ("place", pa.string())])
 
 
-def caused_by(cause: Exception) -> SinkError:
-    error = SinkError("the target answered with an error")
+def caused_by(cause: Exception) -> connectors.SinkError:
+    error = connectors.SinkError("the target answered with an error")
     error.__cause__ = cause
     return error
 
 
 @dataclass(frozen=True)
-class FailingSink(StagedSink):
+class FailingSink(connectors.StagedSink):
     """Fails to apply what is staged, with `error`."""
 
-    error: Exception = field(default_factory=lambda: SinkError("no answer"))
+    error: Exception = field(default_factory=lambda: connectors.SinkError("no answer"))
 
-    def claim(self, context: CommitterContext) -> None:
+    def claim(self, context: connectors.CommitterContext) -> None:
         pass
 
-    def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+    def apply(self, transaction: connectors.TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
         list(rows)
         raise self.error
 
-    def is_applied(self, transaction: TransactionId) -> bool:
+    def is_applied(self, transaction: connectors.TransactionId) -> bool:
         return False
 
-    def prune(self, sink_id: str, before: CheckpointId) -> None:
+    def prune(self, sink_id: str, before: connectors.CheckpointId) -> None:
         pass
 
 
 @pytest.mark.parametrize(
     ("error", "waits"),
     [
-        (BadRow("id 7"), True),
-        (TargetRefused("column id is gone"), True),
+        (connectors.BadRow("id 7"), True),
+        (connectors.TargetRefused("column id is gone"), True),
         (caused_by(ValueError("year 10000 is out of range")), True),
         (caused_by(OSError(errno.ENAMETOOLONG, "File name too long")), True),
-        (SinkError("no answer"), False),
+        (connectors.SinkError("no answer"), False),
         (caused_by(ConnectionResetError("reset by peer")), False),
         (caused_by(OSError(errno.ENOSPC, "No space left on device")), False),
     ],
@@ -77,13 +67,13 @@ def test_a_staged_commit_says_whether_a_person_has_to_help(
     with Job(FailingSink(error), schema=SCHEMA, staging=staging) as job:
         committable = job.prepare(1, pa.RecordBatch.from_pylist([{"id": 1}], schema=SCHEMA))
         outcome = job.committer().commit(committable)
-    assert isinstance(outcome, RetryLater)
+    assert isinstance(outcome, connectors.RetryLater)
     assert outcome.until_mended is waits
 
 
-@pytest.mark.parametrize("on_bad_row", [OnBadRow.FAIL, OnBadRow.DROP])
+@pytest.mark.parametrize("on_bad_row", [connectors.OnBadRow.FAIL, connectors.OnBadRow.DROP])
 def test_a_path_that_is_too_long_as_a_whole_makes_a_bad_row_before_it_is_decided(
-    tmp_path: Path, on_bad_row: OnBadRow
+    tmp_path: Path, on_bad_row: connectors.OnBadRow
 ) -> None:
     """Each name is short enough, and the path of all of them together is not."""
     deep = tmp_path.joinpath(*["d" * 200] * 18)
@@ -94,14 +84,16 @@ def test_a_path_that_is_too_long_as_a_whole_makes_a_bad_row_before_it_is_decided
         job.check()
         writer = job.writer()
         batch = pa.RecordBatch.from_pylist([bad, good], schema=SCHEMA)
-        if on_bad_row is OnBadRow.FAIL:
-            with pytest.raises(BadRow, match="a directory of 491 bytes, and below the sink's own"):
+        if on_bad_row is connectors.OnBadRow.FAIL:
+            with pytest.raises(
+                connectors.BadRow, match="a directory of 491 bytes, and below the sink's own"
+            ):
                 writer.write(batch)
             return
         writer.write(batch)
         (rejected,) = writer.take_rejected()
         assert rejected.rows.to_pylist() == [bad]
-        (committable,) = writer.pre_commit(CheckpointId(1))
+        (committable,) = writer.pre_commit(connectors.CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
     assert len(list(deep.rglob("*.parquet"))) == 1
 

@@ -22,21 +22,8 @@ from onceflow import HeapBackend, MapStateDescriptor, RocksDBBackend, ValueState
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateBackend, StateContext
+from onceflow.core.state.keys import key_codec, key_columns
 from onceflow.core.state.keys.key_arrays import to_key_array
-from onceflow.core.state.keys.key_codec import (
-    decode_key,
-    encode_key,
-    encode_map_key,
-    encode_python_keys,
-    from_stored_map_key,
-    hash_python_keys,
-    to_stored_map_key,
-)
-from onceflow.core.state.keys.key_columns import (
-    check_key_type,
-    check_rows_can_be_divided,
-    read_key_columns,
-)
 from onceflow.core.state.keys.key_groups import hash_key, hash_keys
 from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys
 from onceflow.core.state.keys.python_keys import python_row_keys
@@ -148,9 +135,9 @@ def test_key_columns_come_back_as_they_were_and_equal_keys_alone_are_equal(
     data: Any, name: str
 ) -> None:
     array = data.draw(COLUMNS[name])
-    columns = read_key_columns([array])
+    columns = key_columns.read_key_columns([array])
     encoded = encode_keys(columns)
-    (read,) = decode_keys(encoded, read_key_columns([array[:0]]))
+    (read,) = decode_keys(encoded, key_columns.read_key_columns([array[:0]]))
     again = to_key_array(read, array.type)
     assert again.type == array.type
     assert of_column(again) == of_column(array)
@@ -178,12 +165,12 @@ def test_keys_as_python_values_come_back_as_they_were_with_one_hash(
         keys = python_row_keys(arrays, names)
     except (BadStateValue, ValueError, OverflowError):
         assume(False)
-    encoded = [encode_key(key) for key in keys]
-    assert encode_python_keys(keys).to_pylist() == encoded
-    again = [decode_key(one) for one in encoded]
+    encoded = [key_codec.encode_key(key) for key in keys]
+    assert key_codec.encode_python_keys(keys).to_pylist() == encoded
+    again = [key_codec.decode_key(one) for one in encoded]
     assert list(map(repr, again)) == list(map(repr, keys))
     hashes = hash_keys(arrays).tolist()
-    assert hashes == hash_python_keys(keys).tolist() == [hash_key(key) for key in again]
+    assert hashes == key_codec.hash_python_keys(keys).tolist() == [hash_key(key) for key in again]
     values = [str(row) for row in zip(*map(of_column, arrays), strict=True)]
     assert len(set(keys)) == len(set(encoded)) == len(set(values)), "as a dict has them"
 
@@ -214,14 +201,14 @@ NO_KEYS = [
 @pytest.mark.parametrize("kind", NO_KEYS, ids=str)
 def test_a_type_that_cannot_be_a_key_is_refused_by_name(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"key column 'price' has type .*cannot be a key"):
-        check_key_type(kind, "price")
+        key_columns.check_key_type(kind, "price")
 
 
 def test_a_column_of_which_arrow_chooses_no_rows_is_refused_by_name() -> None:
     rows = pa.schema([("account", pa.string()), ("note", pa.string_view())])
     with pytest.raises(ConfigError, match="'note' has type string_view"):
-        check_rows_can_be_divided(rows)
-    check_rows_can_be_divided(rows.remove(1))
+        key_columns.check_rows_can_be_divided(rows)
+    key_columns.check_rows_can_be_divided(rows.remove(1))
 
 
 @pytest.mark.parametrize("kind", [float, time, timedelta, UUID, list[int], tuple[int, float]])
@@ -277,14 +264,14 @@ def _without_scale(key: Any) -> Any:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(MAP_KEYS, max_size=6))
 def test_map_keys_are_equal_in_memory_exactly_if_their_bytes_are(keys: list[Any]) -> None:
-    stored = [to_stored_map_key(key) for key in keys]
+    stored = [key_codec.to_stored_map_key(key) for key in keys]
     for one, its_stored in zip(keys, stored, strict=True):
-        again = from_stored_map_key(its_stored)
+        again = key_codec.from_stored_map_key(its_stored)
         assert _without_scale(again) == _without_scale(one)
-        assert to_stored_map_key(again) == its_stored
+        assert key_codec.to_stored_map_key(again) == its_stored
         for other, others_stored in zip(keys, stored, strict=True):
             equal = _without_scale(one) == _without_scale(other)
-            assert equal == (encode_map_key(one) == encode_map_key(other))
+            assert equal == (key_codec.encode_map_key(one) == key_codec.encode_map_key(other))
             assert equal == (its_stored == others_stored)
 
 

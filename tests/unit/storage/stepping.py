@@ -12,13 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from typing_extensions import override
 
-from onceflow.core.storage.filesystems.filesystem import (
-    AlreadyExists,
-    Created,
-    CreateOutcome,
-    CreatesAtomically,
-    CreationUnknown,
-)
+from onceflow.core.storage.filesystems import filesystem
 
 DEADLINE_S = 60.0
 
@@ -79,7 +73,7 @@ class Scheduler:
             self._condition.notify_all()
 
 
-class SteppingFileSystem(CreatesAtomically):
+class SteppingFileSystem(filesystem.CreatesAtomically):
     """Files in memory; atomic calls, except that a listing is taken in two looks, as `readdir` may.
 
     With `lost_replies`, a create may work or not, and raise `CreationUnknown` all the same.
@@ -95,15 +89,15 @@ class SteppingFileSystem(CreatesAtomically):
         return f"memory/{path}"
 
     @override
-    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+    def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:
         self._scheduler.step()
         lost = self._scheduler.random.random() < self._lost_replies
         if lost and self._scheduler.random.random() < 0.5:
-            raise CreationUnknown(f"{path}: no reply, and nothing done")
+            raise filesystem.CreationUnknown(f"{path}: no reply, and nothing done")
         existing = self.files.setdefault(path, data)
         if lost:
-            raise CreationUnknown(f"{path}: no reply, and done")
-        return Created() if existing is data else AlreadyExists(existing)
+            raise filesystem.CreationUnknown(f"{path}: no reply, and done")
+        return filesystem.Created() if existing is data else filesystem.AlreadyExists(existing)
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:

@@ -8,13 +8,7 @@ import sys
 from pathlib import Path
 
 import onceflow
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SnapshotTimings,
-    StateHandle,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 
@@ -72,17 +66,21 @@ def count_steps(names, last):
 
 
 def decision(
-    checkpoint: int, attempt: int, handles: tuple[StateHandle, ...] = (), *, filler: bytes = b""
-) -> CompletedCheckpoint:
+    checkpoint: int,
+    attempt: int,
+    handles: tuple[snapshots.StateHandle, ...] = (),
+    *,
+    filler: bytes = b"",
+) -> snapshots.CompletedCheckpoint:
     """A completed checkpoint that names `handles`."""
     committable = Committable(TransactionId("sink", attempt, checkpoint, 0), 7, filler)
-    operator = OperatorSnapshot(
+    operator = snapshots.OperatorSnapshot(
         "balance", handles, (), {"splits": (b"\x00\xff", b"")}, (committable,)
     )
-    snapshot = SubtaskSnapshot(
-        SubtaskRef("balance", 0), (operator,), SnapshotTimings(0.1, 2.5, 1e-9, 3.0, 10)
+    snapshot = snapshots.SubtaskSnapshot(
+        SubtaskRef("balance", 0), (operator,), snapshots.SnapshotTimings(0.1, 2.5, 1e-9, 3.0, 10)
     )
-    return CompletedCheckpoint(
+    return snapshots.CompletedCheckpoint(
         CheckpointId(checkpoint), AttemptId(attempt), 1, 128, (snapshot,), 1, 2
     )
 

@@ -9,56 +9,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onceflow.core.invariant import InvariantViolation
-from onceflow.core.protocol.checkpoints.alignment import (
-    AlignmentAborted,
-    AlignmentAction,
-    AlignmentMode,
-    Barrier,
-    BarrierAlignment,
-    Block,
-    SourceBarriers,
-    TakeSnapshot,
-    Unblock,
-)
+from onceflow.core.protocol.checkpoints import alignment
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
 
-ALIGNED, AT_LEAST_ONCE = AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE
+ALIGNED, AT_LEAST_ONCE = alignment.AlignmentMode.ALIGNED, alignment.AlignmentMode.AT_LEAST_ONCE
 
 
-def barrier(number: int) -> Barrier:
-    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, triggered_at_ms=0)
+def barrier(number: int) -> alignment.Barrier:
+    return alignment.Barrier(CheckpointId(number), CheckpointKind.PERIODIC, triggered_at_ms=0)
 
 
-def taken(actions: tuple[AlignmentAction, ...]) -> list[int]:
-    return [a.barrier.checkpoint for a in actions if isinstance(a, TakeSnapshot)]
+def taken(actions: tuple[alignment.AlignmentAction, ...]) -> list[int]:
+    return [a.barrier.checkpoint for a in actions if isinstance(a, alignment.TakeSnapshot)]
 
 
-def aborted(actions: tuple[AlignmentAction, ...]) -> list[int]:
-    return [a.checkpoint for a in actions if isinstance(a, AlignmentAborted)]
+def aborted(actions: tuple[alignment.AlignmentAction, ...]) -> list[int]:
+    return [a.checkpoint for a in actions if isinstance(a, alignment.AlignmentAborted)]
 
 
 def test_channel_that_brought_its_barrier_waits_for_the_others() -> None:
-    gate = BarrierAlignment(3, ALIGNED)
-    assert gate.on_barrier(1, barrier(1), 0.0) == (Block(1),)
-    assert gate.on_barrier(0, barrier(1), 0.0) == (Block(0),)
+    gate = alignment.BarrierAlignment(3, ALIGNED)
+    assert gate.on_barrier(1, barrier(1), 0.0) == (alignment.Block(1),)
+    assert gate.on_barrier(0, barrier(1), 0.0) == (alignment.Block(0),)
     assert [gate.is_blocked(c) for c in range(3)] == [True, True, False]
     snapshot, unblock = gate.on_barrier(2, barrier(1), 0.0)
-    assert isinstance(snapshot, TakeSnapshot)
-    assert unblock == Unblock((0, 1))
+    assert isinstance(snapshot, alignment.TakeSnapshot)
+    assert unblock == alignment.Unblock((0, 1))
     assert not any(gate.is_blocked(c) for c in range(3))
 
 
 def test_one_channel_never_waits() -> None:
-    (action,) = BarrierAlignment(1, ALIGNED).on_barrier(0, barrier(1), 0.0)
-    assert isinstance(action, TakeSnapshot)
+    (action,) = alignment.BarrierAlignment(1, ALIGNED).on_barrier(0, barrier(1), 0.0)
+    assert isinstance(action, alignment.TakeSnapshot)
 
 
 def test_alignment_takes_from_the_first_barrier_to_the_last() -> None:
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(1), 1.25)
     snapshot = gate.on_barrier(1, barrier(1), 1.75)[0]
-    assert isinstance(snapshot, TakeSnapshot)
+    assert isinstance(snapshot, alignment.TakeSnapshot)
     assert snapshot.alignment_ms == 500.0
 
 
@@ -66,8 +56,8 @@ def test_alignment_takes_from_the_first_barrier_to_the_last() -> None:
 def test_nothing_may_be_emitted_once_a_savepoint_with_which_the_job_stops_is_taken(
     kind: CheckpointKind,
 ) -> None:
-    gate = BarrierAlignment(2, ALIGNED)
-    last = Barrier(CheckpointId(1), kind, triggered_at_ms=0)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
+    last = alignment.Barrier(CheckpointId(1), kind, triggered_at_ms=0)
     gate.on_barrier(0, last, 0.0)
     assert gate.may_emit, "what is emitted before the snapshot is in it"
     gate.on_barrier(1, last, 0.0)
@@ -76,9 +66,9 @@ def test_nothing_may_be_emitted_once_a_savepoint_with_which_the_job_stops_is_tak
 
 
 def test_abort_releases_the_waiting_channels_and_later_barriers_are_ignored() -> None:
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(1), 0.0)
-    assert gate.on_abort(CheckpointId(1)) == (Unblock((0,)),)
+    assert gate.on_abort(CheckpointId(1)) == (alignment.Unblock((0,)),)
     assert gate.on_barrier(1, barrier(1), 0.0) == ()
     assert not gate.is_blocked(1)
     gate.on_barrier(0, barrier(2), 0.0)
@@ -86,14 +76,14 @@ def test_abort_releases_the_waiting_channels_and_later_barriers_are_ignored() ->
 
 
 def test_abort_before_the_first_barrier_keeps_it_from_blocking() -> None:
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     assert gate.on_abort(CheckpointId(1)) == ()
     assert gate.on_barrier(0, barrier(1), 0.0) == ()
     assert not gate.is_blocked(0)
 
 
 def test_abort_of_another_checkpoint_leaves_the_alignment() -> None:
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(2), 0.0)
     assert gate.on_abort(CheckpointId(1)) == ()
     assert gate.on_abort(CheckpointId(3)) == ()
@@ -101,25 +91,25 @@ def test_abort_of_another_checkpoint_leaves_the_alignment() -> None:
 
 
 def test_abort_after_the_snapshot_changes_nothing() -> None:
-    gate = BarrierAlignment(1, ALIGNED)
+    gate = alignment.BarrierAlignment(1, ALIGNED)
     gate.on_barrier(0, barrier(1), 0.0)
     assert gate.on_abort(CheckpointId(1)) == ()
 
 
 def test_channel_that_skipped_a_barrier_gives_the_older_checkpoint_up() -> None:
     """Its source never saw the trigger; waiting for it would block the others for ever."""
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(1), 0.0)
     actions = gate.on_barrier(1, barrier(2), 0.0)
-    assert actions[0] == Unblock((0,))
+    assert actions[0] == alignment.Unblock((0,))
     assert aborted(actions) == [1]
-    assert actions[-1] == Block(1)
+    assert actions[-1] == alignment.Block(1)
     assert taken(gate.on_barrier(0, barrier(2), 0.0)) == [2]
 
 
 def test_barrier_that_another_channel_has_skipped_already_is_given_up_at_once() -> None:
     """Were it to wait, both channels would be blocked, each by the other's checkpoint."""
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(2), 0.0)
     assert aborted(gate.on_barrier(1, barrier(1), 0.0)) == [1]
     assert not gate.is_blocked(1)
@@ -127,7 +117,7 @@ def test_barrier_that_another_channel_has_skipped_already_is_given_up_at_once() 
 
 
 def test_aborted_barrier_also_shows_that_an_older_one_was_skipped() -> None:
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(1), 0.0)
     gate.on_abort(CheckpointId(2))
     assert aborted(gate.on_barrier(1, barrier(2), 0.0)) == [1]
@@ -137,7 +127,7 @@ def test_aborted_barrier_also_shows_that_an_older_one_was_skipped() -> None:
 
 def test_finished_input_is_still_waited_for() -> None:
     """S9, S10: a source at its end goes on emitting barriers; end of input completes nothing."""
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_end_of_input(0)
     assert not gate.all_ended
     assert taken(gate.on_barrier(1, barrier(1), 0.0)) == []
@@ -148,19 +138,19 @@ def test_finished_input_is_still_waited_for() -> None:
 
 
 def test_at_least_once_blocks_nothing_and_keeps_several_checkpoints_apart() -> None:
-    gate = BarrierAlignment(2, AT_LEAST_ONCE)
+    gate = alignment.BarrierAlignment(2, AT_LEAST_ONCE)
     assert gate.on_barrier(0, barrier(1), 0.0) == ()
     assert gate.on_barrier(0, barrier(2), 0.0) == ()
     assert not gate.is_blocked(0)
     assert gate.aligning == (1, 2)
     (first,) = gate.on_barrier(1, barrier(1), 1.0)
-    assert isinstance(first, TakeSnapshot)
+    assert isinstance(first, alignment.TakeSnapshot)
     assert first.alignment_ms == 1000.0
     assert taken(gate.on_barrier(1, barrier(2), 1.0)) == [2]
 
 
 def test_at_least_once_abort_of_one_leaves_the_other() -> None:
-    gate = BarrierAlignment(2, AT_LEAST_ONCE)
+    gate = alignment.BarrierAlignment(2, AT_LEAST_ONCE)
     gate.on_barrier(0, barrier(1), 0.0)
     gate.on_barrier(0, barrier(2), 0.0)
     assert gate.on_abort(CheckpointId(1)) == ()
@@ -169,7 +159,7 @@ def test_at_least_once_abort_of_one_leaves_the_other() -> None:
 
 
 def test_at_least_once_gives_up_what_a_channel_skipped() -> None:
-    gate = BarrierAlignment(2, AT_LEAST_ONCE)
+    gate = alignment.BarrierAlignment(2, AT_LEAST_ONCE)
     gate.on_barrier(0, barrier(1), 0.0)
     gate.on_barrier(0, barrier(2), 0.0)
     actions = gate.on_barrier(1, barrier(2), 0.0)
@@ -179,14 +169,14 @@ def test_at_least_once_gives_up_what_a_channel_skipped() -> None:
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_channel_that_is_not_fifo_is_a_bug(again: int) -> None:
-    gate = BarrierAlignment(2, AT_LEAST_ONCE)
+    gate = alignment.BarrierAlignment(2, AT_LEAST_ONCE)
     gate.on_barrier(0, barrier(2), 0.0)
     with pytest.raises(InvariantViolation, match="after 2"):
         gate.on_barrier(0, barrier(again), 0.0)
 
 
 def test_reading_a_blocked_channel_is_a_bug() -> None:
-    gate = BarrierAlignment(2, ALIGNED)
+    gate = alignment.BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(1), 0.0)
     with pytest.raises(InvariantViolation, match="blocked"):
         gate.on_barrier(0, barrier(2), 0.0)
@@ -196,26 +186,26 @@ def test_reading_a_blocked_channel_is_a_bug() -> None:
 
 def test_subtask_without_input_has_no_alignment() -> None:
     with pytest.raises(ValueError, match="channels=0"):
-        BarrierAlignment(0, ALIGNED)
+        alignment.BarrierAlignment(0, ALIGNED)
 
 
 @dataclass
 class _Feed:
     """Channels of records and barriers, some barriers skipped, read in a drawn order."""
 
-    channels: list[list[int | Barrier]]
+    channels: list[list[int | alignment.Barrier]]
     before: dict[int, set[tuple[int, int]]] = field(default_factory=dict[int, set[tuple[int, int]]])
     complete: set[int] = field(default_factory=set[int])
 
 
 @st.composite
 def feeds(draw: st.DrawFn) -> _Feed:
-    channels: list[list[int | Barrier]] = []
+    channels: list[list[int | alignment.Barrier]] = []
     checkpoints = draw(st.integers(1, 6))
     counts = dict.fromkeys(range(1, checkpoints + 1), 0)
     width = draw(st.integers(1, 4))
     for _ in range(width):
-        items: list[int | Barrier] = []
+        items: list[int | alignment.Barrier] = []
         for number in range(1, checkpoints + 1):
             items += range(draw(st.integers(0, 2)))
             if draw(st.integers(0, 5)) > 0:
@@ -229,24 +219,24 @@ def feeds(draw: st.DrawFn) -> _Feed:
             (channel, at)
             for channel, items in enumerate(channels)
             for at in range(items.index(barrier(number)))
-            if not isinstance(items[at], Barrier)
+            if not isinstance(items[at], alignment.Barrier)
         }
     return feed
 
 
 @settings(max_examples=150, deadline=None)
-@given(feed=feeds(), data=st.data(), mode=st.sampled_from(AlignmentMode))
+@given(feed=feeds(), data=st.data(), mode=st.sampled_from(alignment.AlignmentMode))
 def test_snapshot_holds_every_record_before_its_barrier_and_aligned_no_other(
-    feed: _Feed, data: st.DataObject, mode: AlignmentMode
+    feed: _Feed, data: st.DataObject, mode: alignment.AlignmentMode
 ) -> None:
     """Any interleaving, any skipped barriers, any aborts; and nothing blocks for ever."""
-    gate = BarrierAlignment(len(feed.channels), mode)
+    gate = alignment.BarrierAlignment(len(feed.channels), mode)
     position = [0] * len(feed.channels)
     seen: set[tuple[int, int]] = set()
     snapshots: dict[int, set[tuple[int, int]]] = {}
     dead: set[int] = set()
 
-    def note(actions: tuple[AlignmentAction, ...]) -> None:
+    def note(actions: tuple[alignment.AlignmentAction, ...]) -> None:
         dead.update(aborted(actions))
         for number in taken(actions):
             assert number > max(snapshots, default=0)
@@ -259,7 +249,7 @@ def test_snapshot_holds_every_record_before_its_barrier_and_aligned_no_other(
             if not unread:
                 break
             # Somebody waits for a barrier that never comes: only the coordinator can tell.
-            assert mode is AlignmentMode.ALIGNED
+            assert mode is alignment.AlignmentMode.ALIGNED
             stuck = gate.aligning[0]
             assert stuck not in feed.complete
             dead.add(stuck)
@@ -273,14 +263,14 @@ def test_snapshot_holds_every_record_before_its_barrier_and_aligned_no_other(
             continue
         channel = data.draw(st.sampled_from(readable))
         item = feed.channels[channel][position[channel]]
-        if isinstance(item, Barrier):
+        if isinstance(item, alignment.Barrier):
             note(gate.on_barrier(channel, item, 0.0))
         else:
             seen.add((channel, position[channel]))
         position[channel] += 1
     assert set(snapshots) == feed.complete - dead
     for number, held in snapshots.items():
-        if mode is AlignmentMode.ALIGNED:
+        if mode is alignment.AlignmentMode.ALIGNED:
             assert held == feed.before[number]
         else:
             assert held >= feed.before[number]
@@ -290,7 +280,7 @@ def test_snapshot_holds_every_record_before_its_barrier_and_aligned_no_other(
 
 
 def test_a_trigger_that_arrives_after_its_abort_revives_no_checkpoint() -> None:
-    barriers = SourceBarriers()
+    barriers = alignment.SourceBarriers()
     barriers.on_abort(CheckpointId(1))
     barriers.on_triggered(barrier(1), 0.0)
     assert barriers.next(0.0, clear=True) is None
@@ -303,7 +293,7 @@ def test_a_trigger_that_arrives_after_its_abort_revives_no_checkpoint() -> None:
 
 
 def test_a_barrier_waits_behind_rows_for_as_long_as_it_may() -> None:
-    barriers = SourceBarriers()
+    barriers = alignment.SourceBarriers()
     barriers.on_triggered(replace(barrier(1), overtakes_after_s=2.0), 10.0)
     assert barriers.overtakes_at_s == 12.0
     assert barriers.next(11.9, clear=False) is None

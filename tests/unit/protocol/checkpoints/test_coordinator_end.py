@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.protocol.checkpoints.coordination import (
-    ATTEMPT,
-    SINKS,
-    SOURCES,
-    SUBTASKS,
-    Coordination,
-    of_type,
-)
+from tests.unit.protocol.checkpoints import coordination
 
+from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
@@ -24,23 +18,16 @@ from onceflow.core.protocol.checkpoints.decisions import (
     TriggerCheckpoint,
     WriteSavepoint,
 )
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    InFlight,
-    OperatorSnapshot,
-    StateHandle,
-    SubtaskSnapshot,
-)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 
 FINAL, END, STOP = CheckpointKind.FINAL, CheckpointKind.END, CheckpointKind.STOP
-ROWS = InFlight("sink", True, StateHandle("rows", "rows", 1, "x"))
+ROWS = snapshots.InFlight("sink", True, snapshots.StateHandle("rows", "rows", 1, "x"))
 
 
-class Ending(Coordination):
+class Ending(coordination.Coordination):
     """A job whose sources stand at `at`, each in one split."""
 
-    def __init__(self, *retained: CompletedCheckpoint, overtakes: bool = False) -> None:
+    def __init__(self, *retained: snapshots.CompletedCheckpoint, overtakes: bool = False) -> None:
         settings = CheckpointSettings(
             interval_s=None,
             tolerable_failures=5,
@@ -51,7 +38,7 @@ class Ending(Coordination):
 
     def exhaust(self) -> list[Decision]:
         decisions: list[Decision] = []
-        for source in SOURCES:
+        for source in coordination.SOURCES:
             decisions += self._noted(self.coordinator.on_source_end(source, self.now_s))
         return decisions
 
@@ -64,35 +51,37 @@ class Ending(Coordination):
     def written(self, number: int) -> list[Decision]:
         return self._noted(self.coordinator.on_savepoint_end(CheckpointId(number), self.now_s))
 
-    def ack_each(self, number: int, *in_flight: InFlight) -> list[Decision]:
+    def ack_each(self, number: int, *in_flight: snapshots.InFlight) -> list[Decision]:
         """Every subtask acks, the sources with where they stand."""
         decisions: list[Decision] = []
-        for subtask in SUBTASKS:
-            rows = in_flight if subtask == SINKS[0] else ()
-            operators = (OperatorSnapshot("op", lists={"splits": self._splits(subtask)}),)
-            snapshot = SubtaskSnapshot(subtask, operators, in_flight=rows)
+        for subtask in coordination.SUBTASKS:
+            rows = in_flight if subtask == coordination.SINKS[0] else ()
+            operators = (snapshots.OperatorSnapshot("op", lists={"splits": self._splits(subtask)}),)
+            snapshot = snapshots.SubtaskSnapshot(subtask, operators, in_flight=rows)
             checkpoint = CheckpointId(number)
             decisions += self._noted(
-                self.coordinator.on_ack(AttemptId(ATTEMPT), checkpoint, snapshot, self.now_s)
+                self.coordinator.on_ack(
+                    AttemptId(coordination.ATTEMPT), checkpoint, snapshot, self.now_s
+                )
             )
         return decisions
 
     def decide(
-        self, number: int, *in_flight: InFlight
-    ) -> tuple[CompletedCheckpoint, list[Decision]]:
+        self, number: int, *in_flight: snapshots.InFlight
+    ) -> tuple[snapshots.CompletedCheckpoint, list[Decision]]:
         """Every subtask acks, and the log takes it."""
-        (append,) = of_type(AppendDecision, self.ack_each(number, *in_flight))
+        (append,) = coordination.of_type(AppendDecision, self.ack_each(number, *in_flight))
         return append.completed, self.logged(number)
 
     def _splits(self, subtask: SubtaskRef) -> tuple[bytes, ...]:
-        return (f"p{subtask.index}:{self.at}".encode(),) if subtask in SOURCES else ()
+        return (f"p{subtask.index}:{self.at}".encode(),) if subtask in coordination.SOURCES else ()
 
 
 def triggered(decisions: list[Decision]) -> list[CheckpointKind]:
-    return [one.kind for one in of_type(TriggerCheckpoint, decisions)]
+    return [one.kind for one in coordination.of_type(TriggerCheckpoint, decisions)]
 
 
-def run_to_its_end() -> CompletedCheckpoint:
+def run_to_its_end() -> snapshots.CompletedCheckpoint:
     """Return the last decision of a job that has made its last rows."""
     job = Ending()
     job.exhaust()
@@ -107,10 +96,10 @@ def test_last_rows_are_made_once_every_row_before_them_is_decided() -> None:
     final, decisions = job.decide(1)
     assert (final.final, final.input_ended) == (False, False)
     assert triggered(decisions) == [END]
-    assert not of_type(FinishJob, job.committed(1))
+    assert not coordination.of_type(FinishJob, job.committed(1))
     end, _ = job.decide(2)
     assert (end.final, end.input_ended) == (True, True)
-    assert of_type(FinishJob, job.committed(2)) == [FinishJob(CheckpointId(2))]
+    assert coordination.of_type(FinishJob, job.committed(2)) == [FinishJob(CheckpointId(2))]
 
 
 def test_rows_in_flight_are_decided_before_last_rows_are_made() -> None:
@@ -119,7 +108,7 @@ def test_rows_in_flight_are_decided_before_last_rows_are_made() -> None:
     _, decisions = job.decide(1, ROWS)
     assert triggered(decisions) == [FINAL]
     _, decisions = job.decide(2)
-    (end,) = of_type(TriggerCheckpoint, decisions)
+    (end,) = coordination.of_type(TriggerCheckpoint, decisions)
     assert (end.kind, end.overtakes_after_s) == (END, None), "last rows are in flight nowhere"
 
 
@@ -130,7 +119,7 @@ def test_an_end_that_fails_is_tried_again() -> None:
     job.decline(2)
     assert triggered(job.tick(after_s=60.0)) == [END]
     job.decide(3)
-    assert of_type(FinishJob, job.committed(3))
+    assert coordination.of_type(FinishJob, job.committed(3))
 
 
 @pytest.mark.parametrize("is_decided", [False, True])
@@ -151,11 +140,11 @@ def test_nothing_that_is_asked_for_comes_between_the_last_rows_read_and_the_last
     assert triggered(job.tick(after_s=60.0)) == [END]
     end, decisions = job.decide(3)
     assert (end.final, end.input_ended, triggered(decisions)) == (True, True, [])
-    assert of_type(FinishJob, job.committed(3))
+    assert coordination.of_type(FinishJob, job.committed(3))
 
 
 def test_an_input_that_grows_again_and_again_has_last_rows_made_once_each_time() -> None:
-    kept: tuple[CompletedCheckpoint, ...] = ()
+    kept: tuple[snapshots.CompletedCheckpoint, ...] = ()
     for number, at in ((1, 10), (3, 11), (5, 12)):
         job = Ending(*kept)
         job.at = at
@@ -186,7 +175,7 @@ def test_what_follows_a_savepoint_that_drains_holds_its_last_rows_and_no_more() 
     job = Ending()
     assert triggered(job.ask(CheckpointKind.SAVEPOINT_DRAIN)) == [CheckpointKind.SAVEPOINT_DRAIN]
     job.exhaust()
-    (write,) = of_type(WriteSavepoint, job.ack_each(1))
+    (write,) = coordination.of_type(WriteSavepoint, job.ack_each(1))
     assert write.completed.input_ended
     assert triggered(job.written(1)) == [FINAL]
     final, _ = job.decide(2)
@@ -204,4 +193,4 @@ def test_no_last_rows_are_made_behind_a_savepoint_with_which_the_job_stops(exhau
     assert triggered(job.written(1)) == [STOP]
     stop, decisions = job.decide(2)
     assert (stop.final, stop.input_ended, triggered(decisions)) == (True, False, [])
-    assert of_type(FinishJob, job.committed(2))
+    assert coordination.of_type(FinishJob, job.committed(2))

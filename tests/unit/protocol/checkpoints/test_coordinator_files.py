@@ -18,12 +18,8 @@ from tests.unit.protocol.checkpoints.coordination import (
     snapshot,
 )
 
+from onceflow.core.protocol.checkpoints import decisions
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
-from onceflow.core.protocol.checkpoints.decisions import (
-    CheckpointKind,
-    FinishJob,
-    TriggerCheckpoint,
-)
 
 ONE = CheckpointSettings(interval_s=1.0, tolerable_failures=99)
 TWO = CheckpointSettings(interval_s=1.0, max_concurrent=2, tolerable_failures=99)
@@ -152,10 +148,10 @@ def test_late_ack_after_the_job_has_finished_leaves_no_file() -> None:
     job = Coordination(ONE, [completed(0, shared("s"))])
     first = job.trigger()
     job.decline(first)
-    stop = job.coordinator.request(CheckpointKind.STOP, job.now_s)
-    (last,) = of_type(TriggerCheckpoint, stop or job.tick(10.0))
+    stop = job.coordinator.request(decisions.CheckpointKind.STOP, job.now_s)
+    (last,) = of_type(decisions.TriggerCheckpoint, stop or job.tick(10.0))
     job.complete(last.checkpoint, shared("s"))
-    assert of_type(FinishJob, job.decisions)
+    assert of_type(decisions.FinishJob, job.decisions)
     job.ack(first, SINKS[1], shared("s"), shared("t"), private("p"))
     assert sorted(job.deleted) == ["p", "t"]
 

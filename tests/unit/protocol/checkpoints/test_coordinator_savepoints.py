@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.protocol.checkpoints.coordination import (
-    SINKS,
-    SOURCES,
-    SUBTASKS,
-    Coordination,
-    of_type,
-    private,
-)
+from tests.unit.protocol.checkpoints import coordination
 
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
@@ -36,7 +29,7 @@ GOES_ON, STOPS, DRAINS = (
 )
 
 
-class Job(Coordination):
+class Job(coordination.Coordination):
     def ask(self, name: str, kind: CheckpointKind = GOES_ON) -> list[Decision]:
         request = SavepointRequest(name, kind)
         return self._noted(self.coordinator.request_savepoint(request, self.now_s))
@@ -54,7 +47,9 @@ class Job(Coordination):
 
 
 def triggered(decisions: list[Decision]) -> list[tuple[int, CheckpointKind]]:
-    return [(one.checkpoint, one.kind) for one in of_type(TriggerCheckpoint, decisions)]
+    return [
+        (one.checkpoint, one.kind) for one in coordination.of_type(TriggerCheckpoint, decisions)
+    ]
 
 
 def job(**settings: object) -> Job:
@@ -64,13 +59,13 @@ def job(**settings: object) -> Job:
 def test_a_savepoint_is_written_and_never_decided_and_its_files_go() -> None:
     one = job()
     assert triggered(one.ask("a")) == [(1, GOES_ON)]
-    (write,) = of_type(WriteSavepoint, one.ack_all(1, private("f")))
+    (write,) = coordination.of_type(WriteSavepoint, one.ack_all(1, coordination.private("f")))
     assert (write.request.id, write.completed.checkpoint) == ("a", 1)
     assert one.deleted == []
-    assert of_type(NotifyAbort, one.ended(1)), "what it has prepared stays pending"
+    assert coordination.of_type(NotifyAbort, one.ended(1)), "what it has prepared stays pending"
     assert one.deleted == ["f"]
-    assert not of_type(AppendDecision, one.decisions)
-    assert not of_type(NotifyComplete, one.decisions)
+    assert not coordination.of_type(AppendDecision, one.decisions)
+    assert not coordination.of_type(NotifyComplete, one.decisions)
     assert one.pending == []
 
 
@@ -87,7 +82,7 @@ def test_savepoints_queue_and_a_checkpoint_waits_only_while_barriers_travel() ->
     assert one.pending == [1, 2]
     one.ended(2)
     one.ended(1)
-    assert [w.request.id for w in of_type(WriteSavepoint, one.decisions)] == ["a", "b"]
+    assert [w.request.id for w in coordination.of_type(WriteSavepoint, one.decisions)] == ["a", "b"]
 
 
 def test_a_savepoint_is_not_subsumed() -> None:
@@ -95,10 +90,10 @@ def test_a_savepoint_is_not_subsumed() -> None:
     one = job(interval_s=1.0, max_concurrent=2)
     one.ask("a")
     assert one.trigger() == 2
-    one.ack_all(2, private("g"))
+    one.ack_all(2, coordination.private("g"))
     one.logged(2)
     assert one.pending == [1]
-    assert of_type(WriteSavepoint, one.ack_all(1, private("f")))
+    assert coordination.of_type(WriteSavepoint, one.ack_all(1, coordination.private("f")))
     one.ended(1)
     assert one.deleted == ["f"]
     assert one.retained == [2]
@@ -114,23 +109,23 @@ def test_a_savepoint_fulfills_no_request_for_a_checkpoint() -> None:
 def test_a_failed_savepoint_is_told_and_counts_as_no_failure() -> None:
     one = job()
     one.ask("a")
-    (aborted,) = of_type(AbortSavepoint, one.decline(1))
+    (aborted,) = coordination.of_type(AbortSavepoint, one.decline(1))
     assert aborted.request.id == "a"
     one.ask("b")
-    one.ack_all(2, private("f"))
-    (aborted,) = of_type(AbortSavepoint, one.ended(2, error="no space"))
+    one.ack_all(2, coordination.private("f"))
+    (aborted,) = coordination.of_type(AbortSavepoint, one.ended(2, error="no space"))
     assert "no space" in aborted.reason
     assert one.deleted == ["f"]
     one.ask("c")
-    (aborted,) = of_type(AbortSavepoint, one.tick(after_s=601.0))
+    (aborted,) = coordination.of_type(AbortSavepoint, one.tick(after_s=601.0))
     assert "no ack of" in aborted.reason
     one.ask("d")
     one.ack_all(4)
-    (aborted,) = of_type(AbortSavepoint, one.tick(after_s=601.0))
+    (aborted,) = coordination.of_type(AbortSavepoint, one.tick(after_s=601.0))
     assert "not written within" in aborted.reason
     assert one.ended(4) == [], "too late"
-    assert not of_type(CountFailure, one.decisions)
-    assert not of_type(FailAttempt, one.decisions)
+    assert not coordination.of_type(CountFailure, one.decisions)
+    assert not coordination.of_type(FailAttempt, one.decisions)
 
 
 def test_stop_with_savepoint_decides_and_ends_only_once_it_is_written() -> None:
@@ -141,27 +136,27 @@ def test_stop_with_savepoint_decides_and_ends_only_once_it_is_written() -> None:
     assert triggered(one.ended(1)) == [(2, CheckpointKind.STOP)]
     one.ack_all(2)
     one.logged(2)
-    assert of_type(FinishJob, one.committed(2)) == [FinishJob(CheckpointId(2))]
+    assert coordination.of_type(FinishJob, one.committed(2)) == [FinishJob(CheckpointId(2))]
 
 
 def test_a_job_that_comes_to_its_end_waits_for_the_savepoint_that_is_written() -> None:
     one = job()
     one.ask("a")
     one.ack_all(1)
-    for source in SOURCES:
+    for source in coordination.SOURCES:
         one.exhausted(source)
-    assert of_type(FinishJob, one.complete(2)) == []
-    assert of_type(FinishJob, one.ended(1)) == [FinishJob(CheckpointId(2))]
+    assert coordination.of_type(FinishJob, one.complete(2)) == []
+    assert coordination.of_type(FinishJob, one.ended(1)) == [FinishJob(CheckpointId(2))]
 
 
 def test_a_drain_ends_with_the_final_checkpoint_after_the_savepoint() -> None:
     one = job()
     one.ask("a", DRAINS)
-    for source in SOURCES:
+    for source in coordination.SOURCES:
         assert one.exhausted(source) == []
     one.ack_all(1)
     assert triggered(one.ended(1)) == [(2, CheckpointKind.FINAL)]
-    assert of_type(FinishJob, one.complete(2)) == []
+    assert coordination.of_type(FinishJob, one.complete(2)) == []
     assert one.coordinator.next_wake_s() is None
 
 
@@ -171,7 +166,7 @@ def test_a_job_that_was_to_stop_with_a_savepoint_that_fails_fails_over(how: str)
     one = job(tolerable_failures=5)
     one.ask("a", STOPS)
     if how == "declined":
-        decisions = one.decline(1, SINKS[0])
+        decisions = one.decline(1, coordination.SINKS[0])
     else:
         one.ack_all(1)
         decisions = one.ended(1, "no space") if how == "not written" else one.tick(601.0)
@@ -187,5 +182,5 @@ def test_what_follows_a_savepoint_is_not_asked_of_the_next_attempt() -> None:
     one.ask("a", STOPS)
     one.ack_all(1)
     one.ended(1)
-    one.decline(2, SUBTASKS[0])
+    one.decline(2, coordination.SUBTASKS[0])
     assert one.coordinator.requested == frozenset()

@@ -11,19 +11,7 @@ from collections import deque
 
 import pytest
 
-from onceflow.core.protocol.checkpoints.alignment import (
-    AlignmentAborted,
-    AlignmentAction,
-    AlignmentMode,
-    Barrier,
-    BarrierAlignment,
-    Block,
-    EndOfStream,
-    ForgetInFlight,
-    InFlightComplete,
-    TakeSnapshot,
-    Unblock,
-)
+from onceflow.core.protocol.checkpoints import alignment
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.in_flight import (
     Announced,
@@ -34,11 +22,13 @@ from onceflow.core.protocol.checkpoints.in_flight import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 
-Element = str | Barrier | EndOfStream
+Element = str | alignment.Barrier | alignment.EndOfStream
 
 
-def barrier(number: int, after_s: float | None = 0.0) -> Barrier:
-    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s)
+def barrier(number: int, after_s: float | None = 0.0) -> alignment.Barrier:
+    return alignment.Barrier(
+        CheckpointId(number), CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +41,7 @@ def barrier(number: int, after_s: float | None = 0.0) -> Barrier:
     ],
 )
 def test_rows_behind_a_barrier_that_was_given_up_are_recorded_for_the_next(
-    stale: list[Barrier],
+    stale: list[alignment.Barrier],
 ) -> None:
     queues = InputQueues[str]([ChannelEnd(), ChannelEnd()])
     queues.put(0, barrier(9))
@@ -110,10 +100,12 @@ class Exchange:
         self.outputs = [OutputQueue[str]() for _ in ends]
         self.wires: list[deque[Element]] = [deque() for _ in ends]
         self.made = [0] * self.count
-        self.to_emit: list[list[Barrier]] = [[] for _ in ends]
+        self.to_emit: list[list[alignment.Barrier]] = [[] for _ in ends]
         self.queues = InputQueues[str](ends)
         keeping_order = range(self.count - in_order, self.count)
-        self.gate = BarrierAlignment(self.count, AlignmentMode.ALIGNED, keeping_order)
+        self.gate = alignment.BarrierAlignment(
+            self.count, alignment.AlignmentMode.ALIGNED, keeping_order
+        )
         self.state: list[str] = []
         self.before: dict[int, set[str]] = {}
         """By checkpoint: what was made before its barrier."""
@@ -192,7 +184,7 @@ class Exchange:
         match self.queues.take():
             case Announced(channel, announced):
                 self.carry_out(self.gate.on_announced(channel, announced, self.now_s))
-            case Received(channel, Barrier() as read):
+            case Received(channel, alignment.Barrier() as read):
                 self.carry_out(self.gate.on_barrier(channel, read, self.now_s))
             case Received(channel, str() as row):
                 self.state.append(row)
@@ -200,25 +192,25 @@ class Exchange:
             case Received() | None:
                 pass
 
-    def carry_out(self, actions: tuple[AlignmentAction, ...]) -> None:
+    def carry_out(self, actions: tuple[alignment.AlignmentAction, ...]) -> None:
         for action in actions:
             match action:
-                case Block(channel):
+                case alignment.Block(channel):
                     self.queues.block(channel)
-                case Unblock(channels):
+                case alignment.Unblock(channels):
                     self.queues.unblock(channels)
-                case TakeSnapshot(barrier=taken, passed=passed):
+                case alignment.TakeSnapshot(barrier=taken, passed=passed):
                     self.snapshots[taken.checkpoint] = list(self.state)
                     if passed is None:
                         self.complete(taken.checkpoint, [])
                     else:
                         self.queues.record(taken.checkpoint, passed)
-                case InFlightComplete(checkpoint):
+                case alignment.InFlightComplete(checkpoint):
                     recorded = self.queues.end_recording(checkpoint)
                     self.complete(checkpoint, [row for rows in recorded.values() for row in rows])
-                case ForgetInFlight(checkpoint):
+                case alignment.ForgetInFlight(checkpoint):
                     self.queues.forget(checkpoint)
-                case AlignmentAborted(checkpoint):
+                case alignment.AlignmentAborted(checkpoint):
                     if self.under_way == checkpoint:
                         self.give_up(checkpoint)
 

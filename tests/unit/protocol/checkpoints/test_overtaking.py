@@ -5,35 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from tests.unit.protocol.checkpoints.coordination import (
-    ATTEMPT,
-    SINKS,
-    SOURCES,
-    Coordination,
-    of_type,
-)
+from tests.unit.protocol.checkpoints import coordination
 
 from onceflow.core.invariant import InvariantViolation
-from onceflow.core.protocol.checkpoints.alignment import (
-    AlignmentAborted,
-    AlignmentAction,
-    AlignmentMode,
-    Barrier,
-    BarrierAlignment,
-    Block,
-    EndOfStream,
-    ForgetInFlight,
-    InFlightComplete,
-    SourceBarriers,
-    TakeSnapshot,
-    Unblock,
-)
-from onceflow.core.protocol.checkpoints.decisions import (
-    AppendDecision,
-    CheckpointKind,
-    FinishJob,
-    TriggerCheckpoint,
-)
+from onceflow.core.protocol.checkpoints import alignment, decisions
 from onceflow.core.protocol.checkpoints.in_flight import (
     REPLAYED,
     Announced,
@@ -47,15 +22,17 @@ from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle, 
 from onceflow.core.protocol.ids import CheckpointId
 
 
-def barrier(number: int, after_s: float | None = 0.0) -> Barrier:
-    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s)
+def barrier(number: int, after_s: float | None = 0.0) -> alignment.Barrier:
+    return alignment.Barrier(
+        CheckpointId(number), decisions.CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s
+    )
 
 
-def aligned(channels: int) -> BarrierAlignment:
-    return BarrierAlignment(channels, AlignmentMode.ALIGNED)
+def aligned(channels: int) -> alignment.BarrierAlignment:
+    return alignment.BarrierAlignment(channels, alignment.AlignmentMode.ALIGNED)
 
 
-def kinds(actions: Iterable[AlignmentAction]) -> list[str]:
+def kinds(actions: Iterable[alignment.AlignmentAction]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
 
@@ -65,9 +42,11 @@ def kinds(actions: Iterable[AlignmentAction]) -> list[str]:
 def test_the_snapshot_is_taken_at_the_first_barrier_and_complete_with_the_last() -> None:
     gate = aligned(3)
     (taken,) = gate.on_announced(1, barrier(1), 1.0)
-    assert taken == TakeSnapshot(barrier(1), 0.0, passed=())
+    assert taken == alignment.TakeSnapshot(barrier(1), 0.0, passed=())
     assert gate.on_announced(0, barrier(1), 1.5) == ()
-    assert gate.on_announced(2, barrier(1), 2.0) == (InFlightComplete(CheckpointId(1), 1000.0),)
+    assert gate.on_announced(2, barrier(1), 2.0) == (
+        alignment.InFlightComplete(CheckpointId(1), 1000.0),
+    )
     assert not any(gate.is_blocked(channel) for channel in range(3))
 
 
@@ -83,10 +62,10 @@ def test_a_barrier_with_time_left_is_aligned_and_forwarded_with_what_is_left_of_
     assert gate.on_announced(0, barrier(1, 5.0), 10.0) == ()
     assert gate.on_announced(1, barrier(1, 4.0), 10.5) == ()
     assert gate.overtakes_at_s == 14.5
-    assert gate.on_barrier(0, barrier(1, 5.0), 11.0) == (Block(0),)
+    assert gate.on_barrier(0, barrier(1, 5.0), 11.0) == (alignment.Block(0),)
     taken, unblock = gate.on_barrier(1, barrier(1, 4.0), 12.5)
-    assert taken == TakeSnapshot(barrier(1, 2.0), 1500.0, passed=None)
-    assert unblock == Unblock((0,))
+    assert taken == alignment.TakeSnapshot(barrier(1, 2.0), 1500.0, passed=None)
+    assert unblock == alignment.Unblock((0,))
     assert gate.overtakes_at_s is None
 
 
@@ -97,10 +76,12 @@ def test_a_barrier_whose_time_has_come_overtakes_where_it_was_not_read() -> None
     gate.on_announced(1, barrier(1, 1.0), 10.5)
     assert gate.on_time(10.9) == ()
     assert gate.on_time(11.0) == (
-        TakeSnapshot(barrier(1), 1000.0, passed=(0,)),
-        Unblock((0,)),
+        alignment.TakeSnapshot(barrier(1), 1000.0, passed=(0,)),
+        alignment.Unblock((0,)),
     )
-    assert gate.on_announced(2, barrier(1, 0.3), 11.5) == (InFlightComplete(CheckpointId(1), 1500),)
+    assert gate.on_announced(2, barrier(1, 0.3), 11.5) == (
+        alignment.InFlightComplete(CheckpointId(1), 1500),
+    )
 
 
 def test_one_that_overtakes_on_one_channel_does_so_on_all() -> None:
@@ -112,7 +93,7 @@ def test_one_that_overtakes_on_one_channel_does_so_on_all() -> None:
 def test_a_newer_barrier_ends_one_that_has_not_come_on_all_channels() -> None:
     gate = aligned(2)
     gate.on_announced(0, barrier(1), 0.0)
-    assert gate.on_announced(0, barrier(2), 1.0)[0] == ForgetInFlight(CheckpointId(1))
+    assert gate.on_announced(0, barrier(2), 1.0)[0] == alignment.ForgetInFlight(CheckpointId(1))
     assert kinds(gate.on_announced(1, barrier(1), 2.0)) == []
     assert kinds(gate.on_announced(1, barrier(2), 2.0)) == ["InFlightComplete"]
 
@@ -121,15 +102,15 @@ def test_a_newer_barrier_that_waits_for_its_turn_ends_it_too() -> None:
     gate = aligned(2)
     gate.on_announced(0, barrier(1), 0.0)
     assert gate.on_barrier(0, barrier(2, None), 1.0) == (
-        ForgetInFlight(CheckpointId(1)),
-        Block(0),
+        alignment.ForgetInFlight(CheckpointId(1)),
+        alignment.Block(0),
     )
 
 
 def test_an_abort_drops_what_was_recorded_and_later_barriers_are_ignored() -> None:
     gate = aligned(2)
     gate.on_announced(0, barrier(1), 0.0)
-    assert gate.on_abort(CheckpointId(1)) == (ForgetInFlight(CheckpointId(1)),)
+    assert gate.on_abort(CheckpointId(1)) == (alignment.ForgetInFlight(CheckpointId(1)),)
     assert gate.on_announced(1, barrier(1), 1.0) == ()
     assert gate.on_abort(CheckpointId(1)) == ()
     assert gate.on_barrier(1, barrier(1), 1.0) == ()
@@ -147,22 +128,24 @@ def test_an_older_alignment_is_given_up_by_what_overtakes_it() -> None:
     gate = aligned(2)
     gate.on_barrier(0, barrier(1, None), 0.0)
     unblock, given_up, *more = gate.on_announced(0, barrier(2), 1.0)
-    assert unblock == Unblock((0,))
-    assert isinstance(given_up, AlignmentAborted)
+    assert unblock == alignment.Unblock((0,))
+    assert isinstance(given_up, alignment.AlignmentAborted)
     assert kinds(more) == ["TakeSnapshot"]
-    assert gate.on_barrier(0, barrier(3, None), 2.0)[0] == ForgetInFlight(CheckpointId(2))
+    assert gate.on_barrier(0, barrier(3, None), 2.0)[0] == alignment.ForgetInFlight(CheckpointId(2))
 
 
 def test_at_least_once_knows_no_barriers_that_overtake() -> None:
     with pytest.raises(InvariantViolation):
-        BarrierAlignment(1, AlignmentMode.AT_LEAST_ONCE).on_announced(0, barrier(1), 0.0)
+        alignment.BarrierAlignment(1, alignment.AlignmentMode.AT_LEAST_ONCE).on_announced(
+            0, barrier(1), 0.0
+        )
 
 
 # --- sources -------------------------------------------------------------------------------------
 
 
 def test_a_source_holds_a_barrier_behind_its_rows_for_as_long_as_that_may_wait() -> None:
-    barriers = SourceBarriers()
+    barriers = alignment.SourceBarriers()
     barriers.on_triggered(barrier(1, 2.0), 10.0)
     assert barriers.overtakes_at_s == 12.0
     assert barriers.next(11.0, clear=False) is None
@@ -176,7 +159,7 @@ def test_a_source_holds_a_barrier_behind_its_rows_for_as_long_as_that_may_wait()
 
 
 def test_a_source_emits_no_barrier_twice_and_none_that_is_over() -> None:
-    barriers = SourceBarriers()
+    barriers = alignment.SourceBarriers()
     barriers.on_triggered(barrier(1), 0.0)
     barriers.on_triggered(barrier(1), 0.0)
     assert barriers.next(0.0, clear=True) == barrier(1)
@@ -191,7 +174,7 @@ def test_a_source_emits_no_barrier_twice_and_none_that_is_over() -> None:
 
 def test_a_source_emits_no_barrier_after_a_newer_one() -> None:
     """A savepoint waits its turn, and was given up; the word of that is lost."""
-    barriers = SourceBarriers()
+    barriers = alignment.SourceBarriers()
     barriers.on_triggered(barrier(1, None), 0.0)
     barriers.on_triggered(barrier(2), 5.0)
     assert barriers.next(5.0, clear=False) == barrier(2)
@@ -206,22 +189,22 @@ def test_a_source_emits_no_barrier_after_a_newer_one() -> None:
 def test_a_sender_without_credit_keeps_the_order_and_loses_nothing() -> None:
     queue = OutputQueue[str]()
     queue.release(1)
-    sent = [element for element in ("a", "b", EndOfStream(), "c") if queue.offer(element)]
+    sent = [element for element in ("a", "b", alignment.EndOfStream(), "c") if queue.offer(element)]
     assert sent == ["a"]
     assert queue.next() is None
     queue.release()
-    assert [queue.next(), queue.next(), queue.next()] == ["b", EndOfStream(), None]
+    assert [queue.next(), queue.next(), queue.next()] == ["b", alignment.EndOfStream(), None]
     queue.release(2)
     assert (queue.next(), queue.waits) == ("c", False)
 
 
 def test_what_waits_for_credit_is_overtaken_and_sent_later_and_older_barriers_are_dropped() -> None:
     queue = OutputQueue[str]()
-    for element in ("a", barrier(1, None), EndOfStream()):
+    for element in ("a", barrier(1, None), alignment.EndOfStream()):
         queue.offer(element)
     assert queue.overtaken_by(CheckpointId(2)) == ("a",)
     queue.release()
-    assert [queue.next(), queue.next(), queue.next()] == ["a", EndOfStream(), None]
+    assert [queue.next(), queue.next(), queue.next()] == ["a", alignment.EndOfStream(), None]
 
 
 def test_rows_before_the_barrier_are_recorded_wherever_they_are_and_no_others() -> None:
@@ -346,33 +329,33 @@ def test_rows_before_a_barrier_in_order_are_taken_before_those_of_channels_that_
 
 
 def test_channels_that_keep_order_are_read_up_to_the_barrier_before_others_are_overtaken() -> None:
-    gate = BarrierAlignment(3, AlignmentMode.ALIGNED, keeping_order=[1, 2])
+    gate = alignment.BarrierAlignment(3, alignment.AlignmentMode.ALIGNED, keeping_order=[1, 2])
     assert gate.on_announced(0, barrier(1), 1.0) == ()
     assert gate.overtakes_at_s is None, "there is nothing to do before they are"
-    assert gate.on_barrier(2, barrier(1), 2.0) == (Block(2),)
+    assert gate.on_barrier(2, barrier(1), 2.0) == (alignment.Block(2),)
     assert gate.on_barrier(1, barrier(1), 3.0) == (
-        Block(1),
-        TakeSnapshot(barrier(1), 2000.0, passed=(1, 2)),
-        Unblock((1, 2)),
-        InFlightComplete(CheckpointId(1), 2000.0),
+        alignment.Block(1),
+        alignment.TakeSnapshot(barrier(1), 2000.0, passed=(1, 2)),
+        alignment.Unblock((1, 2)),
+        alignment.InFlightComplete(CheckpointId(1), 2000.0),
     )
 
 
 def test_where_all_channels_keep_order_the_barrier_goes_on_overtaking_below() -> None:
-    gate = BarrierAlignment(2, AlignmentMode.ALIGNED, keeping_order=[0, 1])
+    gate = alignment.BarrierAlignment(2, alignment.AlignmentMode.ALIGNED, keeping_order=[0, 1])
     gate.on_barrier(0, barrier(1), 1.0)
     assert gate.on_barrier(1, barrier(1), 2.0) == (
-        TakeSnapshot(barrier(1), 1000.0),
-        Unblock((0,)),
+        alignment.TakeSnapshot(barrier(1), 1000.0),
+        alignment.Unblock((0,)),
     )
 
 
 # --- the coordinator's part ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", CheckpointKind)
+@pytest.mark.parametrize("kind", decisions.CheckpointKind)
 def test_nothing_overtakes_into_a_savepoint_nor_for_a_while_before_the_job_ends(
-    kind: CheckpointKind,
+    kind: decisions.CheckpointKind,
 ) -> None:
     """The last one waits for all rows, and no longer than to the next checkpoint."""
     settings = CheckpointSettings(interval_s=3.0, overtakes_after_s=0.5)
@@ -390,29 +373,31 @@ def test_the_last_barrier_overtakes_before_its_checkpoint_is_late(
     interval_s: float | None, after_s: float, expected: float
 ) -> None:
     settings = CheckpointSettings(interval_s, timeout_s=10.0, overtakes_after_s=after_s)
-    assert settings.overtakes_after(CheckpointKind.FINAL) == expected
+    assert settings.overtakes_after(decisions.CheckpointKind.FINAL) == expected
 
 
-@pytest.mark.parametrize("kind", [CheckpointKind.STOP, CheckpointKind.FINAL])
-def test_a_job_does_not_end_while_rows_are_in_flight(kind: CheckpointKind) -> None:
-    job = Coordination(CheckpointSettings(interval_s=60.0, overtakes_after_s=0.0))
-    if kind is CheckpointKind.STOP:
+@pytest.mark.parametrize("kind", [decisions.CheckpointKind.STOP, decisions.CheckpointKind.FINAL])
+def test_a_job_does_not_end_while_rows_are_in_flight(kind: decisions.CheckpointKind) -> None:
+    job = coordination.Coordination(CheckpointSettings(interval_s=60.0, overtakes_after_s=0.0))
+    if kind is decisions.CheckpointKind.STOP:
         job.coordinator.request(kind, job.now_s)
     else:
-        for source in SOURCES:
+        for source in coordination.SOURCES:
             job.coordinator.on_source_end(source, job.now_s)
     row = InFlight("sink", True, StateHandle("in", "in", 1, ""))
-    held_up = SubtaskSnapshot(SINKS[0], in_flight=(row,))
-    job.coordinator.on_ack(ATTEMPT, CheckpointId(1), held_up, job.now_s)
-    (append,) = of_type(AppendDecision, job.ack_all(1))
+    held_up = SubtaskSnapshot(coordination.SINKS[0], in_flight=(row,))
+    job.coordinator.on_ack(coordination.ATTEMPT, CheckpointId(1), held_up, job.now_s)
+    (append,) = coordination.of_type(decisions.AppendDecision, job.ack_all(1))
     assert not append.completed.final
-    (trigger,) = of_type(TriggerCheckpoint, job.logged(1))
+    (trigger,) = coordination.of_type(decisions.TriggerCheckpoint, job.logged(1))
     assert (trigger.checkpoint, trigger.kind, trigger.overtakes_after_s) == (2, kind, 60.0)
-    assert of_type(FinishJob, job.committed(1)) == []
-    (append,) = of_type(AppendDecision, job.ack_all(2))
+    assert coordination.of_type(decisions.FinishJob, job.committed(1)) == []
+    (append,) = coordination.of_type(decisions.AppendDecision, job.ack_all(2))
     assert append.completed.final
     job.logged(2)
-    assert of_type(FinishJob, job.committed(2)) == [FinishJob(CheckpointId(2))]
+    assert coordination.of_type(decisions.FinishJob, job.committed(2)) == [
+        decisions.FinishJob(CheckpointId(2))
+    ]
 
 
 def test_checkpoints_that_may_overtake_are_taken_one_at_a_time() -> None:

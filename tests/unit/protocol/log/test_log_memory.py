@@ -16,17 +16,8 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log import rules
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Coverage, Decided, LogMemory
-from onceflow.core.protocol.log.rules import (
-    AttemptClaimed,
-    LogEntry,
-    LogView,
-    apply,
-    next_claim,
-    next_decision,
-    prunable,
-    replay,
-)
 from onceflow.core.protocol.recovery import retain_ledger_from
 
 SINK = "job.sink"
@@ -41,16 +32,16 @@ class Log:
 
     def __init__(self, retained: int = 1) -> None:
         self.retained = retained
-        self.entries: list[LogEntry] = []
+        self.entries: list[rules.LogEntry] = []
 
     @property
-    def view(self) -> LogView:
+    def view(self) -> rules.LogView:
         """As somebody reads it who has only what is not pruned."""
-        return replay(self.entries)
+        return rules.replay(self.entries)
 
     def claim(self, *sinks: str) -> AttemptId:
-        record = next_claim(self.view, "driver", sinks or (SINK,))
-        self.entries.append(LogEntry(record, f"digest {record.sequence}"))
+        record = rules.next_claim(self.view, "driver", sinks or (SINK,))
+        self.entries.append(rules.LogEntry(record, f"digest {record.sequence}"))
         return record.attempt
 
     def decide(self, checkpoint: int, *listed: Committable) -> None:
@@ -65,9 +56,9 @@ class Log:
             triggered_at_ms=0,
             completed_at_ms=0,
         )
-        record = next_decision(view, completed)
-        entry = LogEntry(record, f"digest {record.sequence}")
-        gone = prunable(apply(view, entry), self.retained)
+        record = rules.next_decision(view, completed)
+        entry = rules.LogEntry(record, f"digest {record.sequence}")
+        gone = rules.prunable(rules.apply(view, entry), self.retained)
         self.entries = [e for e in (*self.entries, entry) if e.record.sequence not in gone]
 
 
@@ -165,8 +156,8 @@ def test_a_log_of_a_version_that_remembered_nothing_forgets_what_is_older_than_i
     assert log.view.sinks == {SINK}, "what the last decision lists tells the sink id"
 
 
-def _without_memory(entry: LogEntry) -> LogEntry:
-    if isinstance(entry.record, AttemptClaimed):
+def _without_memory(entry: rules.LogEntry) -> rules.LogEntry:
+    if isinstance(entry.record, rules.AttemptClaimed):
         return entry
     return replace(entry, record=replace(entry.record, memory=None))
 

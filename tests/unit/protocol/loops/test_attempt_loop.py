@@ -9,71 +9,24 @@ import pytest
 from tests.unit.protocol.checkpoints.coordination import ATTEMPT, SOURCES, snapshot
 from tests.unit.protocol.loops.attempt_driving import HELLO, LOST, SETTINGS, Driving
 
-from onceflow.core.errors import (
-    BadRecord,
-    CheckpointError,
-    CommitFailed,
-    ConfigError,
-    SlotLost,
-    SourceError,
-    StorageError,
-)
+from onceflow.core import errors
+from onceflow.core.protocol import messages
+from onceflow.core.protocol.checkpoints import decisions
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
-from onceflow.core.protocol.checkpoints.decisions import (
-    AbortSavepoint,
-    AppendDecision,
-    CheckpointKind,
-    NotifyComplete,
-    SavepointRequest,
-    TriggerCheckpoint,
-)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.loops import attempt_facts
 from onceflow.core.protocol.loops.attempt import INVESTIGATION_S
-from onceflow.core.protocol.loops.attempt_facts import (
-    AdmitSlot,
-    Announce,
-    CancelRequested,
-    CheckpointRequested,
-    CloseAttempt,
-    DeploySlots,
-    DiscoveryAnswered,
-    DismissSlot,
-    EndAttempt,
-    EnterRunning,
-    GlobalCommitEnded,
-    JobCancelled,
-    RecoveryEnded,
-    RecoveryStep,
-    ReleaseSlot,
-    Request,
-    SavepointWritten,
-    SendHeartbeats,
-    SlotGone,
-    SlotMessageReceived,
-    SlotsEnded,
-    TakeDiscovered,
-)
 from onceflow.core.protocol.loops.slots import SlotRoster
-from onceflow.core.protocol.messages import (
-    Acked,
-    Declined,
-    Failed,
-    GloballyCommitted,
-    Heartbeat,
-    Running,
-    Shutdown,
-    SlotClosed,
-)
 from onceflow.core.protocol.splits import Split
 from onceflow.core.storage.log.decision_log import DecisionUnknown
 
 OLDER = AttemptId(ATTEMPT - 1)
-MANUAL = CheckpointRequested(CheckpointKind.MANUAL)
-STOP = CheckpointRequested(CheckpointKind.STOP)
-SAVEPOINT = SavepointRequest("kept", CheckpointKind.SAVEPOINT)
-STOP_SAVEPOINT = SavepointRequest("last", CheckpointKind.SAVEPOINT_STOP)
-CANCEL = CancelRequested()
-CHANNEL_BROKE = Failed(1, "SlotLost", str(LOST), "", "job")
+MANUAL = attempt_facts.CheckpointRequested(decisions.CheckpointKind.MANUAL)
+STOP = attempt_facts.CheckpointRequested(decisions.CheckpointKind.STOP)
+SAVEPOINT = decisions.SavepointRequest("kept", decisions.CheckpointKind.SAVEPOINT)
+STOP_SAVEPOINT = decisions.SavepointRequest("last", decisions.CheckpointKind.SAVEPOINT_STOP)
+CANCEL = attempt_facts.CancelRequested()
+CHANNEL_BROKE = messages.Failed(1, "SlotLost", str(LOST), "", "job")
 
 
 # --- the beginning ----------------------------------------------------------------------------
@@ -83,21 +36,21 @@ def test_slots_are_deployed_once_all_are_up_and_sinks_agree_in_either_order() ->
     for steps in ((Driving.recover, _join_all), (_join_all, Driving.recover)):
         driving = Driving()
         for step in steps:
-            assert not driving.of_type(DeploySlots)
+            assert not driving.of_type(attempt_facts.DeploySlots)
             step(driving)
-        assert len(driving.of_type(DeploySlots)) == 1
-        assert not driving.of_type(EnterRunning)
-        driving.say(Running(("old state",)), 0)
-        driving.say(Running(), 1)
-        assert len(driving.of_type(EnterRunning)) == 1
-        assert Announce(Running(("old state",))) in driving.decisions
+        assert len(driving.of_type(attempt_facts.DeploySlots)) == 1
+        assert not driving.of_type(attempt_facts.EnterRunning)
+        driving.say(messages.Running(("old state",)), 0)
+        driving.say(messages.Running(), 1)
+        assert len(driving.of_type(attempt_facts.EnterRunning)) == 1
+        assert attempt_facts.Announce(messages.Running(("old state",))) in driving.decisions
 
 
 def test_a_slot_of_an_older_attempt_is_told_to_leave() -> None:
     driving = Driving()
     driving.on(replace(HELLO, attempt=OLDER))
-    assert driving.of_type(DismissSlot)[0].reason == "attempt 2 is over; 3 runs"
-    assert not driving.of_type(AdmitSlot)
+    assert driving.of_type(attempt_facts.DismissSlot)[0].reason == "attempt 2 is over; 3 runs"
+    assert not driving.of_type(attempt_facts.AdmitSlot)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +63,8 @@ def test_a_slot_of_an_older_attempt_is_told_to_leave() -> None:
 def test_a_slot_with_other_versions_or_another_storage_is_refused(hello: object, text: str) -> None:
     driving = Driving()
     driving.on(hello)  # type: ignore[arg-type]
-    (end,) = driving.of_type(EndAttempt)
-    assert isinstance(end.error, ConfigError)
+    (end,) = driving.of_type(attempt_facts.EndAttempt)
+    assert isinstance(end.error, errors.ConfigError)
     assert text in str(end.error)
 
 
@@ -122,8 +75,8 @@ HERE = replace(HELLO, host="172.17.0.2", machine="left", network_id="stack 1")
 def test_slot_that_other_machines_do_not_reach_is_refused_with_the_way_out() -> None:
     driving = Driving()
     driving.on(LOOPBACK)
-    error = driving.of_type(EndAttempt)[0].error
-    assert isinstance(error, ConfigError)
+    error = driving.of_type(attempt_facts.EndAttempt)[0].error
+    assert isinstance(error, errors.ConfigError)
     assert "slot 0 on worker is reached at 127.0.1.1, which is loopback" in str(error)
     assert "RuntimeSettings(slot_host=…)" in str(error)
 
@@ -138,7 +91,7 @@ def test_two_machines_with_one_address_are_refused_by_both_names() -> None:
     roster.admit(HERE, 0.0)
     other = replace(HERE, slot=1, machine="right", network_id="stack 2")
     refusal = roster.find_refusal(other)
-    assert isinstance(refusal, ConfigError)
+    assert isinstance(refusal, errors.ConfigError)
     assert "slot 0 on left and slot 1 on right" in str(refusal)
     assert "172.17.0.2" in str(refusal)
     assert "RuntimeSettings(slot_host=…)" in str(refusal)
@@ -166,21 +119,21 @@ def test_slots_that_do_not_dial_in_or_do_not_run_in_time_fail_the_attempt() -> N
     driving = Driving(patient)
     driving.join(0, 1)
     driving.recover()
-    driving.say(Running(), 1)
+    driving.say(messages.Running(), 1)
     driving.tick(60.1)
     assert "after 60 s only 1 of 2 running" in driving.error
 
 
 def test_sinks_that_do_not_agree_fail_the_attempt_and_slow_ones_name_their_step() -> None:
     driving = Driving()
-    driving.on(RecoveryEnded(OLDER, CommitFailed("of an older attempt")))
-    driving.on(RecoveryEnded(ATTEMPT, CommitFailed("the target is away")))
+    driving.on(attempt_facts.RecoveryEnded(OLDER, errors.CommitFailed("of an older attempt")))
+    driving.on(attempt_facts.RecoveryEnded(ATTEMPT, errors.CommitFailed("the target is away")))
     assert driving.error == "the target is away"
     driving = Driving()
     driving.join(0, 1)
     driving.tick(20.0)
     assert not driving.error
-    driving.step = RecoveryStep("commit of sink ledger", driving.now_s - 20.5)
+    driving.step = attempt_facts.RecoveryStep("commit of sink ledger", driving.now_s - 20.5)
     driving.tick()
     assert "has waited 20 s for commit of sink ledger" in driving.error
 
@@ -192,7 +145,7 @@ def test_a_silent_slot_and_one_that_takes_nothing_are_lost() -> None:
     driving = Driving()
     driving.run()
     driving.tick(15.0)
-    driving.say(Heartbeat(0), 0)
+    driving.say(messages.Heartbeat(0), 0)
     driving.tick(15.5)
     assert "slot 1 (process 100 on here) has been silent for 30 s" in driving.error
     driving = Driving()
@@ -210,7 +163,7 @@ def test_a_driver_that_stood_still_itself_gives_its_slots_a_fresh_deadline() -> 
     assert not driving.error
     driving.waiting_s = {0: 140.0, 1: 140.0}
     driving.tick(20.0)
-    driving.say(Heartbeat(0), 0)
+    driving.say(messages.Heartbeat(0), 0)
     assert not driving.error
     driving.waiting_s = {}
     driving.tick(10.5)
@@ -221,7 +174,7 @@ def test_a_slot_that_left_a_driver_that_stood_still_is_not_blamed_for_it() -> No
     driving = Driving()
     driving.run()
     driving.tick(45.0)
-    driving.on(SlotGone(1, ATTEMPT, "its process 100 ended"))
+    driving.on(attempt_facts.SlotGone(1, ATTEMPT, "its process 100 ended"))
     assert driving.error.startswith("slot 1 is lost: its process 100 ended")
     assert "this driver: its own process stood still for 45 s until 0 s ago" in driving.error
     later = Driving()
@@ -229,30 +182,33 @@ def test_a_slot_that_left_a_driver_that_stood_still_is_not_blamed_for_it() -> No
     later.tick(45.0)
     for _ in range(4):
         later.tick(10.0)
-        later.say(Heartbeat(0), 0)
-        later.say(Heartbeat(1), 1)
-    later.on(SlotGone(1, ATTEMPT, "its process 100 ended"))
+        later.say(messages.Heartbeat(0), 0)
+        later.say(messages.Heartbeat(1), 1)
+    later.on(attempt_facts.SlotGone(1, ATTEMPT, "its process 100 ended"))
     assert "stood still" not in later.error
 
 
 def test_heartbeats_are_sent_once_an_interval_while_nothing_else_happens() -> None:
     driving = Driving()
     driving.run()
-    before = len(driving.of_type(SendHeartbeats))
+    before = len(driving.of_type(attempt_facts.SendHeartbeats))
     for _ in range(8):
         assert 0 < driving.loop.wait_s(driving.now_s) <= 0.5
         driving.tick(0.25)
-    assert len(driving.of_type(SendHeartbeats)) == before + 2
+    assert len(driving.of_type(attempt_facts.SendHeartbeats)) == before + 2
 
 
 def test_the_lost_slot_is_named_before_the_channel_that_broke_with_it() -> None:
     driving = Driving()
     driving.run()
     driving.say(CHANNEL_BROKE, 1)
-    driving.on(SlotGone(0, OLDER, "of an older attempt"), SlotGone(1, ATTEMPT, "the one that says"))
+    driving.on(
+        attempt_facts.SlotGone(0, OLDER, "of an older attempt"),
+        attempt_facts.SlotGone(1, ATTEMPT, "the one that says"),
+    )
     assert not driving.is_over
     driving.tick(INVESTIGATION_S / 2)
-    driving.on(SlotGone(0, ATTEMPT, "its process has ended"))
+    driving.on(attempt_facts.SlotGone(0, ATTEMPT, "its process has ended"))
     assert driving.error.startswith("slot 0 is lost: its process has ended")
     assert "slot 1: channel balance[0] from 1 broke" in driving.error
 
@@ -271,10 +227,13 @@ def test_a_channel_that_broke_with_no_slot_lost_is_the_cause_itself() -> None:
 def test_any_other_failure_of_a_slot_ends_the_attempt_at_once() -> None:
     driving = Driving()
     driving.run()
-    driving.say(Failed(1, "BadRecord", "row 7", "", "never"), 1)
-    (end,) = driving.of_type(EndAttempt)
-    assert isinstance(end.error, BadRecord)
-    assert Announce(Failed(1, "BadRecord", "row 7", "", "never")) in driving.decisions
+    driving.say(messages.Failed(1, "BadRecord", "row 7", "", "never"), 1)
+    (end,) = driving.of_type(attempt_facts.EndAttempt)
+    assert isinstance(end.error, errors.BadRecord)
+    assert (
+        attempt_facts.Announce(messages.Failed(1, "BadRecord", "row 7", "", "never"))
+        in driving.decisions
+    )
 
 
 def test_what_is_of_another_attempt_changes_nothing() -> None:
@@ -282,14 +241,20 @@ def test_what_is_of_another_attempt_changes_nothing() -> None:
     driving.run()
     before = list(driving.decisions)
     driving.on(
-        SlotMessageReceived(OLDER, 0, Failed(0, "BadRecord", "row 7", "", "never")),
-        SlotGone(0, OLDER, "gone"),
-        SlotsEnded(OLDER, SlotLost("gone")),
-        GlobalCommitEnded(OLDER, "out", "out", CheckpointId(1), CommitFailed("away")),
-        DiscoveryAnswered(OLDER, "source", error=SourceError("gone")),
+        attempt_facts.SlotMessageReceived(
+            OLDER, 0, messages.Failed(0, "BadRecord", "row 7", "", "never")
+        ),
+        attempt_facts.SlotGone(0, OLDER, "gone"),
+        attempt_facts.SlotsEnded(OLDER, errors.SlotLost("gone")),
+        attempt_facts.GlobalCommitEnded(
+            OLDER, "out", "out", CheckpointId(1), errors.CommitFailed("away")
+        ),
+        attempt_facts.DiscoveryAnswered(OLDER, "source", error=errors.SourceError("gone")),
     )
     assert not driving.is_over
-    assert driving.of_type(Announce) == [d for d in before if isinstance(d, Announce)]
+    assert driving.of_type(attempt_facts.Announce) == [
+        d for d in before if isinstance(d, attempt_facts.Announce)
+    ]
 
 
 # --- the coordinator --------------------------------------------------------------------------
@@ -300,29 +265,36 @@ def test_what_comes_while_a_decision_is_appended_is_told_after_it_and_in_order()
     driving.run()
     driving.on(MANUAL)
     driving.ack_all(2)
-    assert len(driving.of_type(AppendDecision)) == 1
+    assert len(driving.of_type(decisions.AppendDecision)) == 1
     driving.on(MANUAL, SAVEPOINT)
-    driving.say(Acked(CheckpointId(2), snapshot(SOURCES[0])))
+    driving.say(messages.Acked(CheckpointId(2), snapshot(SOURCES[0])))
     assert driving.triggered == [2]
-    assert not driving.of_type(SavepointRequest)
+    assert not driving.of_type(decisions.SavepointRequest)
     driving.tick(3600.0 / 1e3)
     driving.end_append()
-    kinds = [trigger.kind for trigger in driving.of_type(TriggerCheckpoint)]
-    assert kinds == [CheckpointKind.MANUAL, CheckpointKind.MANUAL, CheckpointKind.SAVEPOINT]
-    complete = driving.decisions.index(driving.of_type(NotifyComplete)[0])
-    assert complete < driving.decisions.index(driving.of_type(TriggerCheckpoint)[1])
+    kinds = [trigger.kind for trigger in driving.of_type(decisions.TriggerCheckpoint)]
+    assert kinds == [
+        decisions.CheckpointKind.MANUAL,
+        decisions.CheckpointKind.MANUAL,
+        decisions.CheckpointKind.SAVEPOINT,
+    ]
+    complete = driving.decisions.index(driving.of_type(decisions.NotifyComplete)[0])
+    assert complete < driving.decisions.index(driving.of_type(decisions.TriggerCheckpoint)[1])
 
 
 def test_a_refused_append_goes_on_without_it_and_an_unknown_one_ends_the_attempt() -> None:
     tolerant = CheckpointSettings(interval_s=None, tolerable_failures=1)
-    for error, ends in ((StorageError("no space"), False), (DecisionUnknown("who knows"), True)):
+    for error, ends in (
+        (errors.StorageError("no space"), False),
+        (DecisionUnknown("who knows"), True),
+    ):
         driving = Driving(checkpoints=tolerant)
         driving.run()
         driving.on(MANUAL)
         driving.ack_all(2)
         driving.end_append(error)
         assert driving.is_over == ends
-        assert not driving.of_type(NotifyComplete)
+        assert not driving.of_type(decisions.NotifyComplete)
         assert driving.loop.unanswered == (MANUAL,)
 
 
@@ -330,32 +302,36 @@ def test_one_failure_too_many_ends_the_attempt_and_the_request_stays() -> None:
     driving = Driving()
     driving.run()
     driving.on(STOP)
-    driving.say(Declined(CheckpointId(2), SOURCES[0], "disk full"))
-    (end,) = driving.of_type(EndAttempt)
-    assert isinstance(end.error, CheckpointError)
+    driving.say(messages.Declined(CheckpointId(2), SOURCES[0], "disk full"))
+    (end,) = driving.of_type(attempt_facts.EndAttempt)
+    assert isinstance(end.error, errors.CheckpointError)
     assert driving.loop.unanswered == (STOP,)
 
 
 def test_a_global_commit_is_told_to_every_slot_and_its_failure_ends_the_attempt() -> None:
     driving = Driving()
     driving.run()
-    driving.on(GlobalCommitEnded(ATTEMPT, "out", "sink", CheckpointId(1)))
-    assert GloballyCommitted("sink", CheckpointId(1)) in driving.decisions
-    driving.on(GlobalCommitEnded(ATTEMPT, "out", "sink", CheckpointId(1), CommitFailed("away")))
+    driving.on(attempt_facts.GlobalCommitEnded(ATTEMPT, "out", "sink", CheckpointId(1)))
+    assert messages.GloballyCommitted("sink", CheckpointId(1)) in driving.decisions
+    driving.on(
+        attempt_facts.GlobalCommitEnded(
+            ATTEMPT, "out", "sink", CheckpointId(1), errors.CommitFailed("away")
+        )
+    )
     assert driving.error == "away"
 
 
 def test_a_split_that_appears_is_offered_once_and_a_checkpoint_follows() -> None:
     driving = Driving()
     driving.run()
-    answer = DiscoveryAnswered(ATTEMPT, "source", (Split("p0", b""),))
+    answer = attempt_facts.DiscoveryAnswered(ATTEMPT, "source", (Split("p0", b""),))
     driving.on(answer)
-    (taken,) = driving.of_type(TakeDiscovered)
+    (taken,) = driving.of_type(attempt_facts.TakeDiscovered)
     assert [split.id for offer in taken.offers.values() for split in offer.splits] == ["p0"]
     assert driving.triggered == [2]
     driving.on(answer)
-    assert not driving.of_type(TakeDiscovered)[1].offers
-    driving.on(DiscoveryAnswered(ATTEMPT, "source", error=SourceError("gone")))
+    assert not driving.of_type(attempt_facts.TakeDiscovered)[1].offers
+    driving.on(attempt_facts.DiscoveryAnswered(ATTEMPT, "source", error=errors.SourceError("gone")))
     assert driving.error == "gone"
 
 
@@ -373,17 +349,22 @@ def _stop(driving: Driving) -> None:
 def test_a_job_that_stops_waits_for_its_slots_to_close_and_hears_late_acks() -> None:
     driving = Driving()
     _stop(driving)
-    assert driving.of_type(Shutdown) == [Shutdown("job ledger is done")]
-    late = Acked(CheckpointId(1), snapshot(SOURCES[0]))
+    assert driving.of_type(messages.Shutdown) == [messages.Shutdown("job ledger is done")]
+    late = messages.Acked(CheckpointId(1), snapshot(SOURCES[0]))
     driving.say(late)
-    assert Announce(late) in driving.decisions
-    driving.say(Failed(0, "BadRecord", "row 7", "", "never"))
-    driving.say(SlotClosed(), 0)
-    driving.on(SlotGone(0, ATTEMPT, "ended"), SlotGone(1, OLDER, "ended"))
+    assert attempt_facts.Announce(late) in driving.decisions
+    driving.say(messages.Failed(0, "BadRecord", "row 7", "", "never"))
+    driving.say(messages.SlotClosed(), 0)
+    driving.on(
+        attempt_facts.SlotGone(0, ATTEMPT, "ended"), attempt_facts.SlotGone(1, OLDER, "ended")
+    )
     assert not driving.is_over
-    driving.on(SlotGone(1, ATTEMPT, "ended"))
-    assert driving.of_type(ReleaseSlot) == [ReleaseSlot(0), ReleaseSlot(1)]
-    assert driving.decisions[-1] == CloseAttempt(is_finished=False)
+    driving.on(attempt_facts.SlotGone(1, ATTEMPT, "ended"))
+    assert driving.of_type(attempt_facts.ReleaseSlot) == [
+        attempt_facts.ReleaseSlot(0),
+        attempt_facts.ReleaseSlot(1),
+    ]
+    assert driving.decisions[-1] == attempt_facts.CloseAttempt(is_finished=False)
 
 
 def test_slots_that_do_not_close_are_not_waited_for_longer_than_their_time() -> None:
@@ -393,11 +374,11 @@ def test_slots_that_do_not_close_are_not_waited_for_longer_than_their_time() -> 
     driving.tick(SETTINGS.cancel_timeout_s - 0.1)
     assert not driving.is_over
     driving.tick(0.1)
-    assert driving.decisions[-1] == CloseAttempt(is_finished=False)
+    assert driving.decisions[-1] == attempt_facts.CloseAttempt(is_finished=False)
     driving = Driving()
     _stop(driving)
-    driving.on(SlotsEnded(ATTEMPT, SlotLost("all have returned")))
-    assert driving.decisions[-1] == CloseAttempt(is_finished=False)
+    driving.on(attempt_facts.SlotsEnded(ATTEMPT, errors.SlotLost("all have returned")))
+    assert driving.decisions[-1] == attempt_facts.CloseAttempt(is_finished=False)
 
 
 # --- requests ---------------------------------------------------------------------------------
@@ -424,7 +405,7 @@ def _append(driving: Driving) -> None:
 
 def _write(driving: Driving) -> None:
     driving.run()
-    driving.on(SavepointRequest("first", CheckpointKind.SAVEPOINT))
+    driving.on(decisions.SavepointRequest("first", decisions.CheckpointKind.SAVEPOINT))
     driving.ack_all(2)
 
 
@@ -435,7 +416,7 @@ def _investigate(driving: Driving) -> None:
 
 def _fail(driving: Driving) -> None:
     driving.run()
-    driving.on(SlotsEnded(ATTEMPT, SlotLost("gone")))
+    driving.on(attempt_facts.SlotsEnded(ATTEMPT, errors.SlotLost("gone")))
 
 
 MOMENTS: tuple[Callable[[Driving], None], ...] = (
@@ -456,21 +437,21 @@ MOMENTS: tuple[Callable[[Driving], None], ...] = (
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("request_", [MANUAL, STOP, SAVEPOINT, STOP_SAVEPOINT, CANCEL])
 def test_a_request_at_every_moment_of_an_attempt_is_taken_up_or_left_to_the_next(
-    moment: Callable[[Driving], None], request_: Request
+    moment: Callable[[Driving], None], request_: attempt_facts.Request
 ) -> None:
     driving = Driving()
     moment(driving)
     ended = driving.is_over or moment in (_investigate, _stop)
     driving.on(request_)
-    driving.on(SlotsEnded(ATTEMPT, SlotLost("gone")))
+    driving.on(attempt_facts.SlotsEnded(ATTEMPT, errors.SlotLost("gone")))
     driving.tick(60.0)
     assert driving.is_over
-    began = [*driving.of_type(SavepointRequest)]
+    began = [*driving.of_type(decisions.SavepointRequest)]
     match request_:
-        case CancelRequested() if not ended:
-            (end,) = driving.of_type(EndAttempt)
-            assert isinstance(end.error, JobCancelled)
-        case SavepointRequest() if request_ in began:
+        case attempt_facts.CancelRequested() if not ended:
+            (end,) = driving.of_type(attempt_facts.EndAttempt)
+            assert isinstance(end.error, attempt_facts.JobCancelled)
+        case decisions.SavepointRequest() if request_ in began:
             # Whoever has begun it answers when the attempt ends: it is not asked for twice.
             assert request_ not in driving.loop.unanswered
         case _:
@@ -482,7 +463,7 @@ def test_what_was_asked_for_before_every_slot_runs_is_done_once_they_do() -> Non
     driving.on(MANUAL, SAVEPOINT)
     driving.run()
     assert len(driving.triggered) == 2
-    assert driving.of_type(SavepointRequest) == [SAVEPOINT]
+    assert driving.of_type(decisions.SavepointRequest) == [SAVEPOINT]
 
 
 def test_a_savepoint_is_answered_once_whether_it_is_written_or_not() -> None:
@@ -492,15 +473,15 @@ def test_a_savepoint_is_answered_once_whether_it_is_written_or_not() -> None:
     driving.ack_all(2)
     driving.finish_savepoint()
     driving.finish_savepoint()
-    assert len(driving.of_type(SavepointWritten)) == 1
-    assert not driving.of_type(AbortSavepoint)
+    assert len(driving.of_type(attempt_facts.SavepointWritten)) == 1
+    assert not driving.of_type(decisions.AbortSavepoint)
     driving = Driving()
     driving.run()
     driving.on(SAVEPOINT)
     driving.ack_all(2)
     driving.finish_savepoint("no space")
-    assert not driving.of_type(SavepointWritten)
-    assert [abort.request for abort in driving.of_type(AbortSavepoint)] == [SAVEPOINT]
+    assert not driving.of_type(attempt_facts.SavepointWritten)
+    assert [abort.request for abort in driving.of_type(decisions.AbortSavepoint)] == [SAVEPOINT]
 
 
 def test_a_savepoint_that_has_waited_too_long_is_not_begun_and_holds_nobody_up() -> None:
@@ -508,7 +489,7 @@ def test_a_savepoint_that_has_waited_too_long_is_not_begun_and_holds_nobody_up()
     driving.stands = False
     driving.on(SAVEPOINT, MANUAL)
     driving.run()
-    assert [trigger.kind for trigger in driving.of_type(TriggerCheckpoint)] == [
-        CheckpointKind.MANUAL
+    assert [trigger.kind for trigger in driving.of_type(decisions.TriggerCheckpoint)] == [
+        decisions.CheckpointKind.MANUAL
     ]
     assert driving.loop.unanswered == (MANUAL,)

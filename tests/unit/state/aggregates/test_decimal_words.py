@@ -9,15 +9,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
 import numpy as np
 import pytest
 
-from onceflow.core.state.aggregates.decimal_words import (
-    Words,
-    float_averages,
-    greatest_start,
-    least_start,
-    running_word_extreme,
-    running_word_sum,
-    word_averages,
-)
+from onceflow.core.state.aggregates import decimal_words
 from onceflow.core.state.aggregates.running import Grouping, SumOverflow
 
 LIMIT = 10**38
@@ -34,12 +26,12 @@ def exactly() -> Iterator[None]:
         yield
 
 
-def words_of(numbers: Sequence[int]) -> Words:
+def words_of(numbers: Sequence[int]) -> decimal_words.Words:
     data = b"".join(number.to_bytes(16, "little", signed=True) for number in numbers)
     return np.frombuffer(data, np.int64).reshape(-1, 2)
 
 
-def numbers_of(words: Words) -> list[int]:
+def numbers_of(words: decimal_words.Words) -> list[int]:
     return [(high << 64) | (low & 2**64 - 1) for low, high in words.tolist()]
 
 
@@ -66,21 +58,24 @@ def test_decimal_sums_are_exact_or_refused_at_the_first_row_of_39_digits(seed: i
     bad = [row for row, total in enumerate(expected) if abs(total) >= LIMIT]
     if bad:
         with pytest.raises(SumOverflow) as caught:
-            running_word_sum(group, start, words_of(values))
+            decimal_words.running_word_sum(group, start, words_of(values))
         assert caught.value.row == bad[0]
     else:
-        found = group.in_row_order(running_word_sum(group, start, words_of(values)))
+        found = group.in_row_order(decimal_words.running_word_sum(group, start, words_of(values)))
         assert numbers_of(found) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(
     ("ufunc", "fold", "none"),
-    [(np.minimum, min, least_start()), (np.maximum, max, greatest_start())],
+    [
+        (np.minimum, min, decimal_words.least_start()),
+        (np.maximum, max, decimal_words.greatest_start()),
+    ],
     ids=["min", "max"],
 )
 def test_decimal_extremes_equal_those_of_one_row_after_another(
-    seed: int, ufunc: np.ufunc, fold: Callable[[int, int], int], none: Words
+    seed: int, ufunc: np.ufunc, fold: Callable[[int, int], int], none: decimal_words.Words
 ) -> None:
     rng = random.Random(seed)
     entries = rng.choices(range(1, 6), k=rng.choice([1, 40, 300]))
@@ -96,7 +91,9 @@ def test_decimal_extremes_equal_those_of_one_row_after_another(
     for entry, value in zip(entries, values, strict=True):
         totals[entry] = fold(totals[entry], value)
         expected.append(totals[entry])
-    found = group.in_row_order(running_word_extreme(group, start, words_of(values), ufunc))
+    found = group.in_row_order(
+        decimal_words.running_word_extreme(group, start, words_of(values), ufunc)
+    )
     assert numbers_of(found) == expected
 
 
@@ -108,11 +105,11 @@ def test_decimal_averages_are_rounded_half_away_from_zero(seed: int) -> None:
     digits = rng.randrange(5)
     largest = LIMIT // 10**digits - 1
     sums = [max(-largest, min(largest, number)) for number in random_numbers(rng, 20)]
-    found = numbers_of(word_averages(words_of(sums), np.array(counts), digits))
+    found = numbers_of(decimal_words.word_averages(words_of(sums), np.array(counts), digits))
     assert found == [
         int((Decimal(total) * 10**digits / count).quantize(Decimal(1), ROUND_HALF_UP))
         for total, count in zip(sums, counts, strict=True)
     ]
-    floats = float_averages(words_of(sums), np.array(counts)).tolist()
+    floats = decimal_words.float_averages(words_of(sums), np.array(counts)).tolist()
     exact = [total / count for total, count in zip(sums, counts, strict=True)]
     assert floats == pytest.approx(exact, rel=1e-15)

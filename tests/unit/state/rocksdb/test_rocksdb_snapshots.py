@@ -12,21 +12,13 @@ from pathlib import Path
 import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
+from onceflow.core import state
 from onceflow.core.errors import StateError, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state import (
-    HeapBackend,
-    KeyedStateStore,
-    PendingKeyedSnapshot,
-    RocksDBBackend,
-    StateContext,
-    StateHandle,
-    ValueStateDescriptor,
-)
 from onceflow.core.state.rocksdb import database as rocksdb_database
 from onceflow.core.state.snapshots.known_files import KnownFiles
 
-PAYLOAD = ValueStateDescriptor[bytes]("payload", bytes)
+PAYLOAD = state.ValueStateDescriptor[bytes]("payload", bytes)
 KEYS = 3000
 
 
@@ -34,27 +26,29 @@ class Job:
     def __init__(self, scratch: Path) -> None:
         self.storage = MemoryStorage()
         self.scratch = scratch
-        self.stores: list[KeyedStateStore] = []
+        self.stores: list[state.KeyedStateStore] = []
 
     def open(
         self,
-        handles: tuple[StateHandle, ...] = (),
+        handles: tuple[state.StateHandle, ...] = (),
         *,
         groups: range = range(128),
         incremental: bool = True,
-    ) -> KeyedStateStore:
-        context = StateContext("op", 0, groups, 128, self.scratch / str(len(self.stores)))
-        store = RocksDBBackend(incremental).open(context, handles, self.storage)
+    ) -> state.KeyedStateStore:
+        context = state.StateContext("op", 0, groups, 128, self.scratch / str(len(self.stores)))
+        store = state.RocksDBBackend(incremental).open(context, handles, self.storage)
         self.stores.append(store)
         return store
 
-    def put(self, store: KeyedStateStore, keys: range, size_bytes: int = 100) -> None:
+    def put(self, store: state.KeyedStateStore, keys: range, size_bytes: int = 100) -> None:
         value = store.value_state(PAYLOAD)
         for key in keys:
             store.set_current_key(key)
             value.set(os.urandom(size_bytes))
 
-    def snapshot(self, store: KeyedStateStore, checkpoint: int) -> tuple[StateHandle, ...]:
+    def snapshot(
+        self, store: state.KeyedStateStore, checkpoint: int
+    ) -> tuple[state.StateHandle, ...]:
         return store.snapshot(CheckpointId(checkpoint)).upload(self.storage)
 
     def uploaded_bytes(self) -> int:
@@ -69,7 +63,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         store.close()
 
 
-def shared(handles: tuple[StateHandle, ...]) -> set[StateHandle]:
+def shared(handles: tuple[state.StateHandle, ...]) -> set[state.StateHandle]:
     return {handle for handle in handles if handle.shared}
 
 
@@ -139,8 +133,8 @@ class Retention:
 
     def __init__(self, job: Job) -> None:
         self._files = job.storage.files
-        self.acked: dict[int, tuple[StateHandle, ...]] = {}
-        self.completed: tuple[int, tuple[StateHandle, ...]] = (0, ())
+        self.acked: dict[int, tuple[state.StateHandle, ...]] = {}
+        self.completed: tuple[int, tuple[state.StateHandle, ...]] = (0, ())
 
     def complete(self, checkpoint: int) -> None:
         previous = self.completed[1]
@@ -152,7 +146,7 @@ class Retention:
     def abort(self, checkpoint: int) -> None:
         self._delete(self.acked.pop(checkpoint))
 
-    def _delete(self, handles: tuple[StateHandle, ...]) -> None:
+    def _delete(self, handles: tuple[state.StateHandle, ...]) -> None:
         held = {h.path for known in (self.completed[1], *self.acked.values()) for h in known}
         for handle in handles:
             if handle.path not in held:
@@ -170,7 +164,7 @@ def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_arou
     retention = Retention(job)
     model: dict[int, bytes] = {}
     expected: dict[int, dict[int, bytes]] = {}
-    waiting: list[tuple[int, PendingKeyedSnapshot]] = []
+    waiting: list[tuple[int, state.PendingKeyedSnapshot]] = []
     news: list[Callable[[], None]] = []
     for number in range(1, 41):
         for key in rng.sample(range(60), rng.choice([0, 3, 20])):
@@ -313,15 +307,15 @@ def test_an_unwritable_disk_is_a_state_error_that_names_the_place(job: Job) -> N
 
 def test_the_heap_refuses_a_native_snapshot_and_says_what_to_do(job: Job, tmp_path: Path) -> None:
     handles = job.snapshot(job.open(), 1)
-    context = StateContext("op", 0, range(128), 128, tmp_path)
+    context = state.StateContext("op", 0, range(128), 128, tmp_path)
     with pytest.raises(StateIncompatible, match=r"another backend.*restore it with that backend"):
-        HeapBackend().open(context, handles, job.storage)
-    foreign = StateHandle("other-backend", "p", 1, "c", 0, 127)
+        state.HeapBackend().open(context, handles, job.storage)
+    foreign = state.StateHandle("other-backend", "p", 1, "c", 0, 127)
     with pytest.raises(StateIncompatible, match="another backend"):
         job.open((foreign,))
 
 
-class Files(dict[str, StateHandle]):
+class Files(dict[str, state.StateHandle]):
     """Files that can be watched."""
 
 

@@ -13,13 +13,7 @@ import pytest
 from tests.unit.storage.storage_samples import killed_at_each_step
 
 from onceflow.core.errors import StorageError
-from onceflow.core.storage.filesystems import local
-from onceflow.core.storage.filesystems.filesystem import (
-    AlreadyExists,
-    Created,
-    CreationUnknown,
-    Unfinished,
-)
+from onceflow.core.storage.filesystems import filesystem, local
 from onceflow.core.storage.filesystems.local import LocalFileSystem
 
 WHOLE = b"whole " * 1000
@@ -69,7 +63,7 @@ def test_a_writer_killed_at_any_step_leaves_the_whole_file_or_none(
         assert fs.list("log") == (("1",) if found else ())
         assert status == 0 or len(fs.list_unfinished("log")) <= 1
         again = fs.create_if_absent("log/1", b"successor")
-        assert again == (AlreadyExists(WHOLE) if found else Created())
+        assert again == (filesystem.AlreadyExists(WHOLE) if found else filesystem.Created())
         seen.add(found)
     assert found == WHOLE
     assert seen == {None, WHOLE}
@@ -86,7 +80,7 @@ def test_a_link_that_surely_did_nothing_is_a_plain_failure(
     monkeypatch.setattr(os, "link", fail_with(code))
     with pytest.raises(StorageError) as raised:
         fs.create_if_absent("log/1", b"data")
-    assert not isinstance(raised.value, CreationUnknown)
+    assert not isinstance(raised.value, filesystem.CreationUnknown)
     monkeypatch.undo()
     assert fs.list("log") == ()
     assert fs.list_unfinished("log") == ()
@@ -104,10 +98,10 @@ def test_a_link_that_may_have_worked_is_unknown_and_found_by_asking_again(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "link", replies_are_lost)
-    with pytest.raises(CreationUnknown, match="log/1"):
+    with pytest.raises(filesystem.CreationUnknown, match="log/1"):
         fs.create_if_absent("log/1", b"data")
     monkeypatch.undo()
-    assert fs.create_if_absent("log/1", b"data") == AlreadyExists(b"data")
+    assert fs.create_if_absent("log/1", b"data") == filesystem.AlreadyExists(b"data")
 
 
 def test_a_name_that_may_not_survive_a_crash_is_unknown(
@@ -123,12 +117,12 @@ def test_a_name_that_may_not_survive_a_crash_is_unknown(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", directories_fail)
-    with pytest.raises(CreationUnknown, match="cannot make durable"):
+    with pytest.raises(filesystem.CreationUnknown, match="cannot make durable"):
         fs.create_if_absent("log/1", b"data")
-    with pytest.raises(CreationUnknown, match="cannot make durable"):
+    with pytest.raises(filesystem.CreationUnknown, match="cannot make durable"):
         fs.create_if_absent("log/1", b"data")  # whoever finds it does not know either
     fails = False
-    assert fs.create_if_absent("log/1", b"data") == AlreadyExists(b"data")
+    assert fs.create_if_absent("log/1", b"data") == filesystem.AlreadyExists(b"data")
 
 
 @pytest.mark.parametrize("how", ["write", "adopt"])
@@ -215,7 +209,7 @@ def test_temporary_files_are_listed_apart_with_the_name_they_were_to_have(
     name = f".000000000002.json.{'0' * 32}.tmp"
     (tmp_path / "root/log" / name).write_bytes(b"half")
     assert fs.list("log") == ("000000000001.json",)
-    assert fs.list_unfinished("log") == (Unfinished(name, "000000000002.json"),)
+    assert fs.list_unfinished("log") == (filesystem.Unfinished(name, "000000000002.json"),)
 
 
 def test_a_tree_is_deleted_under_a_writer_that_goes_on(fs: LocalFileSystem) -> None:
