@@ -101,10 +101,12 @@ class HeldTarget(SQLiteTarget):
         assert eventually(lambda: len(set(self.last_commits())) == 1, 60)
         held = self.directory / "held"
         held.touch()
-        job.checkpoint()
-        assert eventually(lambda: self.last_commits()[0] > self.last_commits()[1], 60)
-        yield
-        held.unlink()
+        try:
+            job.checkpoint()
+            assert eventually(lambda: self.last_commits()[0] > self.last_commits()[1], 60)
+            yield
+        finally:
+            held.unlink()
         assert eventually(lambda: self.last_commits()[0] == self.last_commits()[1], 60)
 
     def add_rows(self, ids: Iterable[int]) -> None:

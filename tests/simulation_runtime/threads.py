@@ -377,18 +377,18 @@ def replace_threads(others: Sequence[tuple[str, str, object]]) -> Generator[None
     """
     by_id = {id(real): fake for real, fake in _REPLACED}
     before: list[tuple[object, str, object]] = []
-    for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith("onceflow."):
-            continue
-        for name, value in list(vars(module).items()):
-            if id(value) in by_id and module is not crash_points:
-                before.append((module, name, value))
-                setattr(module, name, by_id[id(value)])
-    for module_name, name, fake in others:
-        module = sys.modules[module_name]
-        before.append((module, name, getattr(module, name)))
-        setattr(module, name, fake)
     try:
+        for module_name, module in list(sys.modules.items()):
+            if not module_name.startswith("onceflow."):
+                continue
+            for name, value in list(vars(module).items()):
+                if id(value) in by_id and module is not crash_points:
+                    before.append((module, name, value))
+                    setattr(module, name, by_id[id(value)])
+        for module_name, name, fake in others:
+            module = sys.modules[module_name]
+            before.append((module, name, getattr(module, name)))
+            setattr(module, name, fake)
         yield
     finally:
         for owner, name, value in reversed(before):

@@ -18,6 +18,7 @@ from onceflow import Checkpointing, FixedDelay, Job, JobState, Pipeline
 from onceflow.core.errors import ConfigError, SavepointRefused, StorageBehind
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.spi import Sink
+from onceflow.integration.conformance.processes import eventually
 from onceflow.sinks import FileSink
 
 RECORDS = 2_000
@@ -135,7 +136,18 @@ class MovingJob:
         assert ids == sorted(set(ids))
 
     def copy(self, storage: str, to: str) -> None:
-        shutil.copytree(self.directory / storage, self.directory / to)
+        """Copy the storage; of a running job as of a moment at which it deletes no file."""
+        target = self.directory / to
+
+        def copied() -> bool:
+            shutil.rmtree(target, ignore_errors=True)
+            try:
+                shutil.copytree(self.directory / storage, target)
+            except (shutil.Error, FileNotFoundError):
+                return False
+            return True
+
+        assert eventually(copied, 60)
 
     def ids(self) -> list[int]:
         """Return the id of every row that a reader sees, sorted, doubles kept."""
