@@ -56,7 +56,28 @@ class PendingSnapshot:
 
 
 class RunningOperator(ABC):
-    """An operator of one subtask."""
+    """An operator of one subtask.
+
+    These members tell an operator how far its input has come, in this order. A stop by the user
+    is no end of the input: it calls neither `flush` nor `end_input`.
+
+        on_watermark    No record at or before this event time is expected any more. Called any
+                        number of times, only if a source has watermarks.
+        on_watermark(MAX_WATERMARK)
+                        Every input with watermarks has ended; if there is none, every input has
+                        ended. Rows of other inputs may follow. Not called in a source's chain.
+        flush           Every input has ended. Emit results that wait for more rows. The last rows
+                        of earlier functions may still follow, and then a second call.
+        end_input       No rows follow. Called once, and only before a barrier that ends the input:
+                        all rows are decided, or in the savepoint of that barrier.
+        emission_ended  Set after the barrier of a savepoint that stops the job. From then on the
+                        operator must emit nothing; it still takes the snapshot of the last
+                        checkpoint.
+        close           The subtask ends, for whatever reason.
+
+    So results that wait for event time belong in `on_watermark`, results that wait for the end of a
+    bounded input in `flush`, and the results of a user's `on_end` in `end_input`.
+    """
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
@@ -152,12 +173,14 @@ class RunningOperator(ABC):
     def on_time(self) -> None:  # noqa: B027 - optional hook
         """Emit the results that are due by the clock."""
 
-    def on_watermark(self, watermark: int) -> None:
-        """Emit the results that are due at event time `watermark`, before it is forwarded."""
-        self.flush()
+    def on_watermark(self, watermark: int) -> None:  # noqa: B027 - optional hook
+        """Emit the results that are due at event time `watermark`, before it is forwarded.
+
+        Rows that the operator emits later may be late for the operators that follow.
+        """
 
     def flush(self) -> None:  # noqa: B027 - optional hook
-        """Emit results that are held back, because the input ends next."""
+        """Emit results that wait for more rows, because the input has ended."""
 
     def end_input(self) -> None:  # noqa: B027 - optional hook
         """Emit the function's results for the end of its input. Called once, before a barrier.
@@ -239,6 +262,10 @@ class BatchIteratorMapper(RunningOperator):
         """Emit the results that the function yields before it asks for more."""
         for rows in self._calls.feed(batch.rows):
             self.emit(rows)
+
+    def on_watermark(self, watermark: int) -> None:
+        """End the call: its results belong before the watermark."""
+        self.flush()
 
     def flush(self) -> None:
         """End the call, and emit the results that it has held back."""
