@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,31 +22,25 @@ from benchmarks.beside_flink.databases import compare_ledgers
 from benchmarks.beside_flink.measuring import Seconds
 from benchmarks.beside_flink.measuring import compare as compare_with_flink
 from benchmarks.beside_flink.works import WORKS
-from benchmarks.checkpoints import idle_checkpoints
 from benchmarks.driver_kill import recover_driver
 from benchmarks.job_spec import Backend, JobSpec
-from benchmarks.limits import limits
 from benchmarks.machine import describe_machine
 from benchmarks.promises import find_broken, read_promises
 from benchmarks.ratios import ratios
 from benchmarks.recovery import RECORDS_MIN, recover
 from benchmarks.report import Report
-from benchmarks.restore import restores
 from benchmarks.revisions import compare_revisions
 from benchmarks.sinks.lake import lake_places
 from benchmarks.sinks.measuring import measure_sinks
 from benchmarks.sinks.places import places
 from benchmarks.sinks.rows import Rows
-from benchmarks.stage import ROOT, BenchmarkError, Stage
+from benchmarks.stage import Stage
 from benchmarks.throughput import measure, variants
 from onceflow.connectors.spark.class_archive import NoArchive, archive_classes
 from onceflow.core.errors import OnceflowError
 from onceflow.integration.workload import Payments
 
-_JOB_SCENARIOS = (
-    *("ledger", "no-database", "function", "delivery", "databases", "storage", "tls"),
-    *("unaligned", "watched"),
-)
+_JOB_SCENARIOS = ("ledger", "delivery", "databases", "storage", "unaligned")
 _SINK_ROWS_MAX = 1_000_000
 
 
@@ -55,30 +48,19 @@ class Scenario(str, Enum):
     """What can be measured by itself."""
 
     LEDGER = "ledger"
-    NO_DATABASE = "no-database"
-    FUNCTION = "function"
     DELIVERY = "delivery"
     DATABASES = "databases"
     STORAGE = "storage"
-    TLS = "tls"
     SINKS = "sinks"
     LAKE = "lake"
-    LIMITS = "limits"
-    CHECKPOINTS = "checkpoints"
     RECOVERY = "recovery"
     UNALIGNED = "unaligned"
-    WATCHED = "watched"
-    RESTORE = "restore"
-    STATE = "state"
     FLINK_STATE = "flink-state"
     FLINK_DATABASES = "flink-databases"
 
 
-_ASKED_FOR = (Scenario.LAKE, Scenario.STATE, Scenario.FLINK_STATE, Scenario.FLINK_DATABASES)
-_WITHOUT_STAGE = {
-    *(Scenario.LAKE, Scenario.STATE, Scenario.FLINK_STATE),
-    *(Scenario.SINKS, Scenario.RESTORE),
-}
+_ASKED_FOR = (Scenario.LAKE, Scenario.FLINK_STATE, Scenario.FLINK_DATABASES)
+_WITHOUT_STAGE = {Scenario.LAKE, Scenario.FLINK_STATE, Scenario.SINKS}
 
 
 class Backends(str, Enum):
@@ -107,7 +89,7 @@ def bench(
     scenario: Annotated[
         list[Scenario] | None,
         typer.Option(
-            help="Only this; may be repeated. Default: all but lake, which is part of sinks, state,"
+            help="Only this; may be repeated. Default: all but lake, which is part of sinks,"
             " and flink-state and flink-databases, which need Java 17 and Maven."
         ),
     ] = None,
@@ -126,7 +108,7 @@ def bench(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Measure whole jobs, the raw limits beside them, checkpoints and recovery, on real servers."""
+    """Measure whole jobs, sinks beside plain bulk loads, and recovery, on real servers."""
     chosen = tuple(scenario or [one for one in Scenario if one not in _ASKED_FOR])
     console = Console(stderr=True, highlight=False)
     if compare is not None:
@@ -151,7 +133,7 @@ def bench(
         console.print(f"bench: {report.error}", markup=False, style="red", soft_wrap=True)
         raise typer.Exit(1)
     if check:
-        broken = find_broken(ratios(report.jobs, report.limits), read_promises())
+        broken = find_broken(ratios(report.jobs), read_promises())
         for promise in broken:
             console.print(f"bench: {promise}", markup=False, style="red", soft_wrap=True)
         if broken:
@@ -199,11 +181,6 @@ def _measure(
             report.sinks += measure_sinks(lake_places(Path(name)), rows, report.runs, say)
         if Scenario.UNALIGNED in chosen:
             report.durability.backlog = backlog_checkpoints(Path(name), say=say)
-        if Scenario.RESTORE in chosen:
-            report.durability.restores = restores(Path(name), report.runs, say)
-    if Scenario.STATE in chosen:
-        say("measuring keyed state")
-        report.state = _state(report.runs)
     if Scenario.FLINK_STATE in chosen:
         for turns in compare_with_flink(WORKS, backends, report.runs, Seconds(), say):
             report.beside_flink.append(turns)
@@ -217,21 +194,11 @@ def _measure_on(
     backends: tuple[Backend, ...],
     say: Callable[[str], None],
 ) -> None:
-    if Scenario.LIMITS in chosen:
-        for run in range(report.runs):
-            say(f"run {run + 1} of {report.runs}: raw limits")
-            report.limits.append(limits(stage, topic))
     names = [one.value for one in chosen if one.value in _JOB_SCENARIOS]
     report.jobs = measure(stage, variants(names, report.records, backends, topic), report.runs, say)
     if Scenario.FLINK_DATABASES in chosen:
         for turns in compare_ledgers(stage, topic, backends, report.runs, say):
             report.ledgers_beside_flink.append(turns)
-    if Scenario.STORAGE in chosen:
-        report.durability.appends = stage.appends()
-    if Scenario.CHECKPOINTS in chosen:
-        for backend in backends:
-            say(f"checkpoints of an idle job, {backend}")
-            report.idle.append(idle_checkpoints(stage, backend))
     if Scenario.RECOVERY in chosen:
         _recover(stage, topic, report, backends[0], say)
 
@@ -255,18 +222,6 @@ def _recover(
         report.durability.driver_recoveries.append(recover_driver(stage, spec))
         again_s = report.durability.driver_recoveries[-1].rows_flow_s
         say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a driver's start")
-
-
-def _state(runs: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.state", "--json", "--runs", str(runs)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    done = subprocess.run(
-        command, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
-    if done.returncode != 0:
-        raise BenchmarkError(f"benchmarks.state failed: {done.stderr.decode()[-2000:]}")
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
 
 
 if __name__ == "__main__":

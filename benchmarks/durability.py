@@ -7,12 +7,10 @@ from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 
-from benchmarks.appends import Appends
 from benchmarks.backlog import BacklogCheckpoints
 from benchmarks.driver_kill import driver_steps_of
 from benchmarks.job_spec import DriverRecovery, Recovery
 from benchmarks.recovery import steps_of
-from benchmarks.restore import Restores
 from benchmarks.spread import Spread
 from benchmarks.tables import figure_table
 
@@ -23,18 +21,14 @@ class Durability:
 
     slot_recoveries: list[Recovery] = field(default_factory=list[Recovery])
     driver_recoveries: list[DriverRecovery] = field(default_factory=list[DriverRecovery])
-    appends: list[Appends] = field(default_factory=list[Appends])
     backlog: BacklogCheckpoints | None = None
-    restores: Restores | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return its part of the object that `--json` prints."""
         return {
             "recovery_s": _as_json(steps_of(self.slot_recoveries)),
             "driver_recovery_s": _as_json(driver_steps_of(self.driver_recoveries)),
-            "appends": [asdict(one) for one in self.appends],
             "backlog": asdict(self.backlog) if self.backlog else {},
-            "restores": _restores_as_json(self.restores) if self.restores else {},
         }
 
     def tables(self) -> list[Table]:
@@ -44,21 +38,13 @@ class Durability:
             tables.append(_recovery_table(self.slot_recoveries))
         if self.driver_recoveries:
             tables.append(_driver_recovery_table(self.driver_recoveries))
-        if self.appends:
-            tables.append(_appends_table(self.appends))
         if self.backlog:
             tables.append(_backlog_table(self.backlog))
-        if self.restores:
-            tables.append(_restores_table(self.restores))
         return tables
 
 
 def _as_json(steps: dict[str, Spread]) -> dict[str, object]:
     return {step: spread.as_json() for step, spread in steps.items()}
-
-
-def _restores_as_json(restores: Restores) -> dict[str, object]:
-    return {**asdict(restores), "of_bandwidth": restores.of_bandwidth.as_json()}
 
 
 def _recovery_table(recoveries: Sequence[Recovery]) -> Table:
@@ -79,18 +65,6 @@ def _driver_recovery_table(recoveries: Sequence[DriverRecovery]) -> Table:
     return table
 
 
-def _appends_table(measured: Sequence[Appends]) -> Table:
-    """Return how long a decision takes, and the store by itself."""
-    table = figure_table(
-        "A decision, and a bare creation of as many bytes, ms",
-        *("in", "bytes", "decision p50", "p95", "creation p50", "p95"),
-    )
-    for one in measured:
-        values = (one.append_p50_ms, one.append_p95_ms, one.create_p50_ms, one.create_p95_ms)
-        table.add_row(one.place, f"{one.record_bytes:,}", *(f"{value:.1f}" for value in values))
-    return table
-
-
 def _backlog_table(backlog: BacklogCheckpoints) -> Table:
     """Return how long checkpoints took while rows waited."""
     table = figure_table(
@@ -99,14 +73,4 @@ def _backlog_table(backlog: BacklogCheckpoints) -> Table:
     table.add_row("that wait", f"{backlog.aligned_s:.1f}", "")
     in_flight_kb = f"{backlog.in_flight_bytes / 1e3:,.0f}"
     table.add_row("that overtake", Spread.of(backlog.overtaking_s).shown(2), in_flight_kb)
-    return table
-
-
-def _restores_table(restores: Restores) -> Table:
-    """Return how fast state came back, beside a copy of its files."""
-    size_mb = restores.state_bytes / 1e6
-    table = figure_table(f"{size_mb:,.0f} MB of RocksDB state from a directory", "what", "value")
-    for name, seconds in (("restore", restores.restore_s), ("plain copy", restores.copy_s)):
-        table.add_row(f"{name}, MB/s", Spread.of(size_mb / one for one in seconds).shown())
-    table.add_row("restore / copy", restores.of_bandwidth.shown(2))
     return table

@@ -19,7 +19,6 @@ from benchmarks.clocked_source import ClockedSource
 from benchmarks.cpu import began_at_s, groups_cpu_s, own_cpu_s, tree_cpu_s
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import AttemptStart, CheckpointTimes, JobResult, JobSpec, Recovery
-from benchmarks.keyed_balance import KeyedBalance
 from benchmarks.slot_kill import kill_a_slot
 from benchmarks.watch import TIMEOUT_S, Watch
 from onceflow import (
@@ -44,6 +43,7 @@ from onceflow.sources.datagen import DatagenSource
 
 _SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """It only starts slots."""
+_ACCOUNTS = 100_000
 
 
 def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
@@ -54,7 +54,7 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         parallelism=spec.parallelism,
         checkpointing=Checkpointing(
             storage=spec.storage_url,
-            interval=spec.interval_s,
+            interval=1.0,
             mode=spec.delivery,
             unaligned=spec.barriers == "overtaking",
         ),
@@ -62,17 +62,12 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         # A restart nobody asked for would hide in the figure.
         restart=FixedDelay(1, 0.1) if spec.task == "kill_slot" else NoRestart(),
         # Counters every 0.1 s instead of every second: what is reported of them is that fresh.
-        settings=RuntimeSettings(
-            heartbeat_interval_s=0.1, scratch_dir=spec.directory, tls=spec.tls
-        ),
+        settings=RuntimeSettings(heartbeat_interval_s=0.1, scratch_dir=spec.directory),
     )
     keyed = pipeline.read(ClockedSource(_source(spec), spec.directory), uid="payments").key_by(
         "account"
     )
-    if spec.work == "function":
-        balances = keyed.process(KeyedBalance(), uid="balance")
-    else:
-        balances = keyed.running(uid="balance", balance=sum_("amount"), n=count())
+    balances = keyed.running(uid="balance", balance=sum_("amount"), n=count())
     balances.write(_sink(spec), uid="ledger")
     return pipeline
 
@@ -82,8 +77,7 @@ def _source(spec: JobSpec) -> Source:
         return DatagenSource(
             rows=spec.records,
             splits_count=spec.parallelism,
-            accounts=spec.accounts,
-            rows_per_second=spec.rows_per_second,
+            accounts=_ACCOUNTS,
         )
     return KafkaSource(
         spec.bootstrap_servers,
@@ -145,14 +139,8 @@ def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
     forked_at_s = max((began_at_s(one.pid) for one in slots), default=0.0)
     cpu_before = _cpu_s(roots)
     recovery: Recovery | None = None
-    match spec.task:
-        case "finish":
-            pass
-        case "kill_slot":
-            recovery = kill_a_slot(job, spec)
-        case "idle_checkpoints":
-            watch.until(lambda status: status.checkpoints_completed >= spec.checkpoints)
-            job.stop()
+    if spec.task == "kill_slot":
+        recovery = kill_a_slot(job, spec)
     watch.until(lambda status: status.state.ended)
     cpu_after = _cpu_s(roots)
     status = job.wait(TIMEOUT_S)

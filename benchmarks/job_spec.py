@@ -12,36 +12,23 @@ Delivery = Literal["exactly_once", "at_least_once"]
 CommitMode = Literal["two_phase", "ledger"]
 Storage = Literal["directory", "bucket"]
 Barriers = Literal["aligned", "overtaking"]
-Watchers = Literal["none", "all"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One run of one job in a driver process of its own."""
 
-    records: int | None
-    """None: without end; the driver stops the job once it has seen what it is to see."""
+    records: int
     source: Literal["kafka", "generated"] = "kafka"
-    work: Literal["running", "function"] = "running"
-    """A vectorised running balance, or the same by a Python function a record."""
     sink: Literal["postgres", "mysql", "mariadb", "discard"] = "postgres"
     backend: Backend = "heap"
     delivery: Delivery = "exactly_once"
-    task: Literal["finish", "idle_checkpoints", "kill_slot"] = "finish"
-    interval_s: float = 1.0
+    task: Literal["finish", "kill_slot"] = "finish"
     parallelism: int = 2
     commit_mode: CommitMode = "two_phase"
-    tls: Literal["on", "off"] = "off"
     storage: Storage = "directory"
     """Of checkpoints: in the run's directory, or in a bucket of an S3 server of this machine."""
     storage_url: str = ""
     barriers: Barriers = "aligned"
-    watchers: Watchers = "none"
-    """Who asks the driver once a second: nobody, or Prometheus and a page; see `watchers`."""
-    accounts: int = 100_000
-    checkpoints: int = 100
-    """Task idle_checkpoints: how many to take."""
-    rows_per_second: float | None = None
-    """Of a generated source."""
     bootstrap_servers: str = ""
     topic: str = ""
     database_url: str = ""

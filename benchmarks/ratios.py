@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.limits import Figure
 from benchmarks.spread import Spread
 from benchmarks.throughput import Measured
 
 # Of the name of a variant, with the backend in place of {}.
 _JOB_PAIRS = (
     ("exactly once / at least once, {}", "ledger, {}", "ledger at least once, {}"),
-    ("with / without the database, {}", "ledger, {}", "Kafka to nowhere, {}"),
     ("staged rows / prepared transactions, {}", "ledger by staged rows, {}", "ledger, {}"),
     ("MySQL / Postgres, {}", "ledger into MySQL, {}", "ledger, {}"),
     ("MariaDB / Postgres, {}", "ledger into MariaDB, {}", "ledger, {}"),
-    ("function a record / whole batches, {}", "Python function a record, {}", "ledger, {}"),
     ("state in a bucket / in a directory, {}", "ledger with state in a bucket, {}", "ledger, {}"),
     ("unaligned / aligned, {}", "ledger with barriers that overtake, {}", "ledger, {}"),
     (
@@ -26,26 +23,13 @@ _JOB_PAIRS = (
         "generated to nowhere with barriers that overtake, {}",
         "generated to nowhere, {}",
     ),
-    ("with / without watchers, {}", "ledger with watchers, {}", "ledger, {}"),
-    ("with / without TLS, {}", "ledger with TLS, {}", "ledger, {}"),
-    (
-        "with / without TLS, to nowhere, {}",
-        "generated to nowhere with TLS, {}",
-        "generated to nowhere, {}",
-    ),
-    ("with / without Kafka, {}", "Kafka to nowhere, {}", "generated to nowhere, {}"),
-)
-_LIMIT_PAIRS = (
-    ("Kafka to nowhere / bare tuned consumer, {}", "Kafka to nowhere, {}", "consume, tuned"),
-    ("ledger / bare COPY on 2 connections, {}", "ledger, {}", "COPY, 2 connections"),
 )
 _BACKENDS = ("heap", "rocksdb")
 
 
-def ratios(jobs: Sequence[Measured], limits: Sequence[dict[str, Figure]]) -> dict[str, Spread]:
+def ratios(jobs: Sequence[Measured]) -> dict[str, Spread]:
     """Return every ratio of rows/s whose two sides were measured, by name."""
     rates = {job.variant.name: list(job.rates) for job in jobs}
-    raw = {name: [run[name]["rows_per_second"] for run in limits] for name in (limits or [{}])[0]}
     found: dict[str, Spread] = {}
 
     def add(name: str, over: list[float] | None, under: list[float] | None) -> None:
@@ -59,7 +43,5 @@ def ratios(jobs: Sequence[Measured], limits: Sequence[dict[str, Figure]]) -> dic
                 rates.get(over.format(backend)),
                 rates.get(under.format(backend)),
             )
-        for name, over, under in _LIMIT_PAIRS:
-            add(name.format(backend), rates.get(over.format(backend)), raw.get(under))
     add("RocksDB / heap", rates.get("ledger, rocksdb"), rates.get("ledger, heap"))
     return found

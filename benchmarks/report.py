@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from rich.table import Table
 
 from benchmarks.beside_flink import report
 from benchmarks.beside_flink.databases import LedgerTurns
 from benchmarks.beside_flink.measuring import Turns
-from benchmarks.checkpoints import IdleCheckpoints
 from benchmarks.durability import Durability
-from benchmarks.limits import Figure
 from benchmarks.ratios import ratios
 from benchmarks.sinks.measuring import WayFigures
 from benchmarks.sinks.report import sinks_as_json, sinks_table
@@ -38,11 +36,8 @@ class Report:
     runs: int
     machine: dict[str, object]
     jobs: list[Measured] = field(default_factory=list[Measured])
-    limits: list[dict[str, Figure]] = field(default_factory=list[dict[str, Figure]])
-    idle: list[IdleCheckpoints] = field(default_factory=list[IdleCheckpoints])
     durability: Durability = field(default_factory=Durability)
     sinks: list[WayFigures] = field(default_factory=list[WayFigures])
-    state: dict[str, float] = field(default_factory=dict[str, float])
     beside_flink: list[Turns] = field(default_factory=list[Turns])
     ledgers_beside_flink: list[LedgerTurns] = field(default_factory=list[LedgerTurns])
     load_average_end: tuple[float, ...] = ()
@@ -58,17 +53,9 @@ class Report:
             "machine": self.machine,
             "load_average_end": self.load_average_end,
             "jobs": {one.variant.name: _job_as_json(one) for one in self.jobs},
-            "limits": {
-                name: {part: value.as_json() for part, value in parts.items()}
-                for name, parts in limits_spread(self.limits).items()
-            },
-            "ratios": {
-                name: spread.as_json() for name, spread in ratios(self.jobs, self.limits).items()
-            },
-            "idle_checkpoints": [asdict(one) for one in self.idle],
+            "ratios": {name: spread.as_json() for name, spread in ratios(self.jobs).items()},
             **self.durability.as_json(),
             "sinks": sinks_as_json(self.sinks),
-            "state": self.state,
             "flink_state": [one.as_json() for one in report.compared(self.beside_flink)],
             "flink_databases": [
                 one.as_json() for one in report.compared_ledgers(self.ledgers_beside_flink)
@@ -80,32 +67,16 @@ class Report:
         tables: list[Table] = []
         if self.jobs:
             tables += [jobs_table(self.jobs, self.records), loaded_checkpoints_table(self.jobs)]
-        if self.limits:
-            tables.append(limits_table(self.limits))
-        if found := ratios(self.jobs, self.limits):
+        if found := ratios(self.jobs):
             tables.append(ratios_table(found))
-        if self.idle:
-            tables.append(idle_table(self.idle))
         tables += self.durability.tables()
         if self.sinks:
             tables.append(sinks_table(self.sinks, self.sinks[0].runs[0].rows))
-        if self.state:
-            tables.append(state_table(self.state))
         if self.beside_flink:
             tables.append(report.flink_table(self.beside_flink))
         if self.ledgers_beside_flink:
             tables.append(report.ledgers_table(self.ledgers_beside_flink, self.records))
         return tables
-
-
-def limits_spread(runs: Sequence[dict[str, Figure]]) -> dict[str, dict[str, Spread]]:
-    """Return each raw limit over all runs."""
-    if not runs:
-        return {}
-    return {
-        name: {part: Spread.of(run[name][part] for run in runs) for part in parts}
-        for name, parts in runs[0].items()
-    }
 
 
 def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
@@ -147,44 +118,11 @@ def loaded_checkpoints_table(jobs: Sequence[Measured]) -> Table:
     return table
 
 
-def limits_table(runs: Sequence[dict[str, Figure]]) -> Table:
-    """Return what broker and database allow by themselves."""
-    table = figure_table("Raw limits", "loop", "rows/s", "client CPU s/M", "Postgres", "Kafka")
-    for name, parts in limits_spread(runs).items():
-        table.add_row(
-            name,
-            parts["rows_per_second"].shown(),
-            *(
-                parts[f"cpu_s_per_million_{group}"].shown(2)
-                for group in ("client", "postgres", "kafka")
-            ),
-        )
-    return table
-
-
 def ratios_table(found: dict[str, Spread]) -> Table:
     """Return rows/s of one thing over rows/s of another in the same turn."""
     table = figure_table("Ratios of rows/s", "over / under", "ratio")
     for name, spread in found.items():
         table.add_row(name, spread.shown(2))
-    return table
-
-
-def idle_table(idle: Sequence[IdleCheckpoints]) -> Table:
-    """Return the percentiles of an idle job's checkpoints."""
-    table = figure_table("Checkpoints of an idle job, ms", "backend", "part", "p50", "p99")
-    for one in idle:
-        for part in one.p50:
-            name = part.removesuffix("_ms")
-            table.add_row(one.backend, name, f"{one.p50[part]:.1f}", f"{one.p99[part]:.1f}")
-    return table
-
-
-def state_table(state: dict[str, float]) -> Table:
-    """Return the figures of benchmarks/state.py."""
-    table = figure_table("Keyed state, one thread", "figure", "value")
-    for name, value in state.items():
-        table.add_row(name, f"{value:,.2f}")
     return table
 
 

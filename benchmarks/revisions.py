@@ -100,9 +100,6 @@ def read_figures(report: dict[str, Any]) -> Figures:
         figures[f"{name}: rows by engine CPU"] = 1 / job["cpu_s_per_million"]["engine"]["median"]
     for way in report["sinks"]:
         figures[f"{way['target']}, {way['way']}: rows/s"] = way["rows_per_second"]["median"]
-    for idle in report["idle_checkpoints"]:
-        duration_ms = idle["p50"]["duration_ms"]
-        figures[f"checkpoint of an idle job, {idle['backend']}: 1/p50"] = 1 / duration_ms
     return {name: value for name, value in figures.items() if value > 0}
 
 

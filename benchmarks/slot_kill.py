@@ -29,7 +29,7 @@ def kill_a_slot(job: Job, spec: JobSpec) -> Recovery:
     Raises:
         TimeoutError: They did not in time, or the records ran out before the kill.
     """
-    threshold = int((spec.records or 0) * _KILL_AFTER_PART)
+    threshold = int(spec.records * _KILL_AFTER_PART)
     before = _await(
         job, lambda status: status.records_in >= threshold and status.checkpoints_completed > 0
     )

@@ -21,12 +21,9 @@ from tests.support.servers.database_packages import offer_packages
 from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import LiteralString
 
-from benchmarks.appends import Appends, appends
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import Database, JobResult, JobSpec
 from onceflow.core.errors import OnceflowError
-from onceflow.core.storage import FileSystemStorage, ObjectStorage
-from onceflow.core.storage.filesystems.local import LocalFileSystem
 from onceflow.integration.faults.processes import children_of, kill_process, kill_tree
 from onceflow.integration.judge import verify
 from onceflow.integration.servers import (
@@ -136,24 +133,13 @@ class Stage:
             self._s3 = self._stack.enter_context(EmbeddedS3())
         return f"s3://{self._s3.create_bucket(name)}", self._s3.environment
 
-    def appends(self) -> list[Appends]:
-        """Return how long decisions take in a directory and in a bucket, one after the other."""
-        root = tempfile.mkdtemp(dir=self.directory)
-        url, environment = self._bucket("appends")
-        os.environ.update(environment)
-        bucket = ObjectStorage(url)
-        return [
-            appends("a directory", FileSystemStorage(root), LocalFileSystem(root)),
-            appends("a bucket", bucket, bucket.files()),
-        ]
-
     def run(self, spec: JobSpec) -> JobResult:
         """Run a job in a process of its own and return its figures, once what it wrote is right.
 
         Raises:
             BenchmarkError: The job failed, or a row is missing, doubled or wrong.
         """
-        with self.prepared(spec) as ready, _watchers(ready.spec), DriverProcess(ready) as driver:
+        with self.prepared(spec) as ready, DriverProcess(ready) as driver:
             return driver.result()
 
     @contextmanager
@@ -196,28 +182,6 @@ class Stage:
     def _administer(self, statement: LiteralString, *names: str) -> None:
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
             connection.execute(sql.SQL(statement).format(*(sql.Identifier(name) for name in names)))
-
-
-@contextmanager
-def _watchers(spec: JobSpec) -> Generator[None, None, None]:
-    """Have the job asked during the block by a process of its own, if anybody is to watch it.
-
-    It starts before the job's driver: neither its start nor its work is taken for the job's.
-
-    Raises:
-        BenchmarkError: The driver has refused a question, so nobody asked any more.
-    """
-    if spec.watchers == "none":
-        yield
-        return
-    command = [sys.executable, "-m", "benchmarks.watchers", f"{spec.storage_url}/bench"]
-    with subprocess.Popen(command, cwd=ROOT) as watchers:
-        try:
-            yield
-            if watchers.poll() is not None:
-                raise BenchmarkError(f"{' '.join(command)} has ended before the job")
-        finally:
-            watchers.kill()
 
 
 @dataclass(frozen=True, slots=True)

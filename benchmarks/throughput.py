@@ -36,7 +36,7 @@ class Measured:
     @property
     def records(self) -> int:
         """Records of one run."""
-        return self.variant.spec.records or 0
+        return self.variant.spec.records
 
     @property
     def database(self) -> Database:
@@ -89,31 +89,15 @@ def variants(
 
     for backend in backends:
         spec = JobSpec(records=records, topic=topic, backend=backend)
-        of = _replacing(spec)
         add("ledger", f"ledger, {backend}", spec)
-        add("no-database", f"Kafka to nowhere, {backend}", of(sink="discard"))
-        add(
-            "no-database",
-            f"generated to nowhere, {backend}",
-            of(sink="discard", source="generated"),
-        )
-        add("function", f"Python function a record, {backend}", of(work="function"))
     spec = JobSpec(records=records, topic=topic, backend=backends[0])
     of = _replacing(spec)
     if "ledger" not in scenarios:
-        compared_in = ("delivery", "databases", "storage", "unaligned", "watched")
-        compared = next((one for one in compared_in if one in scenarios), "tls")
+        compared_in = ("delivery", "databases", "storage", "unaligned")
+        compared = next((one for one in compared_in if one in scenarios), "")
         add(compared, f"ledger, {backends[0]}", spec)
-    if "no-database" not in scenarios:
-        nowhere = of(sink="discard", source="generated")
-        compared = "tls" if "tls" in scenarios else "unaligned"
-        add(compared, f"generated to nowhere, {backends[0]}", nowhere)
-    add("tls", f"ledger with TLS, {backends[0]}", of(tls="on"))
-    add(
-        "tls",
-        f"generated to nowhere with TLS, {backends[0]}",
-        of(sink="discard", source="generated", tls="on"),
-    )
+    nowhere = of(sink="discard", source="generated")
+    add("unaligned", f"generated to nowhere, {backends[0]}", nowhere)
     overtaking = f"with barriers that overtake, {backends[0]}"
     add("unaligned", f"ledger {overtaking}", of(barriers="overtaking"))
     add(
@@ -121,7 +105,6 @@ def variants(
         f"generated to nowhere {overtaking}",
         of(sink="discard", source="generated", barriers="overtaking"),
     )
-    add("watched", f"ledger with watchers, {backends[0]}", of(watchers="all"))
     add("storage", f"ledger with state in a bucket, {backends[0]}", of(storage="bucket"))
     add("delivery", f"ledger at least once, {backends[0]}", of(delivery="at_least_once"))
     add("databases", f"ledger by staged rows, {backends[0]}", of(commit_mode="ledger"))
@@ -141,7 +124,7 @@ def measure(stage: Stage, chosen: Sequence[Variant], runs: int, say: Say) -> lis
         for variant in chosen:
             result = stage.run(variant.spec)
             results[variant.name].append(result)
-            rate = (variant.spec.records or 0) / result.seconds
+            rate = variant.spec.records / result.seconds
             say(f"run {run + 1} of {runs}: {variant.name}: {rate:,.0f} rows/s")
     return [Measured(variant, tuple(results[variant.name])) for variant in chosen]
 

@@ -50,38 +50,30 @@ def measured(name: str, *seconds: float) -> Measured:
 def test_a_ratio_compares_runs_of_the_same_turn() -> None:
     """The second turn was twice as slow for both: the ratio is the same in each."""
     jobs = [measured("ledger, heap", 2.0, 4.0), measured("ledger at least once, heap", 1.8, 3.6)]
-    (name,) = (found := ratios(jobs, []))
+    (name,) = (found := ratios(jobs))
     assert name == "exactly once / at least once, heap"
     assert found[name].least == pytest.approx(0.9)
     assert found[name].greatest == pytest.approx(0.9)
 
 
-def test_ratios_beside_the_raw_limits_need_both_sides() -> None:
-    jobs = [measured("ledger, rocksdb", 2.0)]
-    raw = [{"COPY, 2 connections": {"rows_per_second": 2_000_000.0}}]
-    assert ratios(jobs, []) == {}
-    assert ratios([], []) == {}
-    (found,) = ratios(jobs, raw).values()
-    assert found.median == pytest.approx(0.25)
+def test_a_ratio_needs_both_sides() -> None:
+    assert ratios([measured("ledger, rocksdb", 2.0)]) == {}
+    assert ratios([]) == {}
 
 
 def test_every_ratio_names_variants_that_are_measured() -> None:
     """A variant that is renamed must not silently drop its ratios."""
-    scenarios = (
-        *("ledger", "no-database", "function", "delivery", "databases", "unaligned"),
-        "watched",
-    )
+    scenarios = ("ledger", "delivery", "databases", "storage", "unaligned")
     found = [
         variant
         for backend in ("heap", "rocksdb")
         for variant in variants(scenarios, 1, [backend], "payments")
     ]
     jobs = [Measured(variant, (ran(1.0),)) for variant in found]
-    raw = {name: {"rows_per_second": 1.0} for name in ("consume, tuned", "COPY, 2 connections")}
-    assert len(ratios(jobs, [raw])) == 2 * 12 + 1
+    assert len(ratios(jobs)) == 2 * 7 + 1
 
 
-@pytest.mark.parametrize("scenario", ["delivery", "databases", "unaligned", "watched"])
+@pytest.mark.parametrize("scenario", ["delivery", "databases", "storage", "unaligned"])
 def test_what_is_compared_with_the_ledger_runs_it_too(scenario: str) -> None:
     found = variants([scenario], 1, ["heap"], "payments")
     assert [variant.name for variant in found].count("ledger, heap") == 1

@@ -26,7 +26,7 @@ def test_less_processor_time_is_better_as_more_rows_are() -> None:
             "rows_per_second": {"median": rows},
             "cpu_s_per_million": {"engine": {"median": cpu_s}},
         }
-        return {"jobs": {"ledger, heap": job}, "sinks": [], "idle_checkpoints": []}
+        return {"jobs": {"ledger, heap": job}, "sinks": []}
 
     ratios = compute_ratios([(read_figures(report(100, 1)), read_figures(report(200, 4)))])
     assert {name: ratio.median for name, ratio in ratios.items()} == {

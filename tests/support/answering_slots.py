@@ -1,26 +1,23 @@
-"""What a checkpoint of very many subtasks costs the driver: `python -m benchmarks.many_slots`.
+"""A job of very many subtasks whose slots only answer messages.
 
-The job, its driver, its log and its status are real; its slots answer at the edge of the transport,
-all on one thread, whose CPU time is not counted. What they say passes through the bytes of the
-control stream, in both directions.
+The job, its driver, its log and its status are real. The slots answer at the edge of the transport,
+all on one thread. What they say passes through the bytes of the control stream, in both directions.
 """
 
 from __future__ import annotations
 
 import queue
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 from benchmarks.discarding_sink import DiscardingSink
+
 from onceflow import Checkpointing, Job, LocalProcesses, NoRestart, Pipeline, sum_
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import TriggerCheckpoint
@@ -56,17 +53,6 @@ SOURCE, KEYED, SINK = "payments", "balance", "ledger"
 _TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class ControlCosts:
-    """One checkpoint of a job with `subtasks` subtasks, from its request to its last commit."""
-
-    subtasks: int
-    messages: int
-    """Both ways, without heartbeats."""
-    driver_cpu_s: float
-    wall_s: float
-
-
 class ManySlots:
     """A cluster whose slots are answers: any number of them on one thread."""
 
@@ -76,8 +62,6 @@ class ManySlots:
     def __init__(self) -> None:
         self.said: Counter[str] = Counter()
         """Messages by class, both ways."""
-        self.cpu_s = 0.0
-        """What the slots have taken; as of their last answer."""
         self._post: Callable[[ControlEvent], None] = lambda _: None
         self._asked: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
@@ -149,7 +133,6 @@ class ManySlots:
             for answer in self._answers(slot, message):
                 self.said[type(answer).__name__] += 1
                 self._told.put((slot, encode_message(answer)))
-            self.cpu_s = time.thread_time()
 
     def _read(self) -> None:
         """As a thread of the driver's does for each stream: this is the driver's own time."""
@@ -253,22 +236,12 @@ def running_job(parallelism: int, directory: Path) -> Generator[tuple[Job, ManyS
             job.cancel(_TIMEOUT_S)
 
 
-def checkpoint_costs(job: Job, slots: ManySlots) -> ControlCosts:
-    """Take one checkpoint, and return what it cost when all subtasks have committed it."""
-    completed = job.status().checkpoints_completed
-    messages, cpu_s, began = slots.said.total(), _driver_cpu_s(slots), time.perf_counter()
+def take_checkpoint(job: Job, slots: ManySlots) -> int:
+    """Take one checkpoint; return how many messages it took until all subtasks committed it."""
+    completed, messages = job.status().checkpoints_completed, slots.said.total()
     job.checkpoint()
     _await(job, lambda: _committed(job, completed + 1))
-    return ControlCosts(
-        2 * len(job.status().slots),
-        slots.said.total() - messages,
-        round(_driver_cpu_s(slots) - cpu_s, 3),
-        round(time.perf_counter() - began, 3),
-    )
-
-
-def _driver_cpu_s(slots: ManySlots) -> float:
-    return time.process_time() - slots.cpu_s
+    return slots.said.total() - messages
 
 
 def _committed(job: Job, count: int) -> bool:
@@ -285,18 +258,3 @@ def _await(job: Job, holds: Callable[[], bool]) -> None:
         if status.state.ended or time.monotonic() > deadline:
             raise TimeoutError(f"job is {status.state.value}: {status.last_error}")
         time.sleep(0.01)
-
-
-def measure(subtasks: int, checkpoints: int) -> list[ControlCosts]:
-    """Return the costs of `checkpoints` checkpoints in a row of a job with so many subtasks."""
-    with (
-        tempfile.TemporaryDirectory(prefix="onceflow-bench-") as directory,
-        running_job(subtasks // 2, Path(directory)) as (job, slots),
-    ):
-        return [checkpoint_costs(job, slots) for _ in range(checkpoints)]
-
-
-if __name__ == "__main__":
-    for count in map(int, sys.argv[1:] or ("1250", "2500", "5000", "10000", "20000")):
-        for costs in measure(count, checkpoints=3):
-            sys.stdout.write(f"{costs}\n")
