@@ -151,20 +151,16 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
 
     def open(self, state: functions.StateAccess) -> None:
         """Open the states."""
-        self.open_records(state)
-        # A column may have been added after a record was stored.
-        self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self.schemas]
-        self._zones = [restore_zones(schema) for schema in self.schemas]
-        self.function.open(state)
-
-    def open_records(self, state: functions.StateAccess) -> None:
-        """Open only the state of records, for `list_records` and `forget`."""
         self._records: list[MapState[tuple[int, int], Record]] = [
             state.map_state(
                 MapStateDescriptor[Any, Any](name, tuple[int, int], _type_of_records(schema))
             )
             for name, schema in zip(_RECORDS, self.schemas, strict=False)
         ]
+        # A column may have been added after a record was stored.
+        self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self.schemas]
+        self._zones = [restore_zones(schema) for schema in self.schemas]
+        self.function.open(state)
 
     def add(self, part: int, count: int, record: Record) -> None:
         """Store the record."""
@@ -182,12 +178,12 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
                 for record in kept
             ]
             for nulls, zones, kept in zip(
-                self._nulls, self._zones, self.list_records(parts), strict=True
+                self._nulls, self._zones, self._list_records(parts), strict=True
             )
         ]
         return self.function.process(key, window, *records)
 
-    def list_records(self, parts: Mapping[int, int]) -> list[list[Record]]:
+    def _list_records(self, parts: Mapping[int, int]) -> list[list[Record]]:
         """Return the stored records of the current key's parts, one list for each stream."""
         records: list[list[Record]] = [[] for _ in self.schemas]
         for part, count in parts.items():

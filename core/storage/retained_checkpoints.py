@@ -61,7 +61,7 @@ class RetainedCheckpoint:
         decided, completed = matching[0], matching[0].completed
         is_last = decided == view.decided[-1]
         # Later decisions are left out: a start from this checkpoint takes them back.
-        memory = (decided.memory or view.memory).with_sinks(view.memory.sinks)
+        memory = decided.memory.with_sinks(view.memory.sinks)
         checkpoint = Savepoint(
             f"checkpoint-{completed.attempt}-{self.number}",
             self.source.job,

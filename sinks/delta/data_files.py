@@ -6,8 +6,6 @@ Their names are those of `lake.data_file_names`. A staged description is one row
     files          binary   the `DeltaFile`s, as JSON
     columns        string   the table's schema when the writer began, as JSON of Delta's log
     partition_by   list     its partition columns
-
-Descriptions of older releases have only the first two.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ class DescribedFiles:
 
     table_id: str
     files: Sequence[DeltaFile]
-    layout: TableLayout | None
-    """The layout of the table when the writer began. None if an older release staged the files."""
+    layout: TableLayout
+    """The layout of the table when the writer began."""
 
 
 def encode_files(table_id: str, layout: TableLayout, files: Sequence[DeltaFile]) -> pa.RecordBatch:
@@ -97,8 +95,7 @@ def decode_files(staged: pa.RecordBatch, sink_id: str) -> DescribedFiles:
     files = json_decoder(list[DeltaFile]).decode(row["files"])
     for file in files:
         check_own_path(file.path, sink_id)
-    columns = row.get("columns")
-    layout = TableLayout(Schema.from_json(columns), row["partition_by"]) if columns else None
+    layout = TableLayout(Schema.from_json(row["columns"]), row["partition_by"])
     return DescribedFiles(row["table_id"], files, layout)
 
 

@@ -247,8 +247,6 @@ class DeltaVersion(TableVersion):
         """Raise TargetRefused if this version of the table would lose values of `staged`."""
         layout = written_layout.read_layout(self.table)
         for description in staged:
-            if description.layout is None:
-                continue
             statistics = [file.statistics for file in description.files]
             misfit = written_layout.find_misfit(description.layout, layout, statistics)
             if misfit:

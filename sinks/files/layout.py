@@ -46,7 +46,7 @@ HIDDEN = "_onceflow"
 _TRANSACTION = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)")
 _OPEN = re.compile(r"(\d+)-\d+-[0-9a-f]+-\d+")
 _PART_OF_SINK = r"-(\d+)-(\d+)-(\d+)-(\d+)-\d{5,}(?:-[0-9a-f]{12})?\.[a-z0-9.]+"
-"""The end of a public name. Older versions of onceflow wrote no token."""
+"""The end of a public name. Some data of version 0.1.0 has no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +242,7 @@ def claims_through(fs: FileSystem, paths: SinkPaths) -> tuple[tuple[int, int], .
     """Return (attempt, last whole checkpoint committed when it claimed), by rising attempt."""
     newest = max((name for name in fs.list(paths.attempts) if name.isdigit()), default=None)
     content = fs.read(f"{paths.attempts}/{newest}") if newest else None
-    try:
-        return json_decoder(FileClaim).decode(content or b"").through
-    except msgspec.DecodeError:
-        return ()  # a file of an older onceflow, or no file
+    return json_decoder(FileClaim).decode(content).through if content else ()
 
 
 def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:

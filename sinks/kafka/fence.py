@@ -211,7 +211,7 @@ def newest_claim(texts: Iterable[str]) -> Claim | None:
 def _parse(text: str) -> Claim:
     fields = json.loads(text)
     owner = FenceOwner(str(fields["log"]), int(fields["attempt"]), str(fields["job"]))
-    # A claim of an older onceflow does not name a commit.
+    # The first claim of a sink id names no commit.
     committed = fields.get("committed")
     return Claim(owner, Decided(*map(int, committed)) if committed else None)
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 from onceflow.clients.sql.session import (
     AccessDenied,
     BinaryLogRefuses,
-    LockTimeout,
     NameTaken,
     Session,
     SqlError,
@@ -28,7 +27,7 @@ from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner, chec
 from onceflow.sinks.base.row_columns import require_any_column
 from onceflow.sinks.sql import table_resolver
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
-from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
+from onceflow.sinks.sql.ledger import LEDGER, SINKS
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, chosen_mode
 from onceflow.sinks.sql.write_mode import ChangeRules
 
@@ -183,7 +182,6 @@ class _Preflight:
         ]
         # The usual start: it needs no further privileges.
         if all(table is not None and table.unique_keys for table in tables):
-            self._ensure_commit_mode(tables[1])
             return
         try:
             with self._dialect.one_at_a_time(session):
@@ -210,25 +208,6 @@ class _Preflight:
             # may have crashed after creating it.
             if self._dialect.creates_index_if_missing:
                 raise
-
-    def _ensure_commit_mode(self, sinks: Table | None) -> None:
-        """Add the column commit_mode to a fence table of an older onceflow."""
-        if sinks is None or sinks.column("commit_mode") is not None:
-            return
-        name = self._dialect.identifier(sinks.name)
-        statement = f"ALTER TABLE {name} ADD COLUMN commit_mode varchar({COMMIT_MODE_LENGTH_MAX})"
-        try:
-            with self._dialect.one_at_a_time(self._session):
-                # Read the table again under the lock: another driver may have added the column.
-                now = self._dialect.find_table(self._session, sinks.name)
-                if now is None or now.column("commit_mode") is None:
-                    self._session.execute(statement)
-        except (AccessDenied, LockTimeout) as error:
-            raise ConfigError(
-                f"{name} in {self._settings.endpoint} is of an older onceflow and cannot be "
-                f"altered: {error}. While nothing is prepared (see "
-                f"{self._dialect.lists_prepared}), run as its owner: {statement}"
-            ) from error
 
     def _claim(self, mode: CommitMode) -> None:
         """Claim the sink id for this attempt in `mode`. From then on no older attempt may write.

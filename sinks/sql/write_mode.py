@@ -215,8 +215,8 @@ def _require_key(schema: pa.Schema, name: str) -> None:
         )
 
 
-# Version 1: rows as they were given. Version 2: rows converted to the types of the columns.
-_VERSIONS = (1, 2)
+_LABEL_VERSION = 2
+"""The version of labels. The rows are converted to the types of the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,18 +229,14 @@ class StagedOperation:
     key: tuple[str, ...]
     deletes: bool
     """True if the rows are keys to delete; False if they are rows to write."""
-    types: tuple[str, ...] = ()
-    """The types of the table's columns to which the rows are converted, in the server's words.
-    Empty for rows that are staged as they were given, which older versions did."""
+    types: tuple[str, ...]
+    """The types of the table's columns to which the rows are converted, in the server's words."""
 
     def to_label(self) -> str:
         """Return the label under which the rows are staged."""
         verb = "delete" if self.deletes else "put"
         head = [verb, self.table.schema, self.table.name, self.mode.value]
-        if not self.types:
-            # Version 1 has the key's columns at the end, version 2 as a list. Both are still read.
-            return json.dumps([1, *head, *self.key])
-        return json.dumps([2, *head, list(self.key), list(self.types)])
+        return json.dumps([_LABEL_VERSION, *head, list(self.key), list(self.types)])
 
     @classmethod
     def from_label(cls, label: str) -> StagedOperation:
@@ -251,8 +247,8 @@ class StagedOperation:
         """
         try:
             version, verb, schema, name, mode, *details = json.loads(label)
-            if version in _VERSIONS and verb in ("delete", "put"):
-                key, types = (details, ()) if version == 1 else details
+            if version == _LABEL_VERSION and verb in ("delete", "put"):
+                key, types = details
                 return cls(
                     TableName(schema, name),
                     WriteMode(mode),

@@ -42,7 +42,6 @@ from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import (
-    CoProcessor,
     KeyedProcessor,
     SnapshottedOperator,
 )
@@ -193,10 +192,7 @@ class Running:
         parallelism: int = 1,
         handles: Sequence[StateHandle] = (),
         event_time: Sequence[bytes] = (),
-        *,
-        by_record: bool = False,
     ) -> None:
-        """`by_record`: windows of two streams are kept as earlier versions kept them."""
         self._job = job
         self.event_time: list[bytes] = []
         """How far event time had come in the last snapshot."""
@@ -215,8 +211,7 @@ class Running:
                 of_both = cast("KeptRecords[CoGroupFunction]", mine)
                 both = window_functions.CoWindowedFunction(windows, lateness, of_both, *INPUTS)
                 connected = ProcessConnected((INPUTS[0].key, INPUTS[1].key), both)
-                connect = CoProcessor if by_record else connect_streams
-                operator = connect("op", connected, store, states, OUT, restored)
+                operator = connect_streams("op", connected, store, states, OUT, restored)
             else:
                 one = window_functions.WindowedFunction(windows, lateness, mine, INPUTS[0])
                 keyed = ProcessKeyed(INPUTS[0].key, one)
@@ -305,30 +300,6 @@ def test_windows_of_records_equal_the_model_through_snapshots_and_rescaling(
             running = Running(
                 job, windows, lateness, CONTENTS[content], parallelism, handles, running.event_time
             )
-            running.late += late
-    assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
-    assert running.late == model.late
-
-
-@pytest.mark.parametrize(("windows", "lateness"), [*KINDS[:2], (KINDS[1][0], 9)], ids=str)
-def test_windows_that_an_earlier_version_kept_record_by_record_equal_the_model_after_a_restore(
-    job: Job, windows: WindowAssigner, lateness: int
-) -> None:
-    rng = random.Random(f"{windows} {lateness}")
-    model = Model(windows, lateness)
-    content = CONTENTS["records of two streams"]
-    running = Running(job, windows, lateness, content, 2, by_record=True)
-    now = 1_000
-    for step in range(120):
-        now += rng.choice([0, 1, 2])
-        row = (f"k{rng.randrange(4)}", now - rng.randrange(15), rng.choice([None, step]))
-        assert counted(running.take(row)) == counted(model.take(row))
-        if step % 4 == 3:
-            assert counted(running.advance(now - 5)) == counted(model.advance(now - 5))
-        if step % 40 == 39:
-            handles, late = running.snapshot(), running.late
-            before = running.event_time
-            running = Running(job, windows, lateness, content, rng.choice([1, 3]), handles, before)
             running.late += late
     assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
     assert running.late == model.late

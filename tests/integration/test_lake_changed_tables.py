@@ -15,13 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table.update import SetLocationUpdate
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import LongType, StringType
-from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, IcebergJob, LakeJob, one
+from tests.integration.lake_sink_kit import DeltaJob, IcebergJob, LakeJob, one
 
 from onceflow.core.errors import BadRow, ConfigError, OnceflowError, PreCommitFailed
 from onceflow.core.protocol.committables import Aborted, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow
-from onceflow.sinks.delta.data_files import decode_files
 
 _NULL = [{"id": 1, "v": None}]
 _ID = pa.field("id", pa.int64(), nullable=False)
@@ -197,13 +196,6 @@ def test_delta_table_that_is_overwritten_with_another_schema_gets_no_change_that
     DeltaTable(job.path).restore(version)
     assert job.commit(1, prepared) == Committed()
     assert job.rows() == rows
-
-
-def test_delta_files_that_an_older_release_has_staged_are_read() -> None:
-    columns = pa.schema([pa.field("table_id", pa.string()), pa.field("files", pa.binary())])
-    staged = pa.RecordBatch.from_pylist([{"table_id": "id", "files": b"[]"}], schema=columns)
-    decoded = decode_files(staged, SINK_ID)
-    assert (decoded.table_id, decoded.files, decoded.layout) == ("id", [], None)
 
 
 _UPSERT = {"write_mode": "upsert", "primary_key": ("id",)}

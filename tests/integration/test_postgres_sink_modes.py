@@ -118,20 +118,6 @@ def test_too_few_prepared_transactions_for_the_parallelism_are_refused(
         job.writer(parallelism=32)
 
 
-def test_fence_of_an_older_onceflow_gets_the_column(postgres_database: str) -> None:
-    with _auto(postgres_database, None, lock_timeout_s=1.0) as job:
-        job.check()
-        query(postgres_database, "ALTER TABLE onceflow.onceflow_sinks DROP COLUMN commit_mode")
-        job.check(2)
-        assert _recorded(postgres_database) == [("job.ledger", 2, "two_phase")]
-        query(postgres_database, "ALTER TABLE onceflow.onceflow_sinks DROP COLUMN commit_mode")
-        with psycopg.connect(postgres_database) as other:
-            other.execute("SELECT FROM onceflow.onceflow_sinks")
-            statement = "ALTER TABLE .* ADD COLUMN commit_mode"
-            with pytest.raises(ConfigError, match=statement):
-                job.check(3)
-
-
 @pooled_only
 def test_pooler_is_told_from_a_server(pooler: PgBouncer, postgres_database: str) -> None:
     with PostgresSink(postgres_database, table="t").endpoint.connect("direct") as session:

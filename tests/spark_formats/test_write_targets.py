@@ -345,16 +345,6 @@ def test_a_new_password_of_an_own_sink_is_the_same_target(tmp_path: Path) -> Non
     )
 
 
-def test_a_shared_log_of_an_earlier_version_is_refused_by_name(tmp_path: Path) -> None:
-    record = tmp_path / "staging" / "batches" / "log" / "000000000001.json"
-    record.parent.mkdir(parents=True)
-    record.write_text("{}")
-    options = {"path": str(tmp_path / "a"), **TOKEN, "staginglocation": str(tmp_path / "staging")}
-    with pytest.raises(ConfigError, match="earlier version"):
-        save(FilesFormat.make_sink, options, [1])
-    assert file_ids(tmp_path / "a") == []
-
-
 @pytest.mark.integration
 @pytest.mark.slow
 def test_one_token_writes_two_topics_once_with_one_staging_directory(

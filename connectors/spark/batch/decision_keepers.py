@@ -52,7 +52,9 @@ def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
         )
     beside = _files_of_target(named)
     if beside is not None:
-        return target, _decisions_beside(beside, named)
+        return target, LoggedBatchDecisions(
+            beside, target.sink_id, target.claimant, _newest_in_target(target)
+        )
     if named.directory is None:
         raise ConfigError(
             f"{type(sink).__name__}: the decisions of its batches are kept in stagingLocation. Give"
@@ -107,26 +109,6 @@ def _files_of_target(named: NamedTarget) -> CreatesAtomically | None:
     location = named.target.sink.settings.location
     files = replace(location, root=f"{location.root}/{HIDDEN}").open(CHECKPOINT_STORAGE)
     return files if isinstance(files, CreatesAtomically) else None
-
-
-def _decisions_beside(files: CreatesAtomically, named: NamedTarget) -> BatchDecisions:
-    """Return the log in the target's directory, or in stagingLocation if it began there.
-
-    An earlier version of onceflow began logs in stagingLocation.
-
-    Raises:
-        ConfigError: See `LoggedBatchDecisions.read_claim`.
-    """
-    target = named.target
-    newest = _newest_in_target(target)
-    beside = LoggedBatchDecisions(files, target.sink_id, target.claimant, newest)
-    if named.directory is None or beside.read_claim().attempt:
-        return beside
-    earlier = LoggedBatchDecisions(
-        files_of(named.directory), target.sink_id, target.claimant, newest
-    )
-    # Read both logs before either is written: a log that has begun must always be continued.
-    return earlier if earlier.read_claim().attempt else beside
 
 
 def _parts_beside(keeper: SqlSink, target: BatchTarget) -> Mapping[str, DecidedPart]:

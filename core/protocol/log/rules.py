@@ -52,8 +52,8 @@ class CheckpointDecided:
     attempt: AttemptId
     completed: CompletedCheckpoint
     previous: str
-    memory: LogMemory | None = None
-    """None in a log of a version that did not write the memory."""
+    memory: LogMemory = NOTHING_REMEMBERED
+    """The facts about pruned records, as of this record."""
 
 
 LogRecord: TypeAlias = AttemptClaimed | CheckpointDecided
@@ -106,9 +106,8 @@ class LogView:
 
         A start from any of these decisions asks for the proof of its commits.
         """
-        remembered = (record.memory or NOTHING_REMEMBERED for record in self.decided)
         return tuple(
-            committable for memory in remembered for committable in memory.of_sink(sink_id)
+            committable for record in self.decided for committable in record.memory.of_sink(sink_id)
         )
 
     def memory_at(self, taken: CompletedCheckpoint) -> LogMemory:
@@ -125,7 +124,7 @@ class LogView:
         ]
         if not before:
             return memory
-        committed = (before[-1].memory or memory).committed
+        committed = before[-1].memory.committed
         return replace(memory, committed=committed).with_committed(
             listed_before=committables_of(before[-1].completed), listed=committables_of(taken)
         )
@@ -202,8 +201,8 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
                 f"checkpoint {record.completed.checkpoint} of attempt {record.completed.attempt} "
                 f"after checkpoint {last}"
             )
-        # Prefer the record's own memory: it also covers records that are pruned by now.
-        memory = record.memory or _memory_after(view, record.completed)
+        # The record's own memory also covers records that are pruned by now.
+        memory = record.memory
         decided = (*decided, record)
     if record.attempt != attempt_expected or record.attempt < 1:
         raise CheckpointCorrupt(

@@ -17,7 +17,6 @@ A setting that one of the two lacks is not compared: the states themselves diffe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -31,7 +30,6 @@ from onceflow.core.state.aggregates.accumulator_shape import key_kind
 
 LATENESS = "allowed lateness"
 _WITH_ZONE, _WITHOUT_ZONE = " with a zone", " without a zone"
-_ZONE = re.compile(f"{_WITH_ZONE}|{_WITHOUT_ZONE}")
 _OUTER_SIDES = {
     "inner": frozenset[str](),
     "left": frozenset({"left"}),
@@ -64,9 +62,6 @@ def _is_kept(name: str, before: str, now: str) -> bool:
         return int(now.removesuffix(" ms")) <= int(before.removesuffix(" ms"))
     if name == "how":
         return _OUTER_SIDES[now] <= _OUTER_SIDES[before]
-    if name == "key":
-        # Older checkpoints record only the unit of a timestamp that is part of a key.
-        return before == now or before == _ZONE.sub("", now)
     return before == now
 
 

@@ -46,7 +46,6 @@ from onceflow.core.runtime.dataflow.restored_event_time import (
     RestoredEventTime,
 )
 from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
-from onceflow.core.runtime.dataflow.windows_by_record import move_windows
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.keys import key_columns
 from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key_columns
@@ -126,7 +125,7 @@ class WindowJoinOperator(SnapshottedOperator):
             )
 
     def _open(self, of_windows: CoWindowedFunction) -> None:
-        """Open the states, including those of earlier versions."""
+        """Open the states."""
         context = KeyedContext(self.store, self._states, self._operator, self._side_outputs)
         whose = type(of_windows.windows).__name__
         self._late = [
@@ -134,7 +133,6 @@ class WindowJoinOperator(SnapshottedOperator):
         ]
         for late in self._late:
             late.open(context)
-        move_windows(self.store, context, of_windows.records, self._keys, self._keep_window)
         function = of_windows.records.function
         call_user(self.uid, function.open, context)
         if context.registered is not None:
@@ -293,17 +291,6 @@ class WindowJoinOperator(SnapshottedOperator):
             return
         for kept_rows, entries_used in zip(self._kept, used, strict=True):
             kept_rows.finish(np.unique(np.concatenate(entries_used)))
-
-    def _keep_window(self, side: int, rows: pa.RecordBatch, starts: key_columns.Ints) -> None:
-        """Keep rows of windows that begin at `starts`."""
-        names, kept, column = self._keys[side], self._kept[side], self._times[side]
-        assert column is not None
-        times = times_ms(rows.column(column), column)
-        numbers = (starts - self._windows.offset_ms) // self._windows.slide_ms
-        check_moments(numbers, times, column, self._number_bits)
-        arrays = [rows.column(name) for name in names]
-        keys, hashes = key_columns.read_key_columns(arrays, names), hash_keys(arrays, names)
-        kept.finish(kept.add(keys, hashes, rows, times, numbers, _NOT_ALONE))
 
     def _find_windows_of(
         self,

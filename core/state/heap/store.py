@@ -342,10 +342,6 @@ class HeapStore(KeyedStateStore):
         for table in self._tables.values():
             table.clean(count)
 
-    def list_restored_names(self) -> frozenset[str]:
-        """Return the names of restored states that were not asked for yet."""
-        return frozenset(meta.name for meta in self._restored.list_unclaimed())
-
     def finish_open(self) -> tuple[str, ...]:
         """Refuse or drop the states that were not asked for."""
         for meta in self._restored.drop_unclaimed():

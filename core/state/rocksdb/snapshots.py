@@ -53,7 +53,6 @@ from onceflow.core.state.snapshots.canonical import (
 )
 from onceflow.core.state.snapshots.known_files import FileHandles
 from onceflow.core.state.snapshots.state_meta import StateMeta
-from onceflow.core.state.stores.entries import upgrade_map_keys
 from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot
 from onceflow.core.stored_names import UnsafeName, resolve_file_name
 
@@ -319,7 +318,7 @@ def restore(
         canonical = [handle for handle in handles if is_canonical(handle)]
         for meta, rows in read_canonical(reader, canonical, context):
             restored.add([meta], context)
-            restored.database.write(to_pairs(upgrade_map_keys(meta, rows), meta.name))
+            restored.database.write(to_pairs(rows, meta.name))
     except BaseException:
         restored.database.close()
         raise

@@ -283,10 +283,6 @@ class RocksDBStore(KeyedStateStore):
         for aggregates in self._aggregates.values():
             aggregates.clean(count)
 
-    def list_restored_names(self) -> frozenset[str]:
-        """Return the names of restored states that were not asked for yet."""
-        return frozenset(meta.name for meta in self._restored.list_unclaimed())
-
     def finish_open(self) -> tuple[str, ...]:
         """Refuse or delete the states that were not asked for."""
         for meta in self._restored.drop_unclaimed():

@@ -13,7 +13,6 @@ restored is refused at once, not by the restore.
 from __future__ import annotations
 
 import datetime as dt
-import re
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -31,7 +30,6 @@ from onceflow.core.state.api.descriptors import ValueStateDescriptor
 from onceflow.core.state.keys import key_codec
 from onceflow.core.state.keys.key_groups import key_groups
 from onceflow.core.state.snapshots.canonical import StateRows
-from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.stores.keyed_store import ListState, ValueState
 from onceflow.core.state.types.bulk_encoding import encode_scalars
 from onceflow.core.state.types.serializers import MsgpackSerializer, Serializer, serializer_of
@@ -266,22 +264,6 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
             f" {error}; restore an older checkpoint"
         ) from error
     return key_codec.decode_key(key), key_codec.decode_key(data[end:])
-
-
-def upgrade_map_keys(meta: StateMeta, rows: StateRows) -> StateRows:
-    """Return the rows of a state with map keys in the current form of `map_row_key`.
-
-    An older version kept the trailing zeros of decimals.
-    """
-    if meta.kind != "map" or not _MAY_HOLD_DECIMALS.search(meta.signature.partition(" -> ")[0]):
-        return rows
-    # Decoding and encoding again writes each key in this version's form.
-    pairs = map(split_map_row_key, rows.keys.to_pylist())
-    keys = [map_row_key(key, key_codec.to_stored_map_key(map_key)) for key, map_key in pairs]
-    return StateRows(rows.groups, pa.array(keys, pa.large_binary()), rows.values)
-
-
-_MAY_HOLD_DECIMALS = re.compile(r"\b(Decimal|any)\b")
 
 
 class EntryRows:

@@ -301,14 +301,6 @@ class KeyedStateStore(ABC):
         method keeps expired entries that are neither read nor cleared.
         """
 
-    def list_restored_names(self) -> frozenset[str]:
-        """Return the names of restored states that the operator has not asked for yet.
-
-        A store that does not override this returns no names. Then an operator cannot find state
-        that an earlier version wrote in another form.
-        """
-        return frozenset()
-
     def finish_open(self) -> tuple[str, ...]:
         """Declare that the operator has asked for all its states.
 

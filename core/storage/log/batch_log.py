@@ -39,8 +39,6 @@ RETAINED = 16
 """The number of decisions that are kept; each claim reads all of them."""
 _UID = "batch"
 _SINCE = ", since "
-_SHARED = "batches"
-"""The log of older versions, which was shared by all sink ids of a directory."""
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -101,8 +99,6 @@ class LoggedBatchDecisions(BatchDecisions):
             if newest > view.attempt:
                 self._meet_newer_target(view, newest)
 
-        if not self._log.sequences():
-            self._require_no_shared_log()
         now = datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds")
         try:
             claimed = self._log.claim(f"{self._name}{_SINCE}{now}", [self._sink_id], check=check)
@@ -120,8 +116,6 @@ class LoggedBatchDecisions(BatchDecisions):
     @override
     def read_claim(self) -> batches.BatchClaim:
         view = self._log.read()
-        if not view.attempt:
-            self._require_no_shared_log()
         return batches.BatchClaim(view.attempt, _decisions(view))
 
     @override
@@ -208,17 +202,6 @@ class LoggedBatchDecisions(BatchDecisions):
     @property
     def _fenced(self) -> str:
         return f"{decision_directory(self._sink_id)}/fenced"
-
-    def _require_no_shared_log(self) -> None:
-        """Raise ConfigError if an earlier version of onceflow stored decisions in the directory."""
-        shared = JobPaths(_SHARED).log
-        if self._files.list(shared):
-            raise errors.ConfigError(
-                f"sink id {self._sink_id!r}: {self._files.location(shared)} holds decisions of an"
-                " earlier version of onceflow, which this one does not read. Nothing was written."
-                " Let that version finish every batch that it has begun there; then delete that"
-                " directory, and repeat no batch that it has written"
-            )
 
 
 def _decisions(view: LogView) -> tuple[batches.BatchDecision, ...]:

@@ -1,12 +1,12 @@
 """The file format of a record of the decision log: two lines of JSON, readable by people.
 
-    {"format":1|2|3,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
+    {"format":1,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
     {"sha256":"<of line 1 with its newline>","size_bytes":<of the same>}
 
 The second line seals the first. It is compared as bytes, so any byte that is changed, added or cut
 off is noticed. The sha256 is also the record's digest, which the next record names. Bytes are
 base64; field names are those of `protocol.log` and `protocol.checkpoints.snapshots`. A change of a
-field there needs a new format number here, and the old format must stay readable.
+field there needs a new format number here, and every released format must stay readable.
 """
 
 from __future__ import annotations
@@ -23,11 +23,6 @@ from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, LogEntry, LogRecord
 
 FORMAT = 1
-FORMAT_WITH_ROWS = 2
-"""The format with rows in flight: versions that know only format 1 would lose these rows."""
-FORMAT_WITH_INPUTS = 3
-"""The format with in-flight rows of a second input: older versions would send them to the first."""
-_FORMATS = (FORMAT, FORMAT_WITH_ROWS, FORMAT_WITH_INPUTS)
 
 _RECORD_REMEDY = (
     "restore the file from a backup of checkpoint storage. Or, knowing that rows which sinks have"
@@ -63,7 +58,7 @@ def encode_record(record: LogRecord) -> tuple[bytes, str]:
         case _:
             assert_never(record)
     body = msgspec.Raw(msgspec.json.encode(record))
-    data, digest = seal(msgspec.json.encode(_Envelope(_format_of(record), kind, body)))
+    data, digest = seal(msgspec.json.encode(_Envelope(FORMAT, kind, body)))
     require(_reads_back(data, record), f"record {record.sequence} does not read back as it is")
     return data, digest
 
@@ -77,11 +72,10 @@ def decode_record(data: bytes, location: str) -> LogEntry:
     """
     line, digest = unseal(data, location)
     envelope = _decode(line, _Envelope, location)
-    if envelope.format not in _FORMATS:
+    if envelope.format != FORMAT:
         raise StateIncompatible(
             f"{location} has record format {envelope.format}, and this version of onceflow reads"
-            f" formats {', '.join(map(str, _FORMATS))}: run the job with the version that wrote it,"
-            " or a later one"
+            f" format {FORMAT}: run the job with the version that wrote it, or a later one"
         )
     record: LogRecord
     match envelope.kind:
@@ -94,17 +88,6 @@ def decode_record(data: bytes, location: str) -> LogEntry:
                 f"{location} holds a record of unknown kind {kind!r}; {_RECORD_REMEDY}"
             )
     return LogEntry(record, digest)
-
-
-def _format_of(record: LogRecord) -> int:
-    match record:
-        case CheckpointDecided(completed=completed):
-            rows = [part for snapshot in completed.snapshots for part in snapshot.in_flight]
-            if any(part.input for part in rows):
-                return FORMAT_WITH_INPUTS
-            return FORMAT_WITH_ROWS if rows else FORMAT
-        case AttemptClaimed():
-            return FORMAT
 
 
 def seal(line: bytes) -> tuple[bytes, str]:

@@ -39,8 +39,6 @@ from onceflow.core.storage.snapshots.state_files import FileStateReader
 from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 FORMAT = 2
-_FORMATS_READ = (1, FORMAT)
-"""The formats that can be read. Format 1 holds no staged rows."""
 COPIES_AT_ONCE = 4
 """The number of state files that are copied or read at once."""
 
@@ -124,11 +122,10 @@ class SavepointDirectory:
         line, _ = unseal(data, location, _REMEDY)
         try:
             metadata = json_decoder(_Metadata).decode(line)
-            if metadata.format not in _FORMATS_READ:
+            if metadata.format != FORMAT:
                 raise errors.StateIncompatible(
                     f"{location} has format {metadata.format}, and this version of onceflow reads"
-                    f" formats {_FORMATS_READ[0]}-{FORMAT}: restore with the version that wrote it,"
-                    " or a later one"
+                    f" format {FORMAT}: restore with the version that wrote it, or a later one"
                 )
             return json_decoder(Savepoint).decode(metadata.savepoint)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,26 +138,6 @@ def test_thousands_of_attempts_leave_a_bounded_memory_that_says_where_it_ends() 
     assert plan.refuse == (tx(oldest - 1, oldest - 1),)
     assert plan.returned == (tx(oldest, oldest),)
     assert plan.abort == (tx(oldest, oldest + 1),)
-
-
-def test_a_log_of_a_version_that_remembered_nothing_forgets_what_is_older_than_it() -> None:
-    log = Log()
-    log.claim()
-    log.decide(4, tx(1, 4))
-    log.claim()
-    log.decide(5, tx(2, 5))
-    log.entries = [_without_memory(entry) for entry in log.entries]
-    memory = log.view.memory
-    assert memory.coverage(tx(2, 5).transaction) is Coverage.DECIDED
-    assert memory.coverage(tx(2, 6).transaction) is Coverage.UNDECIDED
-    assert memory.coverage(tx(1, 4).transaction) is Coverage.FORGOTTEN
-    assert log.view.sinks == {SINK}, "what the last decision lists tells the sink id"
-
-
-def _without_memory(entry: rules.LogEntry) -> rules.LogEntry:
-    if isinstance(entry.record, rules.AttemptClaimed):
-        return entry
-    return replace(entry, record=replace(entry.record, memory=None))
 
 
 def test_a_sink_id_is_remembered_until_it_is_settled() -> None:
