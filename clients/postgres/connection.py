@@ -1,8 +1,9 @@
 """The endpoints of Postgres databases, and sessions on which every wait has a deadline.
 
-The only module that uses psycopg: it translates its errors into those of `sql.session`. It does not
-rely on session state: settings are `SET LOCAL`, and no statement is prepared by name. So a session
-may go through a pooler that gives each transaction another server session.
+Apart from `replication`, the only module that uses psycopg: it translates its errors into those of
+`sql.session`. It does not rely on session state: settings are `SET LOCAL`, and no statement is
+prepared by name. So a session may go through a pooler that gives each transaction another server
+session.
 """
 
 from __future__ import annotations
@@ -458,6 +459,21 @@ class PostgresEndpoint:
         if "tcp_user_timeout" not in dict(self.parameters):
             connection.unacknowledged_s = silence.UNACKNOWLEDGED_S
         return PostgresSession(connection, self.lock_timeout_s)
+
+    def connect_for_replication(self, name: str) -> psycopg.Connection[TupleRow]:
+        """Return a new connection that takes the commands of the replication protocol.
+
+        Raises:
+            SettingsRefused: Password, database, role, host or encryption is refused.
+            SinkError: The connection is refused now.
+        """
+        parameters = cast("dict[str, Any]", self._connection_parameters(name))
+        try:
+            return psycopg.Connection.connect(
+                replication="database", autocommit=True, prepare_threshold=None, **parameters
+            )
+        except psycopg.Error as error:
+            raise self._to_refusal(error) from None
 
     def conninfo(self, name: str) -> str:
         """Return the connection string for another client of libpq.
