@@ -19,8 +19,8 @@ from onceflow import Checkpointing, JobState, Pipeline, RocksDBBackend
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.functions import Record
 from onceflow.core.runtime.cluster import spark as spark_cluster
-from onceflow.core.runtime.driver import driver
 from onceflow.core.runtime.slot.context import AttemptPlan
+from onceflow.core.runtime.transport import credentials
 from onceflow.core.runtime.transport.credentials import new_token
 
 pytestmark = pytest.mark.spark
@@ -108,7 +108,7 @@ def test_the_attempts_token_and_key_are_in_no_log_line_status_or_stage(
         return slot_body(plan)
 
     slot_body = cast("Any", spark_cluster)._slot_body
-    monkeypatch.setattr(driver, "new_token", recording_token)
+    monkeypatch.setattr(credentials, "new_token", recording_token)
     monkeypatch.setattr(spark_cluster, "_slot_body", recording_body)
 
     def fail(record: Record) -> Record:

@@ -27,6 +27,7 @@ from onceflow.core.runtime.driver.restore import RestoredSlot, assign_state
 from onceflow.core.state.aggregates import accumulators
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.heap import store as heap
+from onceflow.core.state.keys import key_codec
 from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import encode_key
 from onceflow.core.state.rocksdb import entries as rocksdb_entries
@@ -116,7 +117,7 @@ def keep_decimals_as_written() -> Generator[None]:
     with ExitStack() as undone:
         for module in (entries, heap, rocksdb_entries):
             undone.enter_context(patch.object(module, "to_stored_map_key", _same))
-        undone.enter_context(patch.object(entries, "encode_stored_map_key", encode_key))
+        undone.enter_context(patch.object(key_codec, "encode_stored_map_key", encode_key))
         yield
 
 
