@@ -1,0 +1,58 @@
+"""Names that tests replace are there, also in tests that the default run leaves out."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_name_that_a_test_replaces_is_in_its_module() -> None:
+    """A module may import a whole module in place of a name; then the name is looked up there."""
+    wrong = list[str]()
+    found = 0
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        modules = dict(_read_modules(tree))
+        for line, alias, name in _read_patches(tree):
+            if alias in modules:
+                found += 1
+                if not hasattr(import_module(modules[alias]), name):
+                    place = f"{path.relative_to(ROOT)}:{line}"
+                    wrong.append(f"{place} replaces {modules[alias]}.{name}")
+    assert wrong == []
+    assert found > 50
+
+
+def _read_modules(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the alias and the whole name of each module of the product that is imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onceflow"):
+            package = import_module(node.module or "")
+            for alias in node.names:
+                if isinstance(getattr(package, alias.name, None), ModuleType) or _is_module(
+                    f"{node.module}.{alias.name}"
+                ):
+                    yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split(".")[1:])
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+def _read_patches(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield line, module and name of `monkeypatch.setattr(module, "name", …)` and the like."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "object"),
+                args=[ast.Name(alias), ast.Constant(str(name)), *_],
+            ):
+                yield node.lineno, alias, name
+            case _:
+                pass
