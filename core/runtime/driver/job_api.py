@@ -30,7 +30,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
@@ -222,6 +222,12 @@ class JobApi:
 
     def answer(self, request: Request) -> Response:
         """Answer a request that `refuse` accepted."""
+        response = self._answer_or_explain(request)
+        # A client takes an answer without this header for that of another program.
+        named = {**response.headers, INSTANCE_HEADER: self._instance}
+        return replace(response, headers=named)
+
+    def _answer_or_explain(self, request: Request) -> Response:
         try:
             return self._answer(request)
         except _Refused as refused:

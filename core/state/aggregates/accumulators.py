@@ -55,7 +55,20 @@ half of all entries."""
 
 
 class AccumulatorTable:
-    """Running aggregates by key, in numpy arrays; owned by the subtask's thread."""
+    """Running aggregates by key, in numpy arrays; owned by the subtask's thread.
+
+    An entry is the number of a key's row in these arrays. Entry 0 is no key. An operator handles
+    entries in three steps:
+
+        1. Get entries      `group`, `fold`, `find`, `insert` and `select` return them.
+        2. Use entries      `values`, `numbers`, `put`, `keys_of`, `regroup` and others take them.
+        3. Release entries  by exactly one of `finish`, `remove` and `release`.
+
+    Step 3 may evict keys to disk, or pack the table: it then gives other numbers to the keys that
+    are left. So after step 3 no entry that was got before may be used, whichever call returned it.
+    Nothing checks that: an old entry silently reads or changes the totals of another key. Without
+    step 3 the table of a backend on disk keeps all keys in memory. `update` does all three steps.
+    """
 
     def __init__(
         self,
@@ -104,8 +117,7 @@ class AccumulatorTable:
 
         Raises:
             BadStateValue: A sum exceeds 64 bits, or 38 digits (names table, aggregate and key), a
-                key is
-                null, or values cannot be cast to the aggregate's type. No total has changed.
+                key is null, or values cannot be cast to the aggregate's type. No total has changed.
         """
         columns = self._read(keys)
         hashes = self.shape.hash_entries(columns, hashes)

@@ -140,24 +140,40 @@ _MISFITS: Refused = [
     ("time", pa.array([dt.time(0, 0, 0, 5)], pa.time64("us")), "5"),
 ]
 _FORBIDDEN: Sequence[tuple[str, pa.DataType]] = [
+    # A fraction would be rounded.
     ("int", pa.float64()),
+    # Text would have to be parsed.
     ("int", pa.string()),
+    # Numbers as text sort and compare differently.
     ("text", pa.int64()),
+    # A value with more bits than the column has would be rounded.
     ("float", pa.float64()),
     ("float", pa.int32()),
+    # FLOAT(M,D) silently rounds to D digits.
     ("float(7,2)", pa.float32()),
+    # An integer above 2^53 would be rounded.
     ("double", pa.int64()),
+    # A binary fraction has no decimal text of its own: digits would have to be chosen.
     ("decimal(10,2)", pa.float64()),
+    # The session's zone would choose the instant.
     ("timestamp null", pa.timestamp("us")),
+    # The time of day would be lost.
     ("date", pa.timestamp("us")),
+    # TIME is taken as a time of day, not as a duration.
     ("time", pa.duration("us")),
+    # The server changes years below 100, and 0.
     ("year", pa.int16()),
+    # The server sorts the members of a set, and drops repeated ones.
     ("set('a','b')", pa.string()),
+    # Text has no bytes of its own, and bytes have no text: an encoding would be chosen.
     ("blob", pa.string()),
     ("text", pa.binary()),
+    # JSON is taken as text: a struct has several forms as JSON.
     ("json", pa.struct([("a", pa.int64())])),
     ("json", pa.map_(pa.string(), pa.string())),
+    # MySQL has no arrays.
     ("int", pa.list_(pa.int32())),
+    # Text would be parsed by rules of the server.
     ("point", pa.string()),
 ]
 

@@ -146,30 +146,49 @@ _REFUSED_BY_SERVER: Sequence[tuple[str, pa.Array, str, str]] = [
 ]
 
 _FORBIDDEN: Sequence[tuple[str, pa.DataType]] = [
+    # A fraction would be rounded.
     ("integer", pa.float64()),
+    # Text would have to be parsed.
     ("integer", pa.string()),
+    # Numbers as text sort and compare differently.
     ("text", pa.int64()),
+    # A value with more bits than the column has would be rounded.
     ("real", pa.float64()),
     ("real", pa.int32()),
     ("double precision", pa.int64()),
+    # A binary fraction has no decimal text of its own: digits would have to be chosen.
     ("numeric", pa.float64()),
+    # The encoder writes at most 38 digits.
     ("numeric", pa.decimal256(50, 5)),
+    # A number other than 0 and 1 would change.
     ("boolean", pa.int8()),
+    # The column would lose the zone, and readers would guess the instant.
     ("timestamp", pa.timestamp("us", "UTC")),
+    # The session's zone would choose the instant.
     ("timestamptz", pa.timestamp("us")),
+    # The time of day would be lost.
     ("date", pa.timestamp("us")),
+    # Arrow has no time of day with a zone: one would have to be chosen.
     ("timetz", pa.time64("us")),
+    # The encoder writes hours and smaller parts, and these columns keep none of them.
     ("interval day", pa.duration("us")),
     ("interval year to month", pa.duration("us")),
+    # No encoder is known for arrays of a domain.
     ("net_price[]", pa.list_(pa.decimal128(5, 2))),
+    # Only 16 bytes of fixed length, or text, are a UUID in every row.
     ("uuid", pa.binary()),
+    # Text has no bytes of its own: an encoding would have to be chosen.
     ("bytea", pa.string()),
+    # JSON is taken as text: a struct has several forms as JSON.
     ("jsonb", pa.struct([("a", pa.int64())])),
     ("jsonb", pa.map_(pa.string(), pa.string())),
+    # The encoder writes arrays of few element types; see `_ELEMENTS` of types.py.
     ("varchar[]", pa.list_(pa.string())),
     ("timestamptz[]", pa.list_(pa.timestamp("us", "UTC"))),
+    # An array and a single value do not become each other.
     ("integer[]", pa.int32()),
     ("integer", pa.list_(pa.int32())),
+    # Text would be parsed by rules of the server for each type.
     ("point", pa.string()),
     ("inet", pa.string()),
     ("xml", pa.string()),

@@ -134,6 +134,16 @@ def test_reading_asks_nothing_of_the_job(what: str) -> None:
     assert client.job.asked == []
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics", "/v1/status", "/v1/none"])
+def test_every_answer_names_the_driver_that_gives_it(path: str, method: str) -> None:
+    client = Client()
+    for headers in ({"authorization": f"Bearer {TOKEN}"}, {}, {"onceflow-instance": "one before"}):
+        request = Request(method, path, headers, b"{}")
+        response = client.api.refuse(request) or client.api.answer(request)
+        assert response.headers["Onceflow-Instance"] == INSTANCE, (path, response.status)
+
+
 def test_events_are_told_once_to_who_says_what_he_knows() -> None:
     client = Client()
     for number in (1, 2):
