@@ -40,7 +40,6 @@ from onceflow.core.runtime.dataflow.function_context import KeyedContext
 from onceflow.core.runtime.dataflow.function_operators import CoProcessor, SnapshottedOperator
 from onceflow.core.runtime.dataflow.join_operators import choose_pair_maker
 from onceflow.core.runtime.dataflow.keyed_operators import with_event_time
-from onceflow.core.runtime.dataflow.old_window_state import move_windows
 from onceflow.core.runtime.dataflow.operators import Emit, PendingSnapshot
 from onceflow.core.runtime.dataflow.restored_event_time import (
     NOTHING_RESTORED,
