@@ -115,8 +115,8 @@ def _recently_written(view: LogView, written_at: datetime | None) -> str:
     if age_s > quiet_s:
         return ""
     return (
-        f"attempt {view.attempt} wrote its decision log {max(0.0, age_s):.0f} s ago; a log that is"
-        f" quiet for {quiet_s:.0f} s counts as left"
+        f"attempt {view.attempt} wrote its decision log {max(0.0, age_s):.0f} s ago; the job"
+        f" counts as ended once nothing is written for {quiet_s:.0f} s"
     )
 
 
@@ -136,7 +136,7 @@ def _owner_lives(owner: str) -> str:
     # The process exists and belongs to another user.
     except PermissionError:
         pass
-    return f"process {pid} of this machine, which claimed the newest attempt, is there"
+    return f"process {pid} on this machine, which claimed the newest attempt, still runs"
 
 
 class ContradictsLog(OnceflowError):
@@ -315,7 +315,7 @@ class TransactionSettler(ABC):
         reason = self.refusal(resolution, in_doubt)
         if reason is not None:
             raise ContradictsLog(
-                f"{resolution.value} of transaction {in_doubt.transaction}: {reason}"
+                f"cannot {resolution.value} transaction {in_doubt.transaction}: {reason}"
             )
 
 
@@ -559,8 +559,8 @@ class _StagedOnly(Committer):
 
     def _needs_sink(self, committable: Committable) -> SinkNeeded:
         return SinkNeeded(
-            f"the rows of transaction {committable.transaction} are staged in checkpoint storage,"
-            " and only their sink knows where they go and whether they are there: name it"
+            f"the rows of transaction {committable.transaction} are staged in checkpoint storage."
+            " Only their sink knows their target and whether they are committed: name the sink"
             f" (--sink module:name --sink-id {self._context.sink_id}), or start the job"
         )
 

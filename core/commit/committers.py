@@ -18,9 +18,9 @@ def open_global_committer(sink: Sink, context: CommitterContext) -> GlobalCommit
         return committer
     committer.close()
     raise ConfigError(
-        f"sink {context.uid}: {sink!r} says that the driver commits its checkpoints, and its"
-        f" committer is a {type(committer).__name__}: derive that from GlobalCommitter, or leave"
-        " `committed_by` as it is"
+        f"sink {context.uid}: {sink!r} sets `committed_by` to the driver, but its committer is a"
+        f" {type(committer).__name__}. Derive the committer from GlobalCommitter, or do not set"
+        " `committed_by`"
     )
 
 

@@ -33,7 +33,7 @@ def in_doubt_status(
     other order, a commit in between would look like an undecided transaction.
     """
     if log is None:
-        reason = "no decision log was given, so nobody can tell whether its checkpoint is decided"
+        reason = "no decision log was given, so it is not known whether its checkpoint is decided"
         return InDoubtStatus(LoggedDecision.UNKNOWN, RecoveryAction.UNKNOWN, reason)
     alien = _why_foreign(committable.transaction, log, claimed_by) or lag
     if alien:
@@ -58,9 +58,9 @@ def describe_lag(log: LogFacts, record: TargetRecord) -> str:
     else:
         return ""
     return (
-        f"the target of sink id {record.sink_id} {ahead}: the log is an older copy, the job has"
-        " gone on in other storage, or somebody has committed by hand what was not decided. Ask"
-        " with the storage in which the job ran last"
+        f"the target of sink id {record.sink_id} {ahead}. Either this log is an older copy, or"
+        " the job has run in other storage since, or a person has committed an undecided"
+        " transaction. Use the storage in which the job ran last"
     )
 
 
@@ -91,39 +91,39 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
             for decision in decisions
             if transaction in {listed.transaction for listed in decision.committables}
         )
-        again = ", and was committed: the target has gone back to an older copy"
+        again = " and was already committed: the target was set back to an older copy"
         is_again = standing is Standing.COMMITTED
         return InDoubtStatus(
             LoggedDecision.SETTLED if is_again else LoggedDecision.DECIDED,
             RecoveryAction.COMMIT,
-            f"{lists.batch} is decided and lists it{again if is_again else ''}",
+            f"{lists.batch} is decided and contains it{again if is_again else ''}",
         )
     if standing is Standing.LIVE:
         return InDoubtStatus(
             LoggedDecision.FOREIGN,
             RecoveryAction.UNKNOWN,
-            f"it is of attempt {attempt}, and the newest that is known is {seen.attempt}: these"
-            " decisions are another query's, or an older copy",
+            f"it belongs to attempt {attempt}, but the newest known attempt is {seen.attempt}:"
+            " these decisions belong to another query, or are an older copy",
         )
     # An attempt of a batch decides once. Only the newest one without a decision still can.
     if attempt == seen.attempt and attempt not in {decision.attempt for decision in decisions}:
         return InDoubtStatus(
             LoggedDecision.PENDING,
             RecoveryAction.ABORT,
-            f"attempt {attempt} is the newest, and may decide it yet if the query still runs: stop"
-            " the query and add --fence, or start it again",
+            f"attempt {attempt} is the newest and may still decide it, if the query runs. Stop"
+            " the query and add --fence, or start the query again",
         )
     if decisions and attempt < decisions[0].attempt:
         return InDoubtStatus(
             LoggedDecision.UNKNOWN,
             RecoveryAction.ABORT,
-            f"attempt {attempt} is older than all that is remembered (from attempt"
-            f" {decisions[0].attempt} on)",
+            f"attempt {attempt} is older than the oldest remembered decision (attempt"
+            f" {decisions[0].attempt})",
         )
     return InDoubtStatus(
         LoggedDecision.UNDECIDED,
         RecoveryAction.ABORT,
-        f"attempt {attempt} is over, and no decision lists it; its batch comes again",
+        f"attempt {attempt} has ended and no decision contains it; its batch will be written again",
     )
 
 
@@ -133,8 +133,8 @@ def refusal(resolution: Resolution, status: InDoubtStatus, log: LogFacts | None)
     # this check and the person's action.
     if log is not None and log.liveness:
         return (
-            f"job {log.job} seems to be running ({'; '.join(log.liveness)}): it settles its"
-            " transactions itself. Stop it first, or fence it"
+            f"job {log.job} seems to be running ({'; '.join(log.liveness)}), and a running job"
+            " commits or aborts its transactions itself. Stop the job first, or add --fence"
         )
     match status.decision, resolution:
         case (LoggedDecision.DECIDED | LoggedDecision.SETTLED, Resolution.COMMIT) | (
@@ -143,9 +143,12 @@ def refusal(resolution: Resolution, status: InDoubtStatus, log: LogFacts | None)
         ):
             return None
         case ((LoggedDecision.DECIDED | LoggedDecision.SETTLED), _):
-            return f"rolling it back loses its rows for good: {status.reason}"
+            return f"rolling it back would lose its rows for good: {status.reason}"
         case LoggedDecision.UNDECIDED, _:
-            return f"committing it doubles its rows, which are sent again: {status.reason}"
+            return (
+                "committing it would write its rows twice, since they are sent again:"
+                f" {status.reason}"
+            )
         case _:
             return status.reason
 
@@ -157,19 +160,19 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
     # The target's record proves the owner, so check it before names, which only suggest the owner.
     if claimed_by is not None and claimed_by != log.log_id:
         return (
-            f"sink id {sink_id} belongs to the job with decision log {claimed_by}, and the log of"
-            f" job {log.job} is {log.log_id}"
+            f"sink id {sink_id} belongs to the job with decision log {claimed_by}, but the"
+            f" decision log of job {log.job} is {log.log_id}"
         )
     known = log.sink_ids
     # No operator of the log names a sink that was removed from the pipeline. Its id still begins
     # with the job's name, unless the user gave it another one.
     if claimed_by is None and sink_id not in known and not sink_id.startswith(f"{log.job}."):
         names = ", ".join(sorted(known)) or "none yet"
-        return f"the decision log of job {log.job} knows no sink {sink_id} (it knows {names})"
+        return f"the decision log of job {log.job} contains no sink {sink_id} (it contains {names})"
     if transaction.attempt > view.attempt:
         return (
-            f"it is of attempt {transaction.attempt}, and the newest that the log knows is"
-            f" {view.attempt}: the log is another job's, or an older copy"
+            f"it belongs to attempt {transaction.attempt}, but the newest attempt in the log is"
+            f" {view.attempt}: the log belongs to another job, or is an older copy"
         )
     return ""
 
@@ -191,23 +194,24 @@ def _judge_own(transaction: TransactionId, log: LogFacts) -> InDoubtStatus:
             return InDoubtStatus(
                 LoggedDecision.DECIDED,
                 RecoveryAction.COMMIT,
-                f"completed checkpoint {decided_through} lists it",
+                f"completed checkpoint {decided_through} contains it",
             )
         case Standing.COMMITTED:
             return InDoubtStatus(
                 LoggedDecision.SETTLED,
                 RecoveryAction.COMMIT,
-                f"attempt {transaction.attempt} decided it, and by checkpoint {decided_through} the"
-                " job knew it to be committed: a target that holds it in doubt, or cannot prove it,"
-                " has gone back to an older copy, or these are leftovers of a commit",
+                f"attempt {transaction.attempt} decided it, and the log of checkpoint"
+                f" {decided_through} counts it as committed. If the target still holds it in"
+                " doubt or has no proof of its commit, the target was set back to an older copy,"
+                " or a commit left it behind",
             )
         case Standing.FORGOTTEN:
             return InDoubtStatus(
                 LoggedDecision.UNKNOWN,
                 RecoveryAction.STOP,
-                f"attempt {transaction.attempt} is older than what the decision log remembers"
-                f" (from attempt {memory.since} on): nobody can tell whether it decided"
-                f" checkpoint {transaction.checkpoint}",
+                f"attempt {transaction.attempt} is older than the oldest attempt in the decision"
+                f" log ({memory.since}), so it is not known whether it decided checkpoint"
+                f" {transaction.checkpoint}",
             )
         case Standing.UNDECIDED:
             return _describe_undecided(transaction, log, decided_through)
@@ -225,12 +229,12 @@ def _describe_undecided(
         return InDoubtStatus(
             LoggedDecision.PENDING,
             RecoveryAction.ABORT,
-            f"attempt {transaction.attempt}, the newest, seems to be running and may decide"
-            f" checkpoint {transaction.checkpoint} yet (decided so far: {decided_through})",
+            f"attempt {transaction.attempt}, the newest, seems to be running and may still decide"
+            f" checkpoint {transaction.checkpoint} (decided so far: {decided_through})",
         )
     return InDoubtStatus(
         LoggedDecision.UNDECIDED,
         RecoveryAction.ABORT,
-        f"attempt {transaction.attempt} did not decide checkpoint {transaction.checkpoint}"
-        f" (decided: {decided_through}); its records are sent again",
+        f"attempt {transaction.attempt} did not decide checkpoint {transaction.checkpoint} (last"
+        f" decided: {decided_through}); its records will be sent again",
     )

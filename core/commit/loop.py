@@ -121,14 +121,16 @@ def describe_refusal(commit: Commit, retry: RetryAt) -> str:
     """Return the text for people about a commit that is retried."""
     tries = "1 try" if retry.tries == 1 else f"{retry.tries} tries"
     return (
-        f"{commit}, decided with checkpoint {commit.checkpoint}, is not committed after {tries}:"
+        f"{commit}, which checkpoint {commit.checkpoint} decided, is not committed after {tries}:"
         f" {retry.reason}. {advise(commit.transaction)}"
     )
 
 
 def advise(transaction: TransactionId) -> str:
     """Return the advice for people about a commit that does not succeed."""
-    return f"`onceflow txn show {transaction}` tells more, docs/operations.md what to do"
+    return (
+        f"`onceflow txn show {transaction}` prints the details; docs/operations.md says what to do"
+    )
 
 
 def error_class(failed: StepFailed) -> type[errors.SinkError]:

@@ -129,17 +129,20 @@ def _judge(
         return Agreement.SILENT, "the target keeps no record of what was committed"
     if unknown := target_records.last_unknown_commit(after, record):
         return Agreement.AHEAD, (
-            f"the target has committed {unknown}, which the decision log does not know: stop the"
-            " job and see 'Storage that is behind its target' in docs/operations.md"
+            f"the target has committed {unknown}, which the decision log does not contain. Stop"
+            " the job and see 'Storage that is behind its target' in docs/operations.md"
         )
     if target_records.is_set_back(record, before.memory.of_sink(record.sink_id)):
         return Agreement.BEHIND, (
-            "the target lacks rows that the log knows to be committed: it was put back to an older"
-            " copy. Stop the job and see docs/operations.md"
+            "the target lacks rows that the decision log counts as committed: the target was set"
+            " back to an older copy. Stop the job and see docs/operations.md"
         )
     proven = _proven(record)
     if decided is None:
-        return Agreement.AGREES, "nothing is decided of this sink yet, and nothing is committed"
+        return (
+            Agreement.AGREES,
+            "no checkpoint of this sink is decided yet, and nothing is committed",
+        )
     through = record.through >= decided.checkpoint
     reached = proven and (proven.attempt, proven.checkpoint) >= (
         decided.attempt,
@@ -149,7 +152,7 @@ def _judge(
     if through or (reached and not target_records.is_set_back(record, listed)):
         return Agreement.AGREES, "the target proves the last decision of the log"
     return Agreement.COMMITTING, (
-        f"checkpoint {decided.checkpoint} is decided, and the target does not prove its commit yet"
+        f"checkpoint {decided.checkpoint} is decided, but the target does not prove its commit yet"
     )
 
 

@@ -155,7 +155,7 @@ class StepQueue(ABC, Generic[S]):
             case Lost():
                 return StepFailed(
                     "lost",
-                    f"{step} was decided and is gone from the target: {outcome.reason}",
+                    f"{step} was decided, but is gone from the target: {outcome.reason}",
                     outcome,
                 )
             case RetryLater() | Unknown():
@@ -166,7 +166,7 @@ class StepQueue(ABC, Generic[S]):
     def _retry_or_give_up(self, step: S, outcome: RetryLater | Unknown, now_s: float) -> StepEnd:
         kind: Literal["unknown", "failed"] = "unknown" if isinstance(outcome, Unknown) else "failed"
         if outcome.until_mended and not self._retry.waits_for_people:
-            return StepFailed(kind, f"{step} waits for a person: {outcome.reason}", outcome)
+            return StepFailed(kind, f"{step} needs a person: {outcome.reason}", outcome)
         return self._again(step, kind, outcome, now_s)
 
     def _again(

@@ -192,8 +192,8 @@ def plan_global_recovery(
     # calls undecided may be committed. So nothing may be aborted by it.
     if committed_through > last:
         return GlobalRecoveryPlan(
-            ahead=f"the target has committed checkpoint {committed_through} of sink {sink_id}, and"
-            f" the last decision of this log is {last}"
+            ahead=f"the target has committed checkpoint {committed_through} of sink {sink_id},"
+            f" but the last decision of this log is {last}"
         )
     listed = _list_committables(decided, sink_id, after=GENESIS)
     delivered = [c.checkpoint for c in listed if c.checkpoint <= decided.delivered_through]
@@ -202,8 +202,9 @@ def plan_global_recovery(
     known = max([*delivered, *(c.checkpoint for c in memory.of_sink(sink_id))], default=GENESIS)
     if committed_through < known:
         return GlobalRecoveryPlan(
-            behind=f"checkpoint {known} of sink {sink_id} was committed, and the target has"
-            f" {committed_through} as its highest: it has gone back to an older copy"
+            behind=f"checkpoint {known} of sink {sink_id} was committed, but the highest"
+            f" checkpoint in the target is {committed_through}: the target was set back to"
+            " an older copy"
         )
     left = (c for c in listed if c.checkpoint > committed_through)
     commits = _by_decision(left, (*decided.undelivered, last))

@@ -128,8 +128,9 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
         if decision.fingerprint == fingerprint:
             return SkipBatch(decision)
         return RefuseBatch(
-            f"{batch} was written by attempt {decision.attempt} from other input: then its offsets"
-            f" had the SHA-256 {decision.fingerprint or '(none)'}, now {fingerprint or '(none)'}"
+            f"attempt {decision.attempt} wrote {batch} from other input: the SHA-256 of its"
+            f" offsets was {decision.fingerprint or '(none)'} then and is"
+            f" {fingerprint or '(none)'} now"
         )
     of_source = [
         earlier.batch.number for earlier in claim.decisions if earlier.batch.source == batch.source
@@ -141,8 +142,8 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
         if not fingerprint:
             return RefuseLower(last, min(of_source))
         return RefuseBatch(
-            f"{batch} comes after batch {last}, which is written; the oldest decision that is"
-            f" remembered is for batch {min(of_source)}"
+            f"{batch} arrived after batch {last}, which is already written; the oldest remembered"
+            f" decision is for batch {min(of_source)}"
         )
     return WriteBatch()
 
@@ -212,10 +213,11 @@ def check_decision(
     if existing is not None and existing.attempt == proposed.attempt:
         return Stands(existing)
     if owner != proposed.attempt:
-        reason = f"attempt {owner} has claimed it since" if owner else "its claim is gone"
+        reason = f"attempt {owner} has claimed the sink id since" if owner else "its claim is gone"
         return Overtaken(
-            f"attempt {proposed.attempt} may not decide {proposed.batch}: {reason}. Another run of"
-            " the same job writes under this sink id, and nothing of this one is written"
+            f"attempt {proposed.attempt} may not decide {proposed.batch}: {reason}. Another run"
+            " of the same job writes under this sink id. This run has written nothing of the"
+            " batch"
         )
     return Decide() if existing is None else Stands(existing)
 
@@ -261,11 +263,11 @@ def decision_of(
     """
     by_partition: dict[int, tuple[Committable, ...]] = {}
     for partition, committables in parts:
-        require(partition not in by_partition, f"{batch}: partition {partition} came twice")
+        require(partition not in by_partition, f"{batch}: partition {partition} was reported twice")
         for committable in committables:
             require(
                 committable.transaction.attempt == attempt,
-                f"{batch}: attempt {attempt} cannot decide {committable}, which is of"
+                f"{batch}: attempt {attempt} cannot decide {committable}, which belongs to"
                 " another attempt",
             )
         by_partition[partition] = tuple(committables)

@@ -104,7 +104,9 @@ class CommitInterval:
         if count is None and seconds is None:
             raise ConfigError("a commit interval needs a number of checkpoints, or seconds")
         if count is not None and not 1 <= count <= GATHERED_MAX:
-            raise ConfigError(f"{count} checkpoints a commit: give 1 to {GATHERED_MAX}")
+            raise ConfigError(
+                f"{count} checkpoints per commit: give a number from 1 to {GATHERED_MAX}"
+            )
         if seconds is not None and seconds <= 0:
             raise ConfigError(f"{seconds} seconds between commits: give more than 0")
 

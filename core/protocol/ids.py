@@ -126,6 +126,6 @@ def _within(text: str, length_max: int) -> str:
     if len(text) <= length_max:
         return text
     if length_max < 12:
-        raise ValueError(f"{text!r} cannot be told from others by {length_max} characters")
+        raise ValueError(f"{text!r} cannot be shortened to {length_max} characters and stay unique")
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
     return f"{text[: length_max - 11]}-{digest}"

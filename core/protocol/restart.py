@@ -190,7 +190,8 @@ class _Mistakes:
         if self._seen.count(mistake) < self._same_max:
             return None
         return GiveUp(
-            f"it has failed in the same way {self._same_max} times, same_mistakes={self._same_max}"
+            f"the job failed in the same way {self._same_max} times, and"
+            f" same_mistakes={self._same_max}"
         )
 
 

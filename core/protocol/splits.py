@@ -78,7 +78,7 @@ def assign_splits(split_ids: Sequence[str], parallelism: int) -> tuple[tuple[str
     """
     if len(set(split_ids)) != len(split_ids):
         twice = sorted({split for split in split_ids if split_ids.count(split) > 1})
-        raise ValueError(f"splits {', '.join(twice)} come twice")
+        raise ValueError(f"splits {', '.join(twice)} are listed more than once")
     return redistribute_list([sorted(split_ids)], parallelism)
 
 
@@ -154,10 +154,10 @@ def describe_moved(known: Iterable[Split], discovered: Iterable[Split]) -> list[
     for split in sorted(known, key=lambda split: split.id):
         position = positions.get(split.id)
         if position is None:
-            descriptions.append(f"split {split.id} is left out")
+            descriptions.append(f"split {split.id} is missing")
         elif position != split.position:
             old, new = split.position[:_SHOWN_MAX], position[:_SHOWN_MAX]
-            descriptions.append(f"split {split.id} stands at {new!r} instead of {old!r}")
+            descriptions.append(f"split {split.id} is at {new!r} instead of {old!r}")
     return descriptions
 
 

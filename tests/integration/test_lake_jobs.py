@@ -36,7 +36,7 @@ _ROOT = _PROGRAM.parents[2]
 RECORDS = 30_000
 TIMEOUT_S = 120.0
 
-_REPLACED = re.compile("has no record of sink id|and created anew|gone back to an older copy")
+_REPLACED = re.compile("has no record of sink id|and created anew|set back to an older copy")
 """What is said at a commit, and then at a start."""
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]

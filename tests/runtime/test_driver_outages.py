@@ -79,6 +79,6 @@ def test_a_driver_that_stood_still_for_longer_than_its_slots_wait_names_itself_a
         finally:
             os.kill(job.pid, signal.SIGCONT)
         woken = job.await_status(lambda now: now["restores"] > 0 and now["state"] == "running")
-        assert "The cause may be this driver: its own process stood still for" in woken["summary"]
+        assert "The cause may be this driver: its process did not run for" in woken["summary"]
         job.await_checkpoints(2)
         _finish(job)

@@ -84,7 +84,7 @@ def test_an_older_checkpoint_is_begun_from_in_new_storage_when_a_rewind_is_allow
 ) -> None:
     first = _run_to_four_checkpoints(tmp_path)
     place = str(tmp_path / "old" / "moved" / "chk-3")
-    with pytest.raises(SavepointRefused, match="does not hold what it follows"):
+    with pytest.raises(SavepointRefused, match="does not contain the job's decisions"):
         copy_job(tmp_path / "new", sqlite_sink(tmp_path)).start(from_savepoint=place).wait(60)
     pipeline = copy_job(tmp_path / "new", sqlite_sink(tmp_path))
     _go_on_and_stop(pipeline.start(from_savepoint=place, allow_rewind=True), tmp_path, first)

@@ -118,7 +118,7 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
     told = sink_of(wait_for(job, is_stuck), "ledger")
     assert (told.committed, told.rows_committed, told.last_commit_ms) == (0, 0, 0)
     assert told.commit_refusal.startswith("transaction metered.ledger/")
-    for word in (", decided with checkpoint ", "the gate is closed", "`onceflow txn show metered."):
+    for word in (", which checkpoint ", "the gate is closed", "`onceflow txn show metered."):
         assert word in told.commit_refusal
     assert f"; sink ledger refuses {told.commit_refusal}" in str(job.status())
     with pytest.raises(TimeoutError, match="; sink ledger refuses transaction metered.ledger/"):
@@ -175,7 +175,7 @@ def test_a_whole_checkpoint_that_the_driver_cannot_commit_is_told_while_it_waits
     job = pipeline.start()
     told = wait_for(job, lambda status: "lake" in status.refusals).refusals["lake"]
     assert told.startswith("checkpoint 1 of sink metered.lake (")
-    for word in (", decided with checkpoint 1, is not committed after ", "the gate is closed"):
+    for word in (", which checkpoint 1 decided, is not committed after ", "the gate is closed"):
         assert word in told
     gate.touch()
     status = job.wait(90)

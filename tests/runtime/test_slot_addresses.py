@@ -57,7 +57,7 @@ def test_job_runs_over_ipv6_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("slot_host", "text"),
-    [("127.0.1.1", "is reached at 127.0.1.1, which is loopback"), ("203.0.113.1", "cannot listen")],
+    [("127.0.1.1", "listens at 127.0.1.1, a loopback address"), ("203.0.113.1", "cannot listen")],
 )
 def test_slot_at_an_address_that_is_no_way_to_its_machine_is_refused(
     tmp_path: Path, slot_host: str, text: str

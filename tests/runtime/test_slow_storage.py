@@ -91,4 +91,4 @@ def test_a_job_is_cancelled_while_its_state_is_restored(tmp_path: Path) -> None:
     job.cancel()
     assert job.wait(IMPATIENT.cancel_timeout_s / 2).state is JobState.CANCELLED
     said = [log.read_text() for log in (tmp_path / "logs").glob("*-slot-*.log")]
-    assert any("not all has ended" in text for text in said), said
+    assert any("the slot did not finish closing" in text for text in said), said

@@ -111,7 +111,7 @@ def test_of_two_drivers_the_one_that_planned_last_decides(driver: Driver) -> Non
     old = driver.plan(0)
     reports = [driver.task(old, 0, range(5))]
     new = other.plan(0)
-    with pytest.raises(Fenced, match="has claimed it since"):
+    with pytest.raises(Fenced, match="has claimed the sink id since"):
         driver.commit(reports)
     other.commit([other.task(new, 0, range(5))])
     assert ids_in(url_of(driver)) == list(range(5))

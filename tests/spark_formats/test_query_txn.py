@@ -63,7 +63,7 @@ def test_what_a_query_decided_is_committed_and_the_rest_rolled_back_when_it_is_f
     assert verdicts(*where) == ["pending"]
     (one,) = report.committables
     status, printed, _ = run("abort", str(one.transaction), "--yes", *where)
-    assert (status, "if the query still runs" in printed["results"][0]["message"]) == (1, True)
+    assert (status, "if the query runs" in printed["results"][0]["message"]) == (1, True)
     assert run("abort", "--all", "--fence", "--yes", *where)[0] == 0
     assert prepared(postgres_database) == []
     with pytest.raises(Fenced):

@@ -253,7 +253,9 @@ def test_a_job_that_has_begun_is_refused_a_savepoint_of_tables(tmp_path: Path) -
         put(place, {"key": ["7"], "value": [41]}, uid="remembers", state="level")
     status = pipeline_of(tmp_path, HeapBackend(), None).start(from_savepoint=str(first)).wait(60)
     assert status.state is JobState.FINISHED, status.last_error
-    with pytest.raises(SavepointRefused, match="made of DataFrames, for a job that begins"):
+    with pytest.raises(
+        SavepointRefused, match="written from DataFrames and can only start a new job"
+    ):
         pipeline_of(tmp_path, HeapBackend(), None).start(from_savepoint=str(second)).wait(60)
     with pytest.raises(StateIncompatible, match="max_parallelism 128.*asks for 64"):
         pipeline_of(tmp_path / "other", HeapBackend(), 64).start(from_savepoint=str(second)).wait(

@@ -115,7 +115,7 @@ def test_staged_rows_that_the_table_refuses_are_listed_and_given_up_and_may_be_w
     assert verdicts(*where) == ["decided", "decided"]
     refused, kept = sorted(str(report.committables[0].transaction) for report in reports)
     status, printed, _ = run("abort", refused, "--yes", *where)
-    assert (status, "loses its rows for good" in printed["results"][0]["message"]) == (1, True)
+    assert (status, "would lose its rows for good" in printed["results"][0]["message"]) == (1, True)
     assert run("abort", refused, "--force", "--yes", *where)[0] == 0
     assert run("commit", kept, "--yes", *where)[0] == 0
     assert writes.ids() == [0, 1, 2, 3, 4, 6, 7, 8]

@@ -480,7 +480,10 @@ class CheckpointCoordinator:
         # attempt starts them again.
         if request.kind.stops_sources:
             self._over = True
-            text = f"the job was to stop with savepoint {checkpoint}, which failed: {reason}"
+            text = (
+                f"the job could not stop with savepoint {checkpoint}, because the savepoint"
+                f" failed: {reason}"
+            )
             decisions.append(FailAttempt(text, checkpoint))
         return decisions
 

@@ -298,7 +298,7 @@ class InputQueues(Generic[B]):
         """
         recording, self._recording = self._recording, None
         if recording is None or recording.checkpoint != checkpoint:
-            raise ValueError(f"nothing is recorded for checkpoint {checkpoint}")
+            raise ValueError(f"no rows in flight were recorded for checkpoint {checkpoint}")
         require(not recording.open, f"barrier {checkpoint} is missing on {recording.open}")
         batches_by_input: dict[int, list[B]] = {}
         for replayed in recording.replayed:

@@ -166,8 +166,9 @@ def replay(entries: Iterable[LogEntry]) -> LogView:
     # Pruning never removes the last decision, so something else has deleted it.
     if not view.decided and chain[0].record.sequence > 1:
         raise CheckpointCorrupt(
-            f"decision log: records below {chain[0].record.sequence} are gone and none of the rest "
-            "is a decision; starting over would lose or double rows. Restore the directory."
+            f"decision log: the records before {chain[0].record.sequence} are gone, and no"
+            " remaining record is a decision. Starting over would lose rows or write them twice."
+            " Restore the directory."
         )
     orphans = sorted(by_sequence.keys() - {entry.record.sequence for entry in chain})
     return replace(view, orphans=tuple(orphans))
@@ -206,8 +207,8 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
         decided = (*decided, record)
     if record.attempt != attempt_expected or record.attempt < 1:
         raise CheckpointCorrupt(
-            f"decision log: record {record.sequence} is of attempt {record.attempt}, "
-            f"expected {attempt_expected}"
+            f"decision log: record {record.sequence} belongs to attempt {record.attempt},"
+            f" expected attempt {attempt_expected}"
         )
     return replace(
         view,
@@ -338,8 +339,8 @@ def check_append(
         return AppendUnlisted()
     if highest_sequence > record.sequence:
         return AppendFenced(
-            f"attempt {record.attempt} wrote record {record.sequence} of the decision log, which "
-            f"has gone on to {highest_sequence}: a newer attempt owns the job"
+            f"attempt {record.attempt} wrote record {record.sequence} of the decision log, which"
+            f" already ends at record {highest_sequence}: a newer attempt owns the job"
         )
     return AppendStands()
 

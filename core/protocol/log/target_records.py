@@ -147,13 +147,12 @@ def _describe_lag(view: LogView, record: TargetRecord, committed: str, storage: 
     else:
         log_end = "has decided nothing"
     return (
-        f"sink id {record.sink_id!r}: its target has committed {committed} of this job, and the"
-        f" decision log in {storage} {log_end}: this"
-        " storage is older than what the target has committed. It is a copy, or the job has gone on"
-        " in other storage since; or somebody has committed by hand what was not decided. A start"
-        " from here would write those rows again, so nothing was written. Start the job in the"
-        " storage in which it ran last. To go on in this one, stop it there by `onceflow stop"
-        " --savepoint`, and start it here from that savepoint. If that storage is gone for good, or"
-        " there never was another one, see 'Storage that is behind its target' in"
-        " docs/operations.md"
+        f"sink id {record.sink_id!r}: the target has committed {committed} of this job, but the"
+        f" decision log in {storage} {log_end}. Either this storage is an older copy, or the job"
+        " has run in other storage since, or a person has committed an undecided transaction. A"
+        " start from here would write those rows a second time, so nothing was written. Start"
+        " the job in the storage in which it ran last. To continue in this storage, stop the job"
+        " in the other one with `onceflow stop --savepoint`, and start it here from that"
+        " savepoint. If the other storage is gone for good, or never existed, see 'Storage that"
+        " is behind its target' in docs/operations.md"
     )

@@ -288,7 +288,7 @@ class AttemptLoop:
     def _admit(self, hello: Hello, now_s: float) -> None:
         attempt = self._settings.attempt
         if hello.attempt != attempt:
-            self._decide(DismissSlot(hello, f"attempt {hello.attempt} is over; {attempt} runs"))
+            self._decide(DismissSlot(hello, f"attempt {hello.attempt} has ended; {attempt} runs"))
         # Check before the slot is admitted: other code would read state wrongly, and its uploads to
         # other storage would never be found.
         elif refusal := self._slots.find_refusal(hello):
@@ -320,7 +320,7 @@ class AttemptLoop:
             case Acked() | Declined() | CommittedThrough() | SourceExhausted():
                 self._deferred.append(message)
             case Hello():
-                text = f"slot {slot} says Hello on a stream that it has opened"
+                text = f"slot {slot} sent Hello twice on one stream"
                 self._end(errors.MessageCorrupt(text))
             case _:
                 assert_never(message)
@@ -340,8 +340,8 @@ class AttemptLoop:
             self._end(
                 errors.CommitFailed(
                     f"recovery of job {self._settings.job} has waited {taken_s:.0f} s for"
-                    f" {step.text}; see why the target does not answer, or raise commit_deadline_s"
-                    f" ({deadline_s:.0f})"
+                    f" {step.text}. Find out why the target does not answer, or raise"
+                    f" commit_deadline_s ({deadline_s:.0f})"
                 )
             )
 
@@ -353,7 +353,7 @@ class AttemptLoop:
         """
         phase = self._phase
         if not isinstance(phase, Coordinating):
-            raise InvariantViolation(f"an append has ended that nobody began: {end.completed}")
+            raise InvariantViolation(f"an append ended that was never started: {end.completed}")
         phase.waits_for = None
         checkpoint = end.completed.checkpoint
         match end.error:
@@ -436,7 +436,7 @@ class AttemptLoop:
     def _begin_savepoint(self, begun: SavepointBegun, now_s: float) -> None:
         phase = self._phase
         if not isinstance(phase, Coordinating) or phase.waits_for != begun.request:
-            raise InvariantViolation(f"savepoint {begun.request.id} is begun, and nobody asked")
+            raise InvariantViolation(f"savepoint {begun.request.id} was started without a request")
         phase.waits_for = None
         self._deferred.popleft()
         if begun.stands:
@@ -511,8 +511,8 @@ class AttemptLoop:
         settings = self._settings
         return errors.SlotLost(
             f"job {settings.job}: after {settings.start_timeout_s:.0f} s only"
-            f" {waiting_for.format(settings.parallelism)}; are there {settings.parallelism} free"
-            " task slots in the cluster, and can the executors reach the driver?"
+            f" {waiting_for.format(settings.parallelism)}; check that the cluster has"
+            f" {settings.parallelism} free task slots and that the executors can reach the driver"
         )
 
     def _coordinate(self, phase: Coordinating, now_s: float) -> None:
@@ -532,7 +532,10 @@ class AttemptLoop:
             return
         # Ignore the end of the slot that reported the failure: it explains nothing.
         if isinstance(fact, SlotGone) and fact.slot != phase.failed.slot:
-            text = f"slot {fact.slot} is lost: {fact.reason}. Of it, {phase.error}"
+            text = (
+                f"slot {fact.slot} is lost: {fact.reason}. The loss was first noticed as:"
+                f" {phase.error}"
+            )
             self._end(errors.SlotLost(text))
 
     def _hear_last(self, phase: Leaving, fact: AttemptFact, now_s: float) -> None:

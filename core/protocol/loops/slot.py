@@ -341,7 +341,7 @@ class SlotLoop:
         # A silent driver has given this slot up, or will. Another attempt may already run, so the
         # process must exit before it writes more.
         if silent_s > self._timeout_s:
-            self._exit(f"nothing heard from the driver for {silent_s:.0f} s")
+            self._exit(f"the driver has sent nothing for {silent_s:.0f} s")
         else:
             self._decide(SendHeartbeat())
 
@@ -418,9 +418,11 @@ class SlotLoop:
         # one.
         self._decide(SayClosed(phase.deadline_s))
         if not in_time or phase.is_restoring:
-            self._exit(f"{phase.reason}; not all has ended within {CLOSE_TIMEOUT_S} s")
+            self._exit(
+                f"{phase.reason}; the slot did not finish closing within {CLOSE_TIMEOUT_S} s"
+            )
         elif self._leaves_parts:
-            self._exit(f"{phase.reason}; its state was restored in part")
+            self._exit(f"{phase.reason}; only a part of the slot's state was restored")
         else:
             self._decide(EndSlot(phase.reason))
             self._phase = _Over()

@@ -11,9 +11,9 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Failed, Hello
 
 ADDRESS_ADVICE = (
-    "Let each machine's own host name resolve to its address in the network (/etc/hosts; Docker:"
-    " --network host, or a network that all share), or set RuntimeSettings(slot_host=…), for"
-    ' example "${env:SLOT_HOST}" with a variable of each machine'
+    "Make each machine's host name resolve to its network address (/etc/hosts; Docker: --network"
+    " host, or one network for all containers), or set RuntimeSettings(slot_host=…), for example"
+    ' "${env:SLOT_HOST}" with a variable on each machine'
 )
 """The advice for slots that do not reach each other at their addresses."""
 
@@ -85,8 +85,8 @@ class SlotRoster:
     def _find_address_refusal(self, hello: Hello) -> SettingsRefused | None:
         if hello.loopback and not self._settings.one_machine:
             return SettingsRefused(
-                f"slot {hello.slot} on {hello.machine} is reached at {hello.host}, which is"
-                f" loopback: other machines do not reach it there. {ADDRESS_ADVICE}"
+                f"slot {hello.slot} on {hello.machine} listens at {hello.host}, a loopback"
+                f" address that other machines cannot reach. {ADDRESS_ADVICE}"
             )
         for slot, member in self._members.items():
             other = member.hello
@@ -94,8 +94,8 @@ class SlotRoster:
             if slot != hello.slot and other.host == hello.host and is_elsewhere:
                 return SettingsRefused(
                     f"slot {slot} on {other.machine} and slot {hello.slot} on {hello.machine} are"
-                    f" on different machines or in different containers, and both say that they"
-                    f" are reached at {hello.host}. {ADDRESS_ADVICE}"
+                    " on different machines or in different containers, but both give"
+                    f" {hello.host} as their address. {ADDRESS_ADVICE}"
                 )
         return None
 
@@ -172,9 +172,9 @@ class DriverPauses:
         if not isinstance(error, SlotLost) or since_s > self._settings.heartbeat_timeout_s:
             return error
         return SlotLost(
-            f"{error}. The cause may be this driver: its own process stood still for"
-            f" {self._pause_s:.0f} s until {since_s:.0f} s ago (stopped, suspended or starved), and"
-            f" slots leave a driver that is silent for"
+            f"{error}. The cause may be this driver: its process did not run for"
+            f" {self._pause_s:.0f} s until {since_s:.0f} s ago (stopped, suspended or without"
+            " CPU), and a slot ends if the driver is silent for"
             f" heartbeat_timeout_s={self._settings.heartbeat_timeout_s}"
         )
 

@@ -48,18 +48,19 @@ def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> N
         return
     if known.kind is not CheckpointKind.BOOTSTRAP:
         raise SavepointRefused(
-            f"there is a savepoint that job {known.job!r} took, which is never changed: write to"
-            " another directory"
+            f"the directory holds a savepoint that job {known.job!r} took, and such a savepoint"
+            " is never changed. Write to another directory"
         )
     if known.job != job:
         raise SavepointRefused(
-            f"the savepoint there is for job {known.job!r}, and this state is for {job!r}: write"
-            " to another directory"
+            f"the savepoint in this directory is for job {known.job!r}, but this state is for job"
+            f" {job!r}. Write to another directory"
         )
     if known.completed.max_parallelism != max_parallelism:
         raise StateIncompatible(
-            f"the savepoint there has max parallelism {known.completed.max_parallelism}, and this"
-            f" state is written with {max_parallelism}: all of a job's state has one"
+            "the savepoint in this directory has max parallelism"
+            f" {known.completed.max_parallelism}, but this state is written with"
+            f" {max_parallelism}: all state of a job needs the same max parallelism"
         )
 
 

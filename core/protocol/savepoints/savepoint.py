@@ -158,39 +158,41 @@ def check_savepoint(
     name = f"{kind} {savepoint.completed.checkpoint} of job {savepoint.job!r}"
     if savepoint.job != job:
         raise SavepointRefused(
-            f"{name} is of another job than {job!r}: transactions go by the job's name; start the"
-            f" pipeline as Pipeline(name={savepoint.job!r})"
+            f"{name} belongs to another job than {job!r}, and transactions are named after the"
+            f" job. Start the pipeline as Pipeline(name={savepoint.job!r})"
         )
     if savepoint.kind is CheckpointKind.BOOTSTRAP:
         if view.decided:
             raise SavepointRefused(
-                f"the savepoint of job {job!r} was made of DataFrames, for a job that begins; this"
-                f" one has decided checkpoint {view.completed[-1].checkpoint}: start it without"
-                " the savepoint, or begin anew in empty storage"
+                f"the savepoint of job {job!r} was written from DataFrames and can only start a"
+                " new job, but this job has already decided checkpoint"
+                f" {view.completed[-1].checkpoint}. Start the job without the savepoint, or start"
+                " a new job in empty storage"
             )
         return
     if log_id and savepoint.log_id != log_id:
         raise SavepointRefused(
-            f"{name} was taken by the job with decision log {savepoint.log_id}, and this storage"
-            f" holds another job of that name, with decision log {log_id}: use the storage that the"
-            " savepoint's job has, or an empty one"
+            f"{name} was taken by the job with decision log {savepoint.log_id}, but this storage"
+            f" holds another job of that name, with decision log {log_id}. Use the storage of the"
+            " savepoint's job, or an empty one"
         )
     if not follows_savepoint(view, savepoint):
         if savepoint.kind in _TAKEN_WHILE_RUNNING and not allow_rewind:
             raise SavepointRefused(
                 f"{name} was taken while the job went on, and the log in this storage does not"
-                " hold what it follows: nobody can tell what was committed since, and comes twice."
-                " Start it in the storage of its job, or take one with `stop --savepoint`; or start"
-                " it with allow_rewind=True, knowing that"
+                " contain the job's decisions. It is not known which rows were committed since,"
+                " and those rows would be written a second time. Start it in the storage of its"
+                " job, or take another savepoint with `stop --savepoint`. Start it with"
+                " allow_rewind=True only if duplicate rows are acceptable"
             )
         return
     if gone := _find_rolled_back(savepoint, view, last_attempt):
         raise SavepointRefused(
-            f"{name} counts on {len(gone)} transactions ({sum(c.rows for c in gone)} rows), the"
+            f"{name} relies on {len(gone)} transactions ({sum(c.rows for c in gone)} rows), the"
             f" first {gone[0].transaction}, which no checkpoint decided before attempt"
             f" {savepoint.completed.attempt} ended; attempt {view.attempt} rolls them back, so"
-            " their rows would be missing. Start without the savepoint, from checkpoint"
-            f" {view.completed[-1].checkpoint}, or from another one"
+            " their rows would be lost. Start without the savepoint, from checkpoint"
+            f" {view.completed[-1].checkpoint}, or from another savepoint"
         )
     if goes_back(savepoint, view) and not allow_rewind:
         raise SavepointRefused(_since(name, savepoint, view))
@@ -292,9 +294,9 @@ def check_targets(
     follows = follows_savepoint(view, savepoint)
     if view.decided and not follows and not all_tell:
         raise SavepointRefused(
-            f"{name} knows of later decisions than the log in this storage, which ends at"
-            f" checkpoint {view.completed[-1].checkpoint}, and not every sink's target tells what"
-            " it has committed since: start it in empty storage"
+            f"{name} contains later decisions than the log in this storage, which ends at"
+            f" checkpoint {view.completed[-1].checkpoint}, and not every sink's target records"
+            " what it has committed since. Start the job in empty storage"
         )
     if allow_rewind:
         return
@@ -312,10 +314,11 @@ def check_targets(
             raise SavepointRefused(
                 f"{name}, taken in attempt {savepoint.completed.attempt}: the target of sink id"
                 f" {record.sink_id!r} has committed since, last checkpoint {last}, and those rows"
-                " would be written again. Start the job without the savepoint in the storage in"
-                " which it ran last, or from one taken there by `onceflow stop --savepoint`. Only"
-                " once every target is put back to what it was when this savepoint was taken, rows"
-                " and onceflow's own tables together, start from it with allow_rewind=True"
+                " would be written a second time. Start the job without the savepoint in the"
+                " storage in which it ran last, or from one taken there by `onceflow stop"
+                " --savepoint`. Start from it with allow_rewind=True only once every target is"
+                " restored to its state at this savepoint, its rows together with onceflow's own"
+                " tables"
             )
 
 
@@ -324,10 +327,10 @@ def check_form(savepoint: Savepoint, native_form: str) -> None:
     if savepoint.backend not in {"", native_form}:
         own = f"{native_form!r}" if native_form else "the canonical form alone"
         raise SavepointRefused(
-            f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r} is in the native"
-            f" form of state backend {savepoint.backend!r}, and the pipeline's backend reads {own}:"
-            f" start it with {savepoint.backend!r}, or take a savepoint that is not native, which"
-            " every backend reads"
+            f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r} is in the"
+            f" native form of state backend {savepoint.backend!r}, but the pipeline's backend"
+            f" reads {own}. Start the job with {savepoint.backend!r}, or take a savepoint that is"
+            " not native, which every backend reads"
         )
 
 
@@ -561,9 +564,10 @@ def _since(name: str, savepoint: Savepoint, view: LogView) -> str:
         f"{name}, taken in attempt {savepoint.completed.attempt}, is older than the last decision"
         f" of the log, checkpoint {last.checkpoint} of attempt {last.attempt}: checkpoints"
         f" {later[0].checkpoint}-{last.checkpoint} were committed since{rows} under sink id"
-        f" {', '.join(map(repr, sinks)) or 'none'}, and would be written again. Start without"
-        " the savepoint to go on from there; or, once the targets are put back or the doubling is"
-        " wanted, start with allow_rewind=True"
+        f" {', '.join(map(repr, sinks)) or 'none'}, and their rows would be written a second"
+        f" time. Start without the savepoint to continue from checkpoint {last.checkpoint}. Start"
+        " with allow_rewind=True only once the targets are restored to the savepoint, or if"
+        " duplicate rows are acceptable"
     )
 
 

@@ -205,7 +205,7 @@ def test_an_older_copy_of_the_log_rolls_nothing_back_and_is_named(
         assert result["verdict"] == "foreign"
         committed = "has committed checkpoint 2 of attempt 1, and the log ends at checkpoint 1"
         assert committed in result["message"]
-        assert "the log is an older copy" in result["message"]
+        assert "this log is an older copy" in result["message"]
     assert database.prepared() == [str(decided.transaction)]
     assert _run("commit", "--all", *options)[0] == 0
     assert database.ids_in() == list(range(10))

@@ -157,7 +157,7 @@ def test_force_commits_what_is_not_decided_and_says_so(log: AgedLog, sink: Direc
         "commit", str(undecided.transaction), *options(log), "--yes", "--force"
     )
     assert status == 0
-    assert "forced, although committing it doubles its rows" in errors
+    assert "forced, although committing it would write its rows twice" in errors
     assert "committed: its rows are visible now" in text
     assert ids_in(sink) == [10]
 
@@ -197,7 +197,7 @@ def test_show_tells_all_of_one_and_fails_for_none(log: AgedLog, sink: DirectoryS
     log.decide(1, [one])
     status, text, _ = run("show", str(one.transaction), *options(log))
     assert status == 0
-    assert "decided: completed checkpoint 1 lists it" in text
+    assert "decided: completed checkpoint 1 contains it" in text
     assert "commits it" in text
     status, _, errors = run("show", f"{SINK_ID}/9/9/9/0", *options(log))
     assert status == 1
@@ -268,7 +268,7 @@ def test_a_person_at_a_terminal_is_asked_first(
     os.close(controller)
     os.close(terminal)
     assert "Commit 1 transaction?" in errors
-    assert "decided: completed checkpoint 1 lists it" in errors
+    assert "decided: completed checkpoint 1 contains it" in errors
     assert process.returncode == (0 if answer == "y" else 1)
     assert ids_in(sink) == ([10] if answer == "y" else [])
     assert ("committed: its rows (1) are visible now" in text) == (answer == "y")

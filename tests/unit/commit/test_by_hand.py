@@ -78,7 +78,7 @@ def test_decided_rows_are_committed_once_and_never_rolled_back(log: AgedLog, sin
             RecoveryAction.COMMIT,
         )
         assert one.rows == 2
-        with pytest.raises(by_hand.ContradictsLog, match="loses its rows"):
+        with pytest.raises(by_hand.ContradictsLog, match="would lose its rows"):
             transactions.abort(one)
         assert ids_in(sink) == []
         assert transactions.commit(one) == committables.Committed()
@@ -100,7 +100,7 @@ def test_undecided_rows_are_rolled_back_and_never_committed(log: AgedLog, sink: 
             LoggedDecision.UNDECIDED,
             RecoveryAction.ABORT,
         )
-        with pytest.raises(by_hand.ContradictsLog, match="doubles its rows"):
+        with pytest.raises(by_hand.ContradictsLog, match="would write its rows twice"):
             transactions.commit(one)
         assert ids_in(sink) == []
         assert transactions.abort(one) == committables.Aborted()
@@ -189,7 +189,7 @@ def test_asking_whether_a_driver_lives_does_it_no_harm(log: AgedLog) -> None:
         assert driver.stdout is not None
         log.claim(owner=f"{socket.gethostname()}:{driver.pid}")
         (sign,) = by_hand.read_log(log.storage).liveness
-        assert f"process {driver.pid} of this machine" in sign
+        assert f"process {driver.pid} on this machine" in sign
         driver.stdin.write(b"still here\n")
         driver.stdin.flush()
         assert driver.stdout.readline() == b"still here\n"

@@ -125,7 +125,7 @@ def test_what_the_job_knew_to_be_committed_is_not_called_undecided() -> None:
             RecoveryAction.COMMIT,
         )
         assert refusal(Resolution.COMMIT, status, log) is None
-        assert "loses its rows" in str(refusal(Resolution.ABORT, status, log))
+        assert "would lose its rows" in str(refusal(Resolution.ABORT, status, log))
 
 
 def test_another_jobs_transaction_is_foreign() -> None:

@@ -116,7 +116,7 @@ def test_a_whole_checkpoint_is_never_given_to_a_committer_of_single_transactions
 def test_a_refused_commit_names_the_transaction_its_tries_and_the_command_that_tells_more() -> None:
     for tries, text in ((1, "1 try: locked"), (3, "3 tries: locked")):
         described = loop.describe_refusal(tx(1), RetryAt(0.0, "locked", tries))
-        assert f"decided with checkpoint 1, is not committed after {text}" in described
+        assert f"which checkpoint 1 decided, is not committed after {text}" in described
         assert "`onceflow txn show j.out/1/1/0/0`" in described
 
 
@@ -256,7 +256,7 @@ class _Mistaken(spi.Sink):
 
 def test_a_sink_whose_driver_commits_and_whose_committer_cannot_is_refused_by_name() -> None:
     with pytest.raises(
-        errors.ConfigError, match="committer is a _Single: derive that from GlobalComm"
+        errors.ConfigError, match="committer is a _Single. Derive the committer from GlobalComm"
     ):
         open_global_committer(_Mistaken(), CONTEXT)
     assert _Single.closed

@@ -144,8 +144,8 @@ def test_what_no_bound_of_checkpoints_ends_is_committed_before_decisions_get_too
     ("checkpoints", "seconds", "why"),
     [
         (None, None, "needs a number of checkpoints, or seconds"),
-        (0, None, "0 checkpoints a commit: give 1 to 1000"),
-        (1001, None, "1001 checkpoints a commit"),
+        (0, None, "0 checkpoints per commit: give a number from 1 to 1000"),
+        (1001, None, "1001 checkpoints per commit"),
         (None, 0.0, "0.0 seconds between commits"),
     ],
 )
@@ -184,7 +184,7 @@ def test_lost_files_name_the_checkpoint() -> None:
     whole = commit(1, tx(1), tx(1, 1))
     assert queue.next_commit(0.0) == whole
     step = queue.outcome(whole, Lost("no such file"), 0.0)
-    assert "checkpoint 1 of sink job.lake (10 rows) was decided and is gone" in str(step)
+    assert "checkpoint 1 of sink job.lake (10 rows) was decided, but is gone" in str(step)
     with pytest.raises(InvariantViolation, match="decision 1 of job.lake after 1"):
         queue.add_decision(decision(1), 0.0)
 
@@ -257,13 +257,19 @@ def test_target_ahead_of_the_log_or_behind_it_is_noticed() -> None:
         committed_through=CheckpointId(3),
         memory=memory,
     )
-    assert "has committed checkpoint 6 of sink job.lake, and the last decision" in ahead.ahead
-    assert "checkpoint 4 of sink job.lake was committed, and the target has 3" in behind.behind
+    assert "has committed checkpoint 6 of sink job.lake, but the last decision" in ahead.ahead
+    assert (
+        "checkpoint 4 of sink job.lake was committed, but the highest checkpoint in the target is 3"
+        in behind.behind
+    )
     delivered = replace(decision(5, tx(4), tx(5)), delivered_through=CheckpointId(4))
     gone = plan_global_recovery(
         delivered, [], sink_id=SINK, attempt=ATTEMPT, committed_through=CheckpointId(3)
     )
-    assert "checkpoint 4 of sink job.lake was committed, and the target has 3" in gone.behind
+    assert (
+        "checkpoint 4 of sink job.lake was committed, but the highest checkpoint in the target is 3"
+        in gone.behind
+    )
     assert not any((ahead.commit, ahead.abort, behind.commit, behind.abort))
 
 
@@ -279,7 +285,10 @@ def test_a_target_without_the_highest_known_commit_is_behind(delivered: int) -> 
         committed_through=CheckpointId(4),
         memory=memory,
     )
-    assert "checkpoint 5 of sink job.lake was committed, and the target has 4" in plan.behind
+    assert (
+        "checkpoint 5 of sink job.lake was committed, but the highest checkpoint in the target is 4"
+        in plan.behind
+    )
     assert not plan.commit
 
 

@@ -112,7 +112,7 @@ def test_a_decision_names_transactions_of_its_own_attempt_and_each_partition_onc
     parts = [(1, [prepared(4, 1)]), (0, [prepared(4)])]
     decided = decision_of(batch, AttemptId(4), parts)
     assert decided.committables == (prepared(4), prepared(4, 1))
-    with pytest.raises(InvariantViolation, match="came twice"):
+    with pytest.raises(InvariantViolation, match="was reported twice"):
         decision_of(batch, AttemptId(4), [*parts, (0, [prepared(4)])])
     with pytest.raises(InvariantViolation, match="attempt 4 cannot decide"):
         decision_of(batch, AttemptId(4), [(0, [prepared(3)])])

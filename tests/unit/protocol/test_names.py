@@ -97,7 +97,7 @@ def test_transaction_has_a_name_of_its_own_within_any_length() -> None:
     names = {each.name(length_max=30) for each in (one, other)}
     assert len(names) == 2
     assert all(len(name) <= 30 and name.endswith("/12/345/6/0") for name in names)
-    with pytest.raises(ValueError, match="cannot be told from others by 9 characters"):
+    with pytest.raises(ValueError, match="cannot be shortened to 9 characters"):
         one.name(length_max=20)
 
 

@@ -126,9 +126,7 @@ def test_a_slot_that_hears_nothing_of_its_driver_or_loses_it_exits() -> None:
     driving.tick(30.0, hears=False)
     assert driving.of_type(slot.SendHeartbeat) == [slot.SendHeartbeat()]
     driving.tick(1.0, hears=False)
-    assert driving.of_type(slot.ExitHard) == [
-        slot.ExitHard("nothing heard from the driver for 31 s")
-    ]
+    assert driving.of_type(slot.ExitHard) == [slot.ExitHard("the driver has sent nothing for 31 s")]
     driving = Driving()
     driving.on(slot.DriverLost("the job driver is gone"))
     assert driving.decisions == [slot.ExitHard("the job driver is gone")]
@@ -168,7 +166,9 @@ def test_a_part_that_hangs_ends_the_process_after_the_driver_was_told() -> None:
     driving.closes_in_time = False
     driving.on(messages.Shutdown("over"))
     assert driving.of_type(slot.SayClosed)
-    assert driving.decisions[-1] == slot.ExitHard("over; not all has ended within 5.0 s")
+    assert driving.decisions[-1] == slot.ExitHard(
+        "over; the slot did not finish closing within 5.0 s"
+    )
 
 
 def test_a_slot_that_restores_ends_that_first_and_no_later_than_its_deadline() -> None:
@@ -185,7 +185,9 @@ def test_a_slot_that_restores_ends_that_first_and_no_later_than_its_deadline() -
     driving.tick(slot.CLOSE_TIMEOUT_S)
     assert not driving.of_type(slot.StartSubtasks)
     assert len(driving.of_type(slot.CloseParts)) == 1
-    assert driving.decisions[-1] == slot.ExitHard("over; not all has ended within 5.0 s")
+    assert driving.decisions[-1] == slot.ExitHard(
+        "over; the slot did not finish closing within 5.0 s"
+    )
 
 
 @pytest.mark.parametrize("closes_first", [False, True])
@@ -195,7 +197,9 @@ def test_a_slot_that_was_restored_in_part_does_not_live_on(closes_first: bool) -
     steps: list[slot.SlotFact] = [failed, messages.Shutdown("over")]
     driving.on(DEPLOY, *(reversed(steps) if closes_first else steps))
     assert len(driving.of_type(slot.ReportFailure)) == (not closes_first)
-    assert driving.decisions[-1] == slot.ExitHard("over; its state was restored in part")
+    assert driving.decisions[-1] == slot.ExitHard(
+        "over; only a part of the slot's state was restored"
+    )
 
 
 def test_a_slot_that_was_not_deployed_leaves_when_it_is_told() -> None:

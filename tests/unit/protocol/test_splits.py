@@ -156,8 +156,8 @@ def test_splits_that_a_source_makes_anew_have_not_moved() -> None:
 def test_known_split_that_is_elsewhere_or_gone_is_described_with_both_positions() -> None:
     known = [Split("p-1", b"7"), Split("p-0", b"5")]
     assert describe_moved(known, [Split("p-0", b"2")]) == [
-        "split p-0 stands at b'2' instead of b'5'",
-        "split p-1 is left out",
+        "split p-0 is at b'2' instead of b'5'",
+        "split p-1 is missing",
     ]
 
 

@@ -233,7 +233,7 @@ def test_what_is_recorded_without_all_barriers_is_an_error() -> None:
     queues.record(CheckpointId(1), ())
     with pytest.raises(InvariantViolation, match="missing"):
         queues.end_recording(CheckpointId(1))
-    with pytest.raises(ValueError, match="nothing is recorded"):
+    with pytest.raises(ValueError, match="no rows in flight were recorded"):
         queues.end_recording(CheckpointId(1))
 
 

@@ -133,7 +133,7 @@ def test_chain_is_followed_from_its_highest_record_only() -> None:
 def test_log_cut_below_its_last_decision_is_refused() -> None:
     """Starting over from nothing would lose or double rows."""
     entries = chain("a", 0, 1, "b")
-    with pytest.raises(CheckpointCorrupt, match="none of the rest is a decision"):
+    with pytest.raises(CheckpointCorrupt, match="no remaining record is a decision"):
         rules.replay(entries[-1:])
 
 

@@ -109,7 +109,7 @@ def test_a_log_that_is_behind_the_savepoint_goes_on_as_the_savepoints_log() -> N
     assert committables_of(begun) == (transaction(2, 120),), "and nothing of the older log"
     after = decided(view_before(back, view, [told]), begun)
     require_not_behind(after, [told], "storage")
-    with pytest.raises(SavepointRefused, match="not every sink's target tells"):
+    with pytest.raises(SavepointRefused, match="not every sink's target records"):
         check_targets(back, view, [], all_tell=False, allow_rewind=False)
 
 

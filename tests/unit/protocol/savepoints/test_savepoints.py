@@ -171,13 +171,13 @@ def test_a_new_log_goes_on_where_the_savepoints_log_has_ended() -> None:
 
 
 def test_without_its_log_nobody_knows_what_followed_a_savepoint_of_a_job_that_went_on() -> None:
-    with pytest.raises(SavepointRefused, match="nobody can tell what was committed since"):
+    with pytest.raises(SavepointRefused, match="not known which rows were committed since"):
         check(TAKEN, LogView())
     check(TAKEN, LogView(), rewind=True)
 
 
 def test_a_savepoint_of_another_job_or_log_is_refused() -> None:
-    with pytest.raises(SavepointRefused, match="'theirs' is of another job than 'job'"):
+    with pytest.raises(SavepointRefused, match="'theirs' belongs to another job than 'job'"):
         check(replace(TAKEN, job="theirs"), RAN)
     with pytest.raises(SavepointRefused, match="decision log elsewhere"):
         check(replace(TAKEN, log_id="elsewhere"), RAN)

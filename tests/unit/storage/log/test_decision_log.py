@@ -306,7 +306,7 @@ def test_a_log_that_was_cut_below_its_last_decision_is_refused_by_its_directory(
         storage.log.claim("driver")
     record(tmp_path, 1).unlink()
     for use in (storage.log.read, lambda: storage.log.claim("driver")):
-        with pytest.raises(CheckpointCorrupt, match=f"{tmp_path}/ledger/log: .*double rows"):
+        with pytest.raises(CheckpointCorrupt, match=f"{tmp_path}/ledger/log: .*write them twice"):
             use()
 
 
