@@ -1,7 +1,7 @@
 """The pytest plugin of the conformance kit: options, fixtures, and the table after the run.
 
 pytest loads this module by its entry point in every project that has onceflow installed. So heavy
-modules are imported only when a sink is tested.
+modules are imported only when a sink or source is tested.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ import pytest
 if TYPE_CHECKING:
     from onceflow.integration.conformance.harness import Effort
     from onceflow.integration.conformance.processes import Processes
+    from onceflow.integration.conformance.source_input import SourceInput
     from onceflow.integration.conformance.target import SinkTarget
 
 _PROPERTY = "onceflow_clause"
 _VIOLATION = "onceflow.integration.conformance.target.Violation: "
-_SUITE = Path(__file__).parent / "conformance" / "test_sink.py"
+_SUITES = {"--onceflow-sink": "test_sink.py", "--onceflow-source": "test_source.py"}
+_NAMED_CLASSES = {"TestNamedSink": "--onceflow-sink", "TestNamedSource": "--onceflow-source"}
 
 
 @dataclass
 class ConformanceTable:
-    """The results of the run so far, by sink and clause."""
+    """The results of the run so far, by sink or source, and by clause."""
 
-    sinks: dict[str, dict[str, dict[str, Any]]] = field(
+    subjects: dict[str, dict[str, dict[str, Any]]] = field(
         default_factory=dict[str, dict[str, dict[str, Any]]]
     )
 
     def add(self, facts: dict[str, Any]) -> None:
         """Add the result of a clause."""
-        self.sinks.setdefault(facts["sink"], {})[facts["clause"]] = facts
+        self.subjects.setdefault(facts["subject"], {})[facts["clause"]] = facts
 
-    def list_failed(self, sink: str) -> set[str]:
-        """Return the clauses of `sink` that failed, or rest on a failed clause."""
-        clauses = self.sinks.get(sink, {}).values()
+    def list_failed(self, subject: str) -> set[str]:
+        """Return the clauses of `subject` that failed, or rest on a failed clause."""
+        clauses = self.subjects.get(subject, {}).values()
         return {
             str(facts["clause"])
             for facts in clauses
@@ -54,11 +56,16 @@ _TABLE = pytest.StashKey[ConformanceTable]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the kit's options."""
-    group = parser.getgroup("onceflow", "onceflow: conformance of sinks")
+    group = parser.getgroup("onceflow", "onceflow: conformance of sinks and sources")
     group.addoption(
         "--onceflow-sink",
         metavar="MODULE:NAME",
         help="Test the sink whose SinkTarget MODULE:NAME() returns; needs no test file.",
+    )
+    group.addoption(
+        "--onceflow-source",
+        metavar="MODULE:NAME",
+        help="Test the source whose SourceInput MODULE:NAME() returns; needs no test file.",
     )
     group.addoption(
         "--onceflow-rounds",
@@ -72,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         type=int,
         default=1,
-        help="Seed of the schedules of a sink's conformance (default 1).",
+        help="Seed of the schedules of the conformance of a sink or source (default 1).",
     )
     group.addoption(
         "--onceflow-report",
@@ -82,16 +89,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect the kit's own test if --onceflow-sink is given, alone or with named tests."""
+    """Collect the kit's own tests if their options are given, alone or with named tests."""
     config.stash[_TABLE] = ConformanceTable()
-    if not config.getoption("--onceflow-sink"):
+    directory = Path(__file__).parent / "conformance"
+    suites = [str(directory / name) for option, name in _SUITES.items() if config.getoption(option)]
+    if not suites:
         return
     sys.path.insert(0, str(config.invocation_params.dir))
-    suite = str(_SUITE)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args[:] = [suite]
-    elif suite not in config.args:
-        config.args.append(suite)
+        config.args[:] = suites
+    else:
+        config.args += [suite for suite in suites if suite not in config.args]
 
 
 def target_of(config: pytest.Config) -> SinkTarget:
@@ -102,21 +110,44 @@ def target_of(config: pytest.Config) -> SinkTarget:
     """
     from onceflow.integration.conformance.target import SinkTarget
 
-    named = config.getoption("--onceflow-sink")
+    target = _make_named(config, "--onceflow-sink")
+    if not isinstance(target, SinkTarget):
+        raise pytest.UsageError(
+            f"--onceflow-sink {config.getoption('--onceflow-sink')} returned"
+            f" {type(target).__name__}; return a SinkTarget, which also says what a reader of the"
+            " target sees"
+        )
+    return target
+
+
+def input_of(config: pytest.Config) -> SourceInput:
+    """Return the input that --onceflow-source names.
+
+    Raises:
+        pytest.UsageError: The option does not name a SourceInput. The message has the reason.
+    """
+    from onceflow.integration.conformance.source_input import SourceInput
+
+    source_input = _make_named(config, "--onceflow-source")
+    if not isinstance(source_input, SourceInput):
+        raise pytest.UsageError(
+            f"--onceflow-source {config.getoption('--onceflow-source')} returned"
+            f" {type(source_input).__name__}; return a SourceInput, which also puts rows into the"
+            " input"
+        )
+    return source_input
+
+
+def _make_named(config: pytest.Config, option: str) -> object:
+    named = config.getoption(option)
     if not named:
-        raise pytest.UsageError("name the sink to test: --onceflow-sink MODULE:NAME")
+        raise pytest.UsageError(f"name what to test: {option} MODULE:NAME")
     module, _, name = str(named).partition(":")
     try:
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise pytest.UsageError(f"--onceflow-sink {named}: {error}") from error
-    target = make()
-    if not isinstance(target, SinkTarget):
-        raise pytest.UsageError(
-            f"--onceflow-sink {named} returned {type(target).__name__}; return a SinkTarget, which"
-            " also says what a reader of the target sees"
-        )
-    return target
+        raise pytest.UsageError(f"{option} {named}: {error}") from error
+    return make()
 
 
 @pytest.fixture(scope="session")
@@ -137,20 +168,21 @@ def onceflow_effort(pytestconfig: pytest.Config) -> Effort:
     return Effort(seed=seed, rounds=rounds)
 
 
-def sink_label(item: pytest.Item) -> str:
-    """Return the name of the sink that `item` tests: its class and its other parameters."""
+def subject_label(item: pytest.Item) -> str:
+    """Return the name of the sink or source that `item` tests: its class and other parameters."""
     others = [str(value) for name, value in _parameters(item).items() if name != "clause"]
     parent = item.getparent(pytest.Class)
-    named = item.config.getoption("--onceflow-sink")
-    if parent is not None and parent.name == "TestNamedSink" and named:
-        return str(named)
+    if parent is not None and parent.name in _NAMED_CLASSES:
+        named = item.config.getoption(_NAMED_CLASSES[parent.name])
+        if named:
+            return str(named)
     label = parent.name if parent is not None else item.name
     return f"{label}[{'-'.join(others)}]" if others else label
 
 
-def list_failed_clauses(config: pytest.Config, sink: str) -> set[str]:
-    """Return the clauses of `sink` that have failed in this run."""
-    return config.stash[_TABLE].list_failed(sink)
+def list_failed_clauses(config: pytest.Config, subject: str) -> set[str]:
+    """Return the clauses of the sink or source `subject` that have failed in this run."""
+    return config.stash[_TABLE].list_failed(subject)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -162,7 +194,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     clause = _parameters(item)["clause"]
     if isinstance(clause, Clause):
         facts = {
-            "sink": sink_label(item),
+            "subject": subject_label(item),
+            "kind": clause.kit.kind,
             "clause": clause.id,
             "says": clause.says,
             "scenarios": list(clause.scenarios),
@@ -188,18 +221,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             if isinstance(report, pytest.TestReport):
                 _enter(table, report)
     path: str | None = config.getoption("--onceflow-report")
-    if not table.sinks and not path:
+    if not table.subjects and not path:
         return
     from onceflow.integration.conformance.report import lines_of, report_of
 
     effort = _effort(config)
-    for sink, clauses in table.sinks.items():
-        terminalreporter.write_sep("=", f"conformance of {sink}")
+    for subject, clauses in table.subjects.items():
+        terminalreporter.write_sep("=", f"conformance of {subject}")
         for line, verdict in lines_of(list(clauses.values()), *effort):
             colour = _COLOURS.get(verdict, {})
             terminalreporter.write_line(line, **colour)
     if path:
-        Path(path).write_text(json.dumps(report_of(table.sinks, *effort), indent=2) + "\n")
+        Path(path).write_text(json.dumps(report_of(table.subjects, *effort), indent=2) + "\n")
 
 
 def _enter(table: ConformanceTable, report: pytest.TestReport) -> None:

@@ -1,8 +1,9 @@
-"""The conformance kit, which tests a sink against its real target and a state backend."""
+"""The conformance kit, which tests sinks and sources on real servers, and state backends."""
 
 from onceflow.integration.conformance.clause import Clause, ClauseOutcome, ClauseResult, run_clauses
+from onceflow.integration.conformance.source_input import SourceInput
 from onceflow.integration.conformance.state_suite import StateBackendConformance
-from onceflow.integration.conformance.suite import SinkConformance
+from onceflow.integration.conformance.suite import SinkConformance, SourceConformance
 from onceflow.integration.conformance.target import NotTestable, SinkTarget, Violation
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "NotTestable",
     "SinkConformance",
     "SinkTarget",
+    "SourceConformance",
+    "SourceInput",
     "StateBackendConformance",
     "Violation",
     "run_clauses",

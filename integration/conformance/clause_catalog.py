@@ -1,4 +1,4 @@
-"""The catalog of all clauses in run order: each comes after the clauses that it rests on.
+"""The catalog of the clauses of sinks in run order: each comes after the clauses that it rests on.
 
 The tables of docs/conformance.md are made from them:
 
@@ -28,6 +28,7 @@ from onceflow.integration.conformance.clauses import (
     writing,
 )
 from onceflow.integration.conformance.report import scenarios_of
+from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
 
 CLAUSES: tuple[Clause, ...] = (
     *writing.CLAUSES,
@@ -72,7 +73,11 @@ def with_tables(text: str) -> str:
 
 
 def _tables() -> Mapping[str, str]:
-    return {"clauses": _clauses(), "scenarios": _scenarios()}
+    return {
+        "clauses": _clauses(),
+        "clauses of sources": _source_clauses(),
+        "scenarios": _scenarios(),
+    }
 
 
 def _clauses() -> str:
@@ -81,6 +86,14 @@ def _clauses() -> str:
         needs = ", ".join(f"`{name}()`" for name in clause.needs)
         scenarios = scenarios_of({"scenarios": clause.scenarios})
         lines.append(f"| `{clause.id}` | {clause.says} | {needs} | {scenarios} |")
+    return "\n".join(lines) + "\n"
+
+
+def _source_clauses() -> str:
+    lines = ["| clause | what it says | needs |", "|---|---|---|"]
+    for clause in SOURCE_CLAUSES:
+        needs = ", ".join(f"`{name}()`" for name in clause.needs)
+        lines.append(f"| `{clause.id}` | {clause.says} | {needs} |")
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,7 @@ _REASON_LENGTH_MAX = 160
 def lines_of(
     clauses: Sequence[Mapping[str, Any]], seed: int, rounds: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a sink's table, each with its verdict."""
+    """Yield the lines of the table of a sink or source, each with its verdict."""
     width = max(len(facts["clause"]) for facts in clauses)
     scenarios = max(len(scenarios_of(facts)) for facts in clauses)
     scenarios = max(scenarios, len("scenarios"))
@@ -33,23 +33,20 @@ def lines_of(
 
 
 def report_of(
-    sinks: Mapping[str, Mapping[str, Mapping[str, Any]]], seed: int, rounds: int
+    subjects: Mapping[str, Mapping[str, Mapping[str, Any]]], seed: int, rounds: int
 ) -> dict[str, Any]:
     """Return the whole report as plain values for JSON."""
-    return {
-        "seed": seed,
-        "rounds": rounds,
-        "sinks": {
-            sink: {
-                "conforms": not any(facts["verdict"] == "FAILED" for facts in clauses.values()),
-                "clauses": [
-                    {name: value for name, value in facts.items() if name != "sink"}
-                    for facts in clauses.values()
-                ],
-            }
-            for sink, clauses in sinks.items()
-        },
-    }
+    report: dict[str, Any] = {"seed": seed, "rounds": rounds, "sinks": {}, "sources": {}}
+    for label, clauses in subjects.items():
+        kind = next(iter(clauses.values()))["kind"]
+        report[kind][label] = {
+            "conforms": not any(facts["verdict"] == "FAILED" for facts in clauses.values()),
+            "clauses": [
+                {name: value for name, value in facts.items() if name not in ("kind", "subject")}
+                for facts in clauses.values()
+            ],
+        }
+    return report
 
 
 def scenarios_of(facts: Mapping[str, Any]) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         NotTestable,
         SinkConformance,
         SinkTarget,
+        SourceConformance,
+        SourceInput,
         StateBackendConformance,
         Violation,
         run_clauses,
@@ -55,7 +57,7 @@ else:
         {
             "onceflow.integration.conformance": (
                 "Clause ClauseOutcome ClauseResult NotTestable SinkConformance SinkTarget"
-                " StateBackendConformance Violation run_clauses"
+                " SourceConformance SourceInput StateBackendConformance Violation run_clauses"
             ),
             "onceflow.integration.faults": (
                 "TcpProxy kill_process kill_tree pause_tree process_tree unpause_tree"
@@ -89,6 +91,8 @@ __all__ = [
     "ServerError",
     "SinkConformance",
     "SinkTarget",
+    "SourceConformance",
+    "SourceInput",
     "StateBackendConformance",
     "TcpProxy",
     "TopicFactory",

@@ -19,11 +19,23 @@ from tests.conformance.state_job import BACKENDS, Job
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.state import StateBackend
-from onceflow.integration.conformance import clauses
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clause_catalog import CLAUSES
-from onceflow.integration.conformance.clauses import running
+from onceflow.integration.conformance.clauses import (
+    batching,
+    beginning,
+    breaking,
+    deciding,
+    ending,
+    gathering,
+    growing,
+    killing,
+    overtaking,
+    running,
+    writing,
+)
 from onceflow.integration.conformance.harness import Effort
+from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
 
 WHOLE = {"TestPostgresTwoPhase", "TestSQLiteInserts"}
 EXAMPLES = {
@@ -41,15 +53,15 @@ EXAMPLES = {
 DEFAULT_RUN_ROUNDS = 2
 """What script/test says; --all says nothing, and has more."""
 
-OF_JOBS = (*running.CLAUSES, clauses.batching.batch_killed_at_each_step)
-OF_LINES = (*clauses.killing.CLAUSES, *clauses.overtaking.CLAUSES)
+OF_JOBS = (*running.CLAUSES, batching.batch_killed_at_each_step)
+OF_LINES = (*killing.CLAUSES, *overtaking.CLAUSES)
 """They kill or hold up a process at every line of the sink's own code."""
 OF_DEATHS = (
-    clauses.breaking.server_killed_before_commit,
-    clauses.breaking.server_away_changes_nothing,
-    clauses.breaking.frozen_server_commits_once,
-    clauses.writing.death_rolls_back_what_is_open,
-    clauses.writing.pre_committed_survives_death,
+    breaking.server_killed_before_commit,
+    breaking.server_away_changes_nothing,
+    breaking.frozen_server_commits_once,
+    writing.death_rolls_back_what_is_open,
+    writing.pre_committed_survives_death,
 )
 """What a server does when it, or who speaks with it, dies."""
 NO_SERVER = {"kill", "start", "pause", "unpause", "address", "sink_at", "secrets"}
@@ -88,18 +100,27 @@ GATHERING = {
     "TestPartitionedIcebergSink",
 }
 """Those of them that commit several together."""
-OF_BEGUN_COMMITS = (*clauses.beginning.CLAUSES, running.job_killed_at_begun)
+OF_BEGUN_COMMITS = (*beginning.CLAUSES, running.job_killed_at_begun)
 BEGINNING = {"TestBeginningSink", "TestKafka"}
 """Sinks whose commits may be begun before their decision."""
 OBSTRUCTED = {"TestReferenceSink", "TestSQLiteInserts", "TestSQLiteUpserts"}
 """Sinks whose targets can be made to refuse what is decided."""
-OF_NETWORKS = tuple(clause for clause in clauses.breaking.CLAUSES if clause not in OF_DEATHS)
+OF_WAITING_READERS = (
+    ending.poll_without_rows_returns_in_time,
+    ending.close_ends_a_waiting_poll,
+    ending.wake_ends_a_waiting_poll,
+)
+LACKING_OF_SOURCES: dict[str, tuple[Clause, ...]] = {
+    "TestDatagenSource": (*OF_WAITING_READERS, *(one for one in growing.CLAUSES if one.needs)),
+}
+"""Clauses without meaning for a source: rows that are computed neither come later nor go away."""
+OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
 def is_slow(test: str, clause: Clause) -> bool:
     """Return whether `clause` is a slow test for the sink of class `test`, not among `WHOLE`."""
     if test in GATHERING:
-        return clause is not clauses.gathering.gathered_commit_leaves_out_what_is_committed
+        return clause is not gathering.gathered_commit_leaves_out_what_is_committed
     if test == "TestMariaDBTwoPhase":
         return clause not in OF_DEATHS
     if test == "TestMySQLTwoPhase":
@@ -109,15 +130,15 @@ def is_slow(test: str, clause: Clause) -> bool:
 
 def says_nothing(test: str, clause: Clause) -> bool:
     """Return whether `clause` has no meaning for the sink of class `test`."""
-    if clause is clauses.gathering.gathered_commit_leaves_out_what_is_committed:
+    if clause is gathering.gathered_commit_leaves_out_what_is_committed:
         return test not in GATHERING
-    if clause in clauses.gathering.CLAUSES:
+    if clause in gathering.CLAUSES:
         return test not in GLOBAL
     if clause in OF_BEGUN_COMMITS and test not in BEGINNING:
         return True
-    if clause is clauses.deciding.refused_commit_waits_for_a_person:
+    if clause is deciding.refused_commit_waits_for_a_person:
         return test not in OBSTRUCTED
-    if clause is clauses.deciding.commit_in_any_order:
+    if clause is deciding.commit_in_any_order:
         return test in GLOBAL
     return not LACKING.get(test, set()).isdisjoint(clause.needs)
 
@@ -129,6 +150,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if callspec is None or test is None:
             continue
         clause = callspec.params.get("clause")
+        if clause in SOURCE_CLAUSES and clause in LACKING_OF_SOURCES.get(test.name, ()):
+            without_meaning.append(item)
         if not isinstance(clause, Clause) or clause not in CLAUSES:
             continue
         if says_nothing(test.name, clause):

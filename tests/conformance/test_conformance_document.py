@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from onceflow.integration.conformance import clause_catalog
-from onceflow.integration.conformance.target import SinkTarget
+from onceflow.integration.conformance.clause import Clause
+from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
@@ -16,6 +19,8 @@ def test_document_is_in_step_with_the_clauses() -> None:
     assert text == clause_catalog.with_tables(text)
     for clause in clause_catalog.CLAUSES:
         assert f"| `{clause.id}` | {clause.says} |" in text
+    for clause in SOURCE_CLAUSES:
+        assert f"| `{clause.id}` | {clause.says} |" in text
 
 
 def test_every_scenario_is_a_clause_or_says_why_not() -> None:
@@ -24,17 +29,20 @@ def test_every_scenario_is_a_clause_or_says_why_not() -> None:
     assert not covered & set(clause_catalog.NOT_OF_SINKS)
 
 
-def test_every_clause_comes_after_those_that_it_rests_on() -> None:
+@pytest.mark.parametrize(
+    "clauses", [clause_catalog.CLAUSES, SOURCE_CLAUSES], ids=["sinks", "sources"]
+)
+def test_every_clause_comes_after_those_that_it_rests_on(clauses: tuple[Clause, ...]) -> None:
     seen = set[str]()
-    for clause in clause_catalog.CLAUSES:
+    for clause in clauses:
         assert set(clause.rests_on) <= seen, clause.id
         assert clause.id not in seen
         seen.add(clause.id)
 
 
 def test_every_clause_is_one_sentence_and_needs_what_there_is() -> None:
-    for clause in clause_catalog.CLAUSES:
+    for clause in (*clause_catalog.CLAUSES, *SOURCE_CLAUSES):
         assert clause.says.endswith("."), clause.id
         assert ". " not in clause.says, clause.id
         for name in clause.needs:
-            assert hasattr(SinkTarget, name), clause.id
+            assert hasattr(clause.kit.interface, name), clause.id

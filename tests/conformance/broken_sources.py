@@ -1,0 +1,192 @@
+"""A gallery of sources that are each wrong in one way.
+
+Each is the reference source with one step done wrong, and names the one clause on which it must
+fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from tests.conformance.reference_source import BATCH_ROWS, ReferenceReader, ReferenceSource
+
+from onceflow.core.spi import EndOfInput, ReaderContext, Split
+
+
+@dataclass(frozen=True)
+class BrokenSource(ReferenceSource):
+    """Wrong in one way."""
+
+    breaks: ClassVar[str]
+    """The clause on which it must fail."""
+
+
+class _Prefetches(ReferenceReader):
+    def snapshot(self) -> Sequence[Split]:
+        return [
+            Split(split_id, b"%d" % min(at + BATCH_ROWS, len(self.read_lines(split_id))))
+            if at
+            else Split(split_id, b"0")
+            for split_id, at in self.next.items()
+        ]
+
+
+class CountsRowsThatItOnlyFetched(BrokenSource):
+    """Has positions after the batch that it returns next."""
+
+    breaks = "positions-are-never-ahead-of-the-rows"
+    reader_class = _Prefetches
+
+
+class _IsOneShort(ReferenceReader):
+    def snapshot(self) -> Sequence[Split]:
+        return [Split(split_id, b"%d" % max(0, at - 1)) for split_id, at in self.next.items()]
+
+
+class NamesItsLastRowInsteadOfTheNext(BrokenSource):
+    """Has the position of the last row that it returned."""
+
+    breaks = "replay-from-each-position"
+    reader_class = _IsOneShort
+
+
+class _ChangesItsPositions(ReferenceReader):
+    _numbers = itertools.count(1)
+
+    def snapshot(self) -> Sequence[Split]:
+        width = next(self._numbers)
+        return [Split(split_id, b"%*d" % (width, at)) for split_id, at in self.next.items()]
+
+
+class HasOtherPositionsWithoutAPoll(BrokenSource):
+    """Writes one position in many forms."""
+
+    breaks = "snapshot-again-changes-nothing"
+    reader_class = _ChangesItsPositions
+
+
+class _KeepsPositionsInMemory(ReferenceReader):
+    known: ClassVar[set[tuple[int, Split]]] = set()
+
+    def __init__(
+        self, source: ReferenceSource, splits: Sequence[Split], context: ReaderContext
+    ) -> None:
+        kept = [one if (os.getpid(), one) in self.known else Split(one.id, b"0") for one in splits]
+        super().__init__(source, kept, context)
+
+    def snapshot(self) -> Sequence[Split]:
+        splits = super().snapshot()
+        self.known.update((os.getpid(), split) for split in splits)
+        return splits
+
+
+class KeepsItsPositionsInMemory(BrokenSource):
+    """Begins again in a process that does not have what its positions refer to."""
+
+    breaks = "replay-in-another-process"
+    reader_class = _KeepsPositionsInMemory
+
+
+class _ChoosesItsSplits(ReferenceReader):
+    def __init__(
+        self, source: ReferenceSource, splits: Sequence[Split], context: ReaderContext
+    ) -> None:
+        count = context.parallelism
+        mine = [one for one in splits if zlib.crc32(one.id.encode()) % count == context.subtask]
+        super().__init__(source, mine, context)
+
+
+class ChoosesItsSplits(BrokenSource):
+    """Reads the splits that it thinks are its own, instead of those that it was given."""
+
+    breaks = "rescaling-returns-each-row-once"
+    reader_class = _ChoosesItsSplits
+
+
+class _NamesOneSplit(ReferenceReader):
+    def rows_by_split(self) -> Sequence[tuple[str, int]]:
+        return [(min(self.next), sum(count for _, count in self.runs))]
+
+
+class NamesOneSplitForAllRows(BrokenSource):
+    """Has all rows in its first split."""
+
+    breaks = "rows-by-split-are-exact"
+    reader_class = _NamesOneSplit
+
+
+class _EndsOnce(ReferenceReader):
+    has_ended = False
+
+    def end(self) -> EndOfInput | None:
+        if self.has_ended:
+            return None
+        self.has_ended = True
+        return EndOfInput()
+
+
+class EndsOnce(BrokenSource):
+    """Returns the end of its input once, and None from then on."""
+
+    breaks = "bounded-end"
+    reader_class = _EndsOnce
+
+
+class _ClosesWithoutAWord(ReferenceReader):
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class WaitsThroughItsClose(BrokenSource):
+    """Waits to the end of a poll that nobody needs any more."""
+
+    breaks = "close-ends-a-waiting-poll"
+    reader_class = _ClosesWithoutAWord
+
+
+class BeginsNewSplitsAtTheirEnd(BrokenSource):
+    """Skips the rows that a split got before it was discovered."""
+
+    breaks = "splits-that-appear-are-read-whole"
+
+    def begin(self, split_id: str) -> Split:
+        return Split(split_id, b"%d" % len(self.path(split_id).read_text().split()))
+
+
+class _ReadsNothingOfWhatIsGone(ReferenceReader):
+    def miss(self, path: Path) -> list[int]:
+        return []
+
+
+class TakesAMissingSplitForAnEmptyOne(BrokenSource):
+    """Returns no rows of a file that is gone, and no error."""
+
+    breaks = "missing-split-is-refused-by-name"
+    reader_class = _ReadsNothingOfWhatIsGone
+
+
+class _AcknowledgesEarly(ReferenceReader):
+    def snapshot(self) -> Sequence[Split]:
+        splits = super().snapshot()
+        self.commit(splits)
+        return splits
+
+
+class AcknowledgesItsSnapshots(BrokenSource):
+    """Reports rows as done that no checkpoint has decided yet."""
+
+    breaks = "only-decided-rows-are-acknowledged"
+    reader_class = _AcknowledgesEarly
+
+
+GALLERY: tuple[type[BrokenSource], ...] = tuple(
+    kind
+    for kind in tuple(vars().values())
+    if isinstance(kind, type) and issubclass(kind, BrokenSource) and kind is not BrokenSource
+)

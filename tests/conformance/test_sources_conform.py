@@ -1,0 +1,35 @@
+"""A correct source, and those of our own that need no server, keep every clause of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from tests.conformance.reference_source import ReferenceInput
+
+from onceflow.core.spi import Source
+from onceflow.integration.conformance import SourceConformance, SourceInput
+from onceflow.sources import DatagenSource
+
+
+class TestReferenceSource(SourceConformance):
+    @pytest.fixture
+    def source_input(self, tmp_path: Path) -> SourceInput:
+        return ReferenceInput(tmp_path)
+
+
+class DatagenInput(SourceInput):
+    """Generated payments: split k of 3 has the numbers k, k + 3, k + 6, …."""
+
+    def fill(self, rows: int) -> Mapping[str, Sequence[object]]:
+        self._rows = rows
+        return {f"datagen-{split}": range(split, 3 * rows, 3) for split in range(3)}
+
+    def source(self) -> Source:
+        return DatagenSource(rows=3 * self._rows, splits_count=3, accounts=7, batch_rows=5)
+
+
+class TestDatagenSource(SourceConformance):
+    def make_input(self) -> SourceInput:
+        return DatagenInput()
