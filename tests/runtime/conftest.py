@@ -31,7 +31,7 @@ def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
 
     # Not the test's own fixture: what it has patched must be undone before the look below.
     with pytest.MonkeyPatch.context() as patch, leftovers.watching_copies(scratch) as copies:
-        patch.setattr("onceflow.core.runtime.driver.driver.AttemptPlan", make_plan)
+        patch.setattr("onceflow.core.runtime.driver.attempt_start.AttemptPlan", make_plan)
         yield
     assert leftovers.find_leftovers(tmp_path) == []
     assert leftovers.find_savepoint_leftovers(tmp_path) == []

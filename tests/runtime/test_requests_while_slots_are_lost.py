@@ -71,7 +71,7 @@ def test_a_savepoint_that_is_asked_for_while_a_loss_is_looked_into_is_taken(
     _await_completed(job, 1)
     # A slot says that a channel has broken, and nothing is heard of the slot at its other side.
     driver = job._driver  # pyright: ignore[reportPrivateUsage]
-    driver._events.put(SlotMessageReceived(AttemptId(1), 1, FAILED))  # pyright: ignore[reportPrivateUsage]
+    driver._context.events.put(SlotMessageReceived(AttemptId(1), 1, FAILED))  # pyright: ignore[reportPrivateUsage]
     assert Path(answer.result(60)).is_dir()
     assert job.status().restores == 1
     (tmp_path / "read all").touch()

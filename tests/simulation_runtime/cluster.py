@@ -127,10 +127,10 @@ def _exit_hard(status: int) -> None:
 
 _RUNTIME = "onceflow.core.runtime"
 _OTHERS: Sequence[tuple[str, str, object]] = (
-    (f"{_RUNTIME}.driver.driver", "ControlServer", network.ControlServer),
+    (f"{_RUNTIME}.driver.attempt_start", "ControlServer", network.ControlServer),
     (f"{_RUNTIME}.transport.credentials", "Credentials", network.Credentials),
     (
-        f"{_RUNTIME}.driver.driver",
+        f"{_RUNTIME}.driver.attempt_start",
         "atexit",
         SimpleNamespace(register=do_nothing, unregister=do_nothing),
     ),

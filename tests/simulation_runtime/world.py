@@ -306,7 +306,7 @@ class World:
             self._spawn_user(self._driver, partial(self._request, kind))
 
     def _check_decision(self) -> None:
-        log = self._job and self._job._driver._owner.log  # pyright: ignore[reportPrivateUsage]
+        log = self._job and self._job._driver._context.owner.log  # pyright: ignore[reportPrivateUsage]
         try:
             if log:
                 self._oracle.check_decision(log.view.completed[-1])

@@ -215,7 +215,7 @@ def running_job(parallelism: int, directory: Path) -> Generator[tuple[Job, ManyS
     slots = ManySlots()
     with (
         patch("onceflow.core.api.pipeline._to_cluster", return_value=slots),
-        patch("onceflow.core.runtime.driver.driver.ControlServer", slots.control_server),
+        patch("onceflow.core.runtime.driver.attempt_start.ControlServer", slots.control_server),
     ):
         pipeline = Pipeline(
             LocalProcesses(),
