@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -17,7 +17,7 @@ from onceflow.core.argument_types import check_arguments, check_fields
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.plan.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.plan.event_time import WatermarkStrategy
-from onceflow.core.plan.graph import NAME, Feed, Graph, GraphBuilder, ReadFrom
+from onceflow.core.plan.graph import NAME, Feed, GraphBuilder, ReadFrom
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import RestartStrategy
@@ -322,50 +322,50 @@ class Pipeline:
                 " digit; checkpoints and transactions go by it"
             )
         configured = config if isinstance(config, Configuration) else Configuration.load(config)
-        # Keep the program's own values before the file and the environment are merged: `onceflow`
-        # shows the origin of each setting.
-        asked_parallelism, asked_max_parallelism = parallelism, max_parallelism
-        asked_endpoint = endpoint if isinstance(endpoint, pipeline_settings.Endpoint) else None
-        parallelism = configured.parallelism(parallelism)
-        max_parallelism = configured.max_parallelism(max_parallelism)
-        _check_parallelism(parallelism, max_parallelism)
-        self._shown_settings = list_effective(
-            configured,
-            checkpointing,
-            settings,
-            {
-                "pipeline.parallelism": asked_parallelism,
-                "pipeline.max_parallelism": asked_max_parallelism,
-                "pipeline.allow_non_restored_state": allow_non_restored_state,
-                "state_backend": state_backend,
-                "restart": restart,
-                "endpoint": "none" if endpoint is None else asked_endpoint,
-                "metrics": metrics,
-            },
-        )
         self.name = name
         """The identity of the job."""
         self.cluster = cluster
         """The cluster that runs the slots."""
-        self._parallelism = parallelism
-        self._max_parallelism = max_parallelism
         self._configured = configured
-        self._checkpointing = configured.checkpointing(checkpointing)
-        self._backend = configured.state_backend(state_backend)
-        self._restart = configured.restart(restart)
-        self._settings = configured.runtime_settings(settings)
-        self._retired_sinks = dict(retired_sinks or {})
-        self._allow_non_restored_state = configured.allow_non_restored_state(
-            allow_non_restored_state
-        )
-        self._listeners = tuple(listeners)
-        self._endpoint = (
-            configured.endpoint()
-            if endpoint == "loopback"
-            else configured.resolve_endpoint(endpoint)
-        )
-        self._metrics = configured.metrics(metrics)
         self._graph = GraphBuilder(name)
+        self._plan = JobPlan(
+            name=name,
+            graph=self._graph.graph(),
+            parallelism=configured.parallelism(parallelism),
+            max_parallelism=configured.max_parallelism(max_parallelism),
+            checkpointing=configured.checkpointing(checkpointing),
+            backend=configured.state_backend(state_backend),
+            restart=configured.restart(restart),
+            settings=configured.runtime_settings(settings),
+            retired_sinks=dict(retired_sinks or {}),
+            allow_non_restored_state=configured.allow_non_restored_state(allow_non_restored_state),
+            listeners=tuple(listeners),
+            endpoint=(
+                configured.endpoint()
+                if endpoint == "loopback"
+                else configured.resolve_endpoint(endpoint)
+            ),
+            metrics=configured.metrics(metrics),
+            logging=configured.logging(),
+            telemetry=configured.telemetry(),
+            # The program's own values, so that `onceflow` shows the origin of each setting.
+            shown_settings=list_effective(
+                configured,
+                checkpointing,
+                settings,
+                {
+                    "pipeline.parallelism": parallelism,
+                    "pipeline.max_parallelism": max_parallelism,
+                    "pipeline.allow_non_restored_state": allow_non_restored_state,
+                    "state_backend": state_backend,
+                    "restart": restart,
+                    "endpoint": _explicit_endpoint(endpoint),
+                    "metrics": metrics,
+                },
+            ),
+        )
+        """The plan of each start. It gets its graph when the graph is complete."""
+        _check_parallelism(self._plan.parallelism, self._plan.max_parallelism)
 
     @check_arguments
     def read(
@@ -394,7 +394,7 @@ class Pipeline:
         """
         if is_dataframe(source):
             source = DataFrameSource.of(
-                source, self._checkpointing.checkpoint_storage(), self.name, uid
+                source, self._plan.checkpointing.checkpoint_storage(), self.name, uid
             )
         if source.has_dead_letters != (dead_letters is not None):
             raise ConfigError(
@@ -437,18 +437,16 @@ class Pipeline:
             from_savepoint, claim = self._configured.savepoint(), claim or self._configured.claims()
         if from_savepoint is None and (claim or allow_rewind):
             raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
-        graph = self._complete_graph()
+        plan = self._complete_plan()
         # Load once for each start, before the plan is pickled, so that all slots and attempts of
         # this start join with the same rows.
-        for table in graph.tables():
+        for table in plan.graph.tables():
             table.load()
-        plan = self._make_plan(
-            graph,
-            None
-            if from_savepoint is None
-            else RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind),
-            allow_non_restored_state,
-        )
+        if from_savepoint is not None:
+            restore = RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind)
+            plan = replace(plan, restore=restore)
+        if allow_non_restored_state is not None:
+            plan = replace(plan, allow_non_restored_state=allow_non_restored_state)
         driver = JobDriver(_to_cluster(self.cluster), plan)
         driver.start()
         return Job(driver)
@@ -464,8 +462,7 @@ class Pipeline:
         Raises:
             ConfigError: The graph is incomplete, or a sink is both written and retired.
         """
-        plan = self._make_plan(self._complete_graph(), None, None)
-        return check_job(_to_cluster(self.cluster), plan)
+        return check_job(_to_cluster(self.cluster), self._complete_plan())
 
     def describe(self) -> PipelineDescription:
         """Return the operators, their connections, and every setting with its origin.
@@ -473,58 +470,45 @@ class Pipeline:
         Raises:
             ConfigError: The graph is incomplete, or a sink is both written and retired.
         """
-        graph = self._complete_graph()
+        plan = self._complete_plan()
         return PipelineDescription(
-            self.name,
-            describe_graph(graph, self._parallelism),
-            self._shown_settings,
-            self._checkpointing.checkpoint_storage(),
-            dict(graph.sources()),
-            {operator.uid: work.sink for operator, work in graph.sinks()},
+            plan.name,
+            describe_graph(plan.graph, plan.parallelism),
+            plan.shown_settings,
+            plan.checkpointing.checkpoint_storage(),
+            dict(plan.graph.sources()),
+            {operator.uid: work.sink for operator, work in plan.graph.sinks()},
         )
 
-    def _complete_graph(self) -> Graph:
+    def _complete_plan(self) -> JobPlan:
+        """Return the plan with the graph that the program has built.
+
+        Raises:
+            ConfigError: The graph is incomplete, or a sink is both written and retired.
+        """
         graph = self._graph.graph()
         graph.check_complete()
         for operator, work in graph.sinks():
-            if work.sink_id in self._retired_sinks:
+            if work.sink_id in self._plan.retired_sinks:
                 raise ConfigError(
                     f"{operator.uid!r} writes under sink id {work.sink_id!r}, which is in"
                     " retired_sinks: omit it there"
                 )
-        return graph
-
-    def _make_plan(
-        self, graph: Graph, restore: RestoreFrom | None, allow_non_restored_state: bool | None
-    ) -> JobPlan:
-        return JobPlan(
-            name=self.name,
-            graph=graph,
-            parallelism=self._parallelism,
-            max_parallelism=self._max_parallelism,
-            checkpointing=self._checkpointing,
-            backend=self._backend,
-            restart=self._restart,
-            settings=self._settings,
-            retired_sinks=self._retired_sinks,
-            allow_non_restored_state=(
-                self._allow_non_restored_state
-                if allow_non_restored_state is None
-                else allow_non_restored_state
-            ),
-            listeners=self._listeners,
-            endpoint=self._endpoint,
-            metrics=self._metrics,
-            logging=self._configured.logging(),
-            telemetry=self._configured.telemetry(),
-            shown_settings=self._shown_settings,
-            restore=restore,
-        )
+        return replace(self._plan, graph=graph)
 
     @without_internal_frames
     def run(self, timeout_s: float | None = None) -> JobStatus:
         """Start the job and wait for its end. SIGINT and SIGTERM stop it. See `Job.wait`."""
         return self.start().wait(timeout_s)
+
+
+def _explicit_endpoint(
+    endpoint: pipeline_settings.Endpoint | Literal["loopback"] | None,
+) -> pipeline_settings.Endpoint | Literal["none"] | None:
+    """Return the endpoint that the program has set; None if it uses the default."""
+    if endpoint == "loopback":
+        return None
+    return "none" if endpoint is None else endpoint
 
 
 def _check_parallelism(parallelism: int, max_parallelism: int | None) -> None:
