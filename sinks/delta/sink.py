@@ -19,12 +19,9 @@ from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.base.fence import check_sink_id
 from onceflow.sinks.base.row_columns import require_any_column
 from onceflow.sinks.delta.location import TableLocation
-from onceflow.sinks.lake.change_writer import LakeChangeWriter
-from onceflow.sinks.lake.claim import read_target_record
-from onceflow.sinks.lake.columns import TableColumns
-from onceflow.sinks.lake.refused_rows import RefusedRows
+from onceflow.sinks.lake.committer import read_target_record
 from onceflow.sinks.lake.sink import LakeSink
-from onceflow.sinks.lake.writer import LakeWriter
+from onceflow.sinks.lake.writer import LakeChangeWriter, LakeWriter, RefusedRows, TableColumns
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from deltalake import DeltaTable

@@ -27,22 +27,34 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError, TargetRefused
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.delta import written_layout
 from onceflow.sinks.delta.data_files import DescribedFiles, decode_files, delete_files
-from onceflow.sinks.delta.layout import check_replaceable, check_table, to_arrow_schema
+from onceflow.sinks.delta.layout import (
+    cast_changes,
+    check_replaceable,
+    check_table,
+    find_change_misfit,
+    find_misfit,
+    read_layout,
+    to_arrow_schema,
+)
 from onceflow.sinks.delta.location import TableLocation
-from onceflow.sinks.lake.changes import DELETES, RowChanges
-from onceflow.sinks.lake.data_file_names import to_name
-from onceflow.sinks.lake.errors import describe_error, library_errors
-from onceflow.sinks.lake.requests import Requests
-from onceflow.sinks.lake.sink_record import (
+from onceflow.sinks.lake.data_files import to_name
+from onceflow.sinks.lake.table import (
+    DELETES,
     PREFIX,
+    CommitConflict,
+    CommitUnknown,
+    LakeTable,
+    Requests,
+    RowChanges,
     SinkRecord,
+    TableVersion,
     describe_commit,
+    describe_error,
     has_committed,
+    library_errors,
     parse_record,
 )
-from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
 
 _VERSIONS_READ = (1, 16, 256, None)
 """The numbers of history entries that are read until the last commit of the sink id is found.
@@ -195,11 +207,11 @@ class DeltaVersion(TableVersion):
         version stores the proof.
         """
         check_replaceable(self.location, self.table)
-        misfit = written_layout.find_change_misfit(changes.rows, self.table)
+        misfit = find_change_misfit(changes.rows, self.table)
         if misfit:
             raise TargetRefused(self._describe_misfit(misfit))
         with library_errors(f"{self.location}: changes cannot be written"):
-            rows = written_layout.cast_changes(changes.rows, self.table)
+            rows = cast_changes(changes.rows, self.table)
         changes = replace(changes, rows=rows)
         info, before = self._describe_commit(record, transactions), self.table.version()
         with self._commit_errors():
@@ -245,10 +257,10 @@ class DeltaVersion(TableVersion):
 
     def _check_layout(self, staged: Sequence[DescribedFiles]) -> None:
         """Raise TargetRefused if this version of the table would lose values of `staged`."""
-        layout = written_layout.read_layout(self.table)
+        layout = read_layout(self.table)
         for description in staged:
             statistics = [file.statistics for file in description.files]
-            misfit = written_layout.find_misfit(description.layout, layout, statistics)
+            misfit = find_misfit(description.layout, layout, statistics)
             if misfit:
                 raise TargetRefused(self._describe_misfit(misfit))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.imports.extras import naming_extras
 from onceflow.core.secret_references import follow_references
-from onceflow.sinks.lake.errors import describe_error
+from onceflow.sinks.lake.table import describe_error
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from pyiceberg.catalog import Catalog

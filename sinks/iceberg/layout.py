@@ -20,12 +20,11 @@ from pyiceberg.types import PrimitiveType
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.iceberg.catalogs import TableAddress
-from onceflow.sinks.iceberg.columns import make_columns
-from onceflow.sinks.iceberg.format_version import FORMAT_VERSION, refuse_format_version
-from onceflow.sinks.iceberg.partitions import parse_spec
+from onceflow.sinks.iceberg.data_files import parse_spec
 from onceflow.sinks.iceberg.table import IcebergTable
-from onceflow.sinks.lake.columns import to_plain_schema
-from onceflow.sinks.lake.errors import describe_error, library_errors
+from onceflow.sinks.iceberg.table_rules import FORMAT_VERSION, make_columns, refuse_format_version
+from onceflow.sinks.lake.table import describe_error, library_errors
+from onceflow.sinks.lake.writer import to_plain_schema
 
 _PROPERTIES = {
     "format-version": str(FORMAT_VERSION),

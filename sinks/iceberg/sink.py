@@ -19,12 +19,9 @@ from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.base.fence import check_sink_id
 from onceflow.sinks.base.row_columns import require_any_column
 from onceflow.sinks.iceberg.catalogs import TableAddress
-from onceflow.sinks.lake.change_writer import LakeChangeWriter
-from onceflow.sinks.lake.claim import read_target_record
-from onceflow.sinks.lake.columns import TableColumns
-from onceflow.sinks.lake.refused_rows import RefusedRows
+from onceflow.sinks.lake.committer import read_target_record
 from onceflow.sinks.lake.sink import LakeSink
-from onceflow.sinks.lake.writer import LakeWriter
+from onceflow.sinks.lake.writer import LakeChangeWriter, LakeWriter, RefusedRows, TableColumns
 
 if TYPE_CHECKING:  # a program without the extra gets an error that names it
     from onceflow.sinks.iceberg.table import IcebergTable, IcebergVersion
@@ -172,7 +169,7 @@ class IcebergSink(LakeSink):
         Raises:
             ConfigError: The rows cannot go into the table.
         """
-        from onceflow.sinks.iceberg.columns import make_columns
+        from onceflow.sinks.iceberg.table_rules import make_columns
 
         table, rows = version.table, self.rules.select_table_columns(context.schema)
         return make_columns(str(self._address), table.schema(), table.spec(), rows)

@@ -38,27 +38,32 @@ from onceflow.core.errors import SinkError, TargetRefused
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.data_files import delete_files, list_files
-from onceflow.sinks.iceberg.format_version import refuse_format_version
 from onceflow.sinks.iceberg.row_changes import RewrittenFiles, rewrite_files
 from onceflow.sinks.iceberg.snapshots import Snapshots, assign_spec, find_spec
 from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
-from onceflow.sinks.iceberg.written_schema import (
+from onceflow.sinks.iceberg.table_rules import (
     find_broken_requirement,
     find_dropped_column,
     is_dropped_column,
+    refuse_format_version,
 )
-from onceflow.sinks.lake.changes import DELETES, RowChanges
-from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path, to_name
-from onceflow.sinks.lake.errors import describe_error, library_errors
-from onceflow.sinks.lake.requests import Requests
-from onceflow.sinks.lake.sink_record import (
+from onceflow.sinks.lake.data_files import DataFileNames, check_own_path, to_name
+from onceflow.sinks.lake.table import (
+    DELETES,
     PREFIX,
+    CommitConflict,
+    CommitUnknown,
+    LakeTable,
+    Requests,
+    RowChanges,
     SinkRecord,
+    TableVersion,
     describe_commit,
+    describe_error,
     has_committed,
+    library_errors,
     parse_record,
 )
-from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
 
 
 class IcebergTable(LakeTable):

@@ -1,4 +1,4 @@
-"""The commit of staged data files: one version of the table for each checkpoint.
+"""The claim of a sink id in a table, and the commits: one table version for each checkpoint.
 
     1. read the newest version, and its record of the sink id
     2. leave out transactions that the record says are committed; if none is left, the checkpoint
@@ -9,6 +9,13 @@
 
 A crash between 3 and 4 leaves descriptions of committed files, which the next start deletes. After
 a lost reply the table is read again, so it is no failure.
+
+Staged changes may be committed for several checkpoints together.
+
+The driver reads all changes of a commit into memory and keeps the last change of each key. One
+version of the table applies them together with the sink's record. So a repeated commit finds the
+record, as with files. Files that were written for a version that was not made are deleted, or
+become orphans.
 """
 
 from __future__ import annotations
@@ -19,7 +26,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError, StorageError, TargetRefused
+from onceflow.core.errors import (
+    ConfigError,
+    PreparedTransactionLost,
+    SinkError,
+    StorageError,
+    TargetRefused,
+)
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -32,11 +45,22 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext, GlobalCommitter
 from onceflow.core.spi.refusals import waits_for_person
 from onceflow.core.spi.staging import make_staged_committable, require_staging
-from onceflow.sinks.lake.sink_record import SinkRecord
-from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
+from onceflow.sinks.lake.table import (
+    ChangesLabel,
+    CommitConflict,
+    CommitUnknown,
+    LakeTable,
+    SinkRecord,
+    TableVersion,
+    claim_record,
+    merge_changes,
+    parse_label,
+    to_target_record,
+)
 
 _logger = logging.getLogger("onceflow.sinks.lake")
 
@@ -244,3 +268,94 @@ class LakeCommitter(GlobalCommitter):
         except StorageError as error:
             # A later abort finds the files in the table, and discards the staged rows then.
             _logger.warning("%s is committed and still staged: %s", committable, error)
+
+
+class LakeChangeCommitter(LakeCommitter):
+    """A committer of whole checkpoints of changes to one table."""
+
+    @override
+    def _make_version(
+        self, version: TableVersion, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> CommitOutcome:
+        batches: list[pa.RecordBatch] = []
+        labels: set[ChangesLabel] = set()
+        # By attempt, then by checkpoint: the order in which the changes of a key were made. In one
+        # checkpoint all changes of a key come from one subtask.
+        ordered = sorted(transactions)
+        staged = self._table.requests.ask(self._read_changes, ordered)
+        for transaction, changes in zip(ordered, staged, strict=True):
+            if changes is None:
+                return self._explain_missing(record.through, transaction)
+            for part, batch in changes:
+                labels.add(parse_label(part))
+                batches.append(batch)
+        other = next((label for label in labels if label.table_id != version.table_id), None)
+        if other is not None:
+            return Lost(version.describe_replaced(other.table_id))
+        keys = {label.key for label in labels}
+        if len(keys) > 1:
+            raise TargetRefused(
+                f"changes wait that were staged by several keys, {sorted(keys)}: start the job with"
+                " the former primary_key and without commit_interval and commit_checkpoints, stop"
+                " it, and change the setting then"
+            )
+        merged = merge_changes(batches, keys.pop())
+        return Committed(version.replace_rows(merged, record, transactions))
+
+    def _read_changes(self, transaction: TransactionId) -> list[tuple[str, pa.RecordBatch]] | None:
+        parts = self._staging.read(transaction)
+        return None if parts is None else list(parts)
+
+    @override
+    def _is_in_table(self, version: TableVersion, transaction: TransactionId) -> bool | None:
+        if not self._staging.contains(transaction):
+            return None
+        return version.is_committed(transaction)
+
+    @override
+    def _delete_data(self, transaction: TransactionId) -> None:
+        """Delete nothing: writers write no files, only the driver does for versions."""
+
+
+def claim_table(table: LakeTable, context: CommitterContext) -> None:
+    """Record in `table`, in a separate version, that the attempt of `context` owns the sink id.
+
+    Raises:
+        ConfigError: Another decision log owns the sink id.
+        Fenced: This attempt or a newer one has claimed it.
+        PreparedTransactionLost: The table has lost the last commit of the sink id.
+        SinkError: The table does not answer, or other commits came first too often.
+    """
+    conflict: CommitConflict | None = None
+    for _ in range(CONFLICTS_MAX):
+        version = table.load()
+        require_undamaged(version)
+        record = claim_record(version.record, context)
+        try:
+            version.append((), record, ())
+        except CommitConflict as error:
+            conflict = error
+            continue
+        return
+    raise SinkError(f"sink {context.sink_id}: {CONFLICTS_MAX} commits came first: {conflict}")
+
+
+def read_target_record(version: TableVersion, context: CommitterContext) -> TargetRecord:
+    """Return the table's record of the sink id.
+
+    Raises:
+        ConfigError: Another decision log owns the sink id.
+        PreparedTransactionLost: The table has lost the last commit of the sink id.
+    """
+    require_undamaged(version)
+    return to_target_record(version.record, context)
+
+
+def require_undamaged(version: TableVersion) -> None:
+    """Raise PreparedTransactionLost unless the last commit of the sink id is part of `version`.
+
+    Raises:
+        PreparedTransactionLost: It is not.
+    """
+    if version.damage:
+        raise PreparedTransactionLost(version.damage)

@@ -12,10 +12,8 @@ from onceflow.core.protocol.committables import CommitInterval
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.spi import CommittedBy, CommitterContext, GlobalCommitter, Sink
 from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
-from onceflow.sinks.lake.change_committer import LakeChangeCommitter
-from onceflow.sinks.lake.claim import claim_table
-from onceflow.sinks.lake.committer import LakeCommitter
-from onceflow.sinks.lake.orphans import try_to_remove_orphans
+from onceflow.sinks.lake.committer import LakeChangeCommitter, LakeCommitter, claim_table
+from onceflow.sinks.lake.data_files import try_to_remove_orphans
 from onceflow.sinks.lake.table import LakeTable
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 

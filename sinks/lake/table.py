@@ -1,4 +1,4 @@
-"""The interface that a table format implements for the common committer and writer.
+"""The interface that a table format implements, and the values that it stores: changes and records.
 
 A version of a table is read, and a change is made on top of exactly that version or not at all. A
 committer that is overtaken reads the next version and checks again. So if two drivers commit the
@@ -7,7 +7,7 @@ same checkpoint, one finds the other's record.
 To add a format, add a folder next to sinks/delta:
 
     table.py        its `LakeTable` and `TableVersion`
-    data_files.py   its `DataFiles`, over `lake.rolling_files`
+    data_files.py   its `DataFiles`, over `lake.data_files`
     layout.py       columns and partitions of a table: checked, created and evolved
     sink.py         the user's class: a `LakeSink` with its options; `CONNECTOR`
 
@@ -24,21 +24,284 @@ Files outside of the folder:
     tests/conformance/          test_NAME_sink_conforms.py, and its lines in conftest.py
 
 It needs no Spark format, because lake tables have their own.
+
+Staged changes of rows by key:
+
+    part    JSON: the id of the table, and the columns of its key
+    rows    the table's columns, then `onceflow_deletes`: whether the key of the row is deleted
+
+A put replaces the whole row of its key. For a delete only the key has a meaning.
+
+The record of a sink id changes in the same atomic step that makes rows visible, so it is their
+proof.
+
+Catalogs and stores raise the errors of their clients (HTTP, SQL, Thrift, AWS), and the libraries'
+own errors have no common base class. So every exception is caught at the calls into them.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, TypeVar
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from onceflow.core.errors import SinkError
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.sinks.lake.changes import RowChanges
-from onceflow.sinks.lake.requests import Requests
-from onceflow.sinks.lake.sink_record import SinkRecord
+from onceflow.core.errors import ConfigError, OnceflowError, SinkError, TargetRefused
+from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.spi import CommitterContext
+from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner
+
+
+@contextmanager
+def library_errors(what: str) -> Generator[None, None, None]:
+    """Raise SinkError, whose text begins with `what`, for any exception of a library."""
+    try:
+        yield
+    except OnceflowError:
+        raise
+    except Exception as error:
+        raise SinkError(f"{what}: {describe_error(error)}") from error
+
+
+def describe_error(error: Exception) -> str:
+    """Return the name of a library's error, and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AT_ONCE = 16
+_SLOW_S = 0.001
+
+
+class Requests:
+    """A set of threads for requests, started when they are needed. Used by one thread."""
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._threads: ThreadPoolExecutor | None = None
+
+    def ask(self, question: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return the answers to `items`, in order; raise the exception of the first failed one.
+
+        While answers are faster than a thread would be, the requests stay on the calling thread.
+        """
+        answers: list[R] = []
+        for number, item in enumerate(items):
+            began = time.perf_counter()
+            answers.append(question(item))
+            if time.perf_counter() - began > _SLOW_S:
+                return answers + self._ask_at_once(question, items[number + 1 :])
+        return answers
+
+    def _ask_at_once(self, question: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(AT_ONCE, "onceflow-lake")
+        return list(self._threads.map(question, items))
+
+    def close(self) -> None:
+        """End the threads. May be called twice; a further request starts them again."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+
+DELETES = "onceflow_deletes"
+"""The name of the last column of staged rows."""
+_NUMBER = "onceflow_number"
+
+
+class ChangesLabel(msgspec.Struct, frozen=True):
+    """The label that is staged with each batch of changes."""
+
+    table_id: str
+    """The id of the table for which the changes were written."""
+    key: tuple[str, ...]
+
+    def to_part(self) -> str:
+        """Return the text that is staged."""
+        return msgspec.json.encode(self).decode()
+
+
+def parse_label(part: str) -> ChangesLabel:
+    """Return the label that `to_part` encoded.
+
+    Raises:
+        TargetRefused: The text is another one: the rows were staged in another write mode.
+    """
+    try:
+        return json_decoder(ChangesLabel).decode(part)
+    except msgspec.DecodeError:
+        raise TargetRefused(
+            "rows wait for their commit that were written with write_mode='append'; start the job"
+            " once with that setting, stop it, and change the setting then"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """The changes of one version, at most one for each key."""
+
+    rows: pa.Table
+    """The table's columns, and `DELETES`."""
+    key: tuple[str, ...]
+
+    @property
+    def puts(self) -> pa.Table:
+        """The rows to write: they replace the rows of their keys, or are new."""
+        kept = self.rows.filter(pc.invert(self.rows[DELETES]))
+        return kept.drop_columns([DELETES])
+
+
+def merge_changes(staged: Iterable[pa.RecordBatch], key: Sequence[str]) -> RowChanges:
+    """Return the last change of each key in `staged`, which is in the order of the changes.
+
+    Holds all of them in memory. Columns that a batch lacks and others have are null.
+    """
+    tables = [pa.Table.from_batches([batch]) for batch in staged]
+    rows = pa.concat_tables(tables, promote_options="permissive")
+    numbered = rows.select(key).append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
+    last = numbered.group_by(list(key)).aggregate([(_NUMBER, "max")])
+    return RowChanges(rows.take(last[f"{_NUMBER}_max"]), tuple(key))
+
+
+PREFIX = "onceflow."
+"""The prefix of the names under which a table, or a version of it, stores facts about a sink id."""
+
+
+class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of one sink id of one table, stored as JSON."""
+
+    log_id: str
+    job: str
+    attempt: int
+    """The newest attempt that has claimed the sink id."""
+    through: int = 0
+    """The last committed checkpoint; 0 before the first."""
+    claims: tuple[tuple[int, int], ...] = ()
+    """The last checkpoint that was committed when each attempt claimed, by rising attempt."""
+
+    @property
+    def owner(self) -> FenceOwner:
+        """The decision log that may write, and its newest attempt."""
+        return FenceOwner(self.log_id, self.attempt, self.job)
+
+    def advance(self, checkpoint: CheckpointId) -> SinkRecord:
+        """Return the record for the time when `checkpoint` is committed."""
+        return msgspec.structs.replace(self, through=int(checkpoint))
+
+    def to_json(self) -> str:
+        """Return the text that the table stores."""
+        return msgspec.json.encode(self).decode()
+
+
+def parse_record(text: str | None, location: str) -> SinkRecord | None:
+    """Return the record that the table stores at `location`, or None if it stores nothing.
+
+    Raises:
+        ConfigError: The text is not a record of onceflow.
+    """
+    if text is None:
+        return None
+    try:
+        return json_decoder(SinkRecord).decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{location} is {text[:200]!r}, which does not read as onceflow's record of what it has"
+            f" committed there: {error}. Another program wrote it: set it to the value that the"
+            " newest commit of onceflow gave it, or write to another table"
+        ) from error
+
+
+def describe_commit(
+    sink_id: str, record: SinkRecord, before: int, transactions: Sequence[TransactionId]
+) -> dict[str, str]:
+    """Return the facts that a version stores about its commit.
+
+    `before` is the checkpoint before it.
+    """
+    return {
+        f"{PREFIX}sink-id": sink_id,
+        f"{PREFIX}log-id": record.log_id,
+        f"{PREFIX}attempt": str(record.attempt),
+        f"{PREFIX}checkpoint": str(record.through),
+        f"{PREFIX}checkpoint-before": str(before),
+        f"{PREFIX}attempts": ",".join(
+            sorted({str(transaction.attempt) for transaction in transactions})
+        ),
+    }
+
+
+def has_committed(described: Mapping[str, Any], sink_id: str, transaction: TransactionId) -> bool:
+    """Return True if a version with the facts `described` has committed `transaction`."""
+    if described.get(f"{PREFIX}sink-id") != sink_id:
+        return False
+    attempts = str(described.get(f"{PREFIX}attempts") or "").split(",")
+    before = int(described.get(f"{PREFIX}checkpoint-before") or 0)
+    last = int(described.get(f"{PREFIX}checkpoint") or 0)
+    return before < transaction.checkpoint <= last and str(transaction.attempt) in attempts
+
+
+def claim_record(record: SinkRecord | None, context: CommitterContext) -> SinkRecord:
+    """Return the record after the attempt of `context` has claimed the sink id.
+
+    Raises:
+        ConfigError: Another decision log owns the sink id.
+        Fenced: This attempt or a newer one has claimed it.
+    """
+    if record is not None:
+        take_over = _take_over(context.sink_id)
+        check_fence(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
+    through = record.through if record else 0
+    claims = (*(record.claims if record else ()), (int(context.attempt), through))
+    return SinkRecord(
+        log_id=context.log_id,
+        job=context.job,
+        attempt=context.attempt,
+        through=through,
+        claims=claims[-ATTEMPTS_MAX:],
+    )
+
+
+def to_target_record(record: SinkRecord | None, context: CommitterContext) -> TargetRecord:
+    """Return `record` as the decision log compares it; an empty one if there is no record.
+
+    Raises:
+        ConfigError: Another decision log owns the sink id.
+    """
+    if record is None:
+        return TargetRecord(context.sink_id)
+    take_over = _take_over(context.sink_id)
+    check_owner(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
+    return TargetRecord(
+        context.sink_id,
+        AttemptId(record.attempt),
+        through=CheckpointId(record.through),
+        claims=tuple(Decided(AttemptId(a), CheckpointId(c)) for a, c in record.claims),
+    )
+
+
+def _owner_of(context: CommitterContext) -> FenceOwner:
+    return FenceOwner(context.log_id, context.attempt, context.job)
+
+
+def _take_over(sink_id: str) -> str:
+    """Return the action by which an operator deletes the claim of the sink id from the table."""
+    return f"removing the table property 'onceflow.sink.{sink_id}'"
 
 
 class CommitConflict(Exception):

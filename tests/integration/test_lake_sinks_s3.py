@@ -21,7 +21,7 @@ from typing_extensions import override
 from onceflow.core.errors import PreCommitFailed, SinkError
 from onceflow.core.protocol import committables
 from onceflow.sinks import DeltaSink, IcebergSink
-from onceflow.sinks.lake.orphans import remove_orphans
+from onceflow.sinks.lake.data_files import remove_orphans
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 

@@ -27,7 +27,7 @@ from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import SQLiteSink
 from onceflow.sinks.sql import row_loader
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sqlite.dialect import SQLiteDialect
+from onceflow.sinks.sqlite.sink import SQLiteDialect
 
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 _BERLIN = timezone(timedelta(hours=1))

@@ -30,7 +30,7 @@ from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.snapshots.state_files import discard
 from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 from onceflow.sinks.delta.data_files import DeltaFile, decode_files, encode_files
-from onceflow.sinks.delta.written_layout import TableLayout
+from onceflow.sinks.delta.layout import TableLayout
 from onceflow.sinks.files.layout import SinkPaths, name_of
 from onceflow.sinks.files.publication import (
     ManifestFile,

@@ -45,7 +45,7 @@ UNSAFE = {
 
 CASTS = {
     "core/state/readers/state_columns.py": UNSAFE["core/state/readers/state_columns.py"],
-    "sinks/lake/change_writer.py": "a method of the product's own",
+    "sinks/lake/writer.py": "a method of the product's own",
 }
 WORDS = re.compile(r"\bcast\(|\barray\(|(?:read|open)_(?:csv|json)|safe=|from_pandas")
 

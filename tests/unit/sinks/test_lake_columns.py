@@ -7,7 +7,7 @@ import pytest
 
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.sinks.lake.columns import TableColumns
+from onceflow.sinks.lake.writer import TableColumns
 
 _FINE, _COARSE = pa.timestamp("ns"), pa.timestamp("us")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from onceflow.sinks.lake.dictionaries import choose_dictionaries
+from onceflow.sinks.lake.data_files import choose_dictionaries
 
 _ROWS = 100_000
 _RANDOM = random.Random(7)

@@ -8,8 +8,7 @@ import pytest
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.sinks.lake.columns import TableColumns
-from onceflow.sinks.lake.refused_rows import RefusedRows
+from onceflow.sinks.lake.writer import RefusedRows, TableColumns
 
 _SCHEMA = pa.schema([("id", pa.int64())])
 _COLUMNS = TableColumns("t", ["id"], ["id"], _SCHEMA, _SCHEMA)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from onceflow.sinks.lake.requests import AT_ONCE, Requests
+from onceflow.sinks.lake.table import AT_ONCE, Requests
 
 
 def test_slow_answers_are_waited_for_together_and_returned_in_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.sinks.lake.text_bounds import shorten_upper_text
+from onceflow.sinks.lake.data_files import shorten_upper_text
 
 EDGES = st.sampled_from("a\ud7ff\ue000\uffff\U00010000\U0010fffe\U0010ffff")
 

@@ -35,7 +35,7 @@ from onceflow.core.storage.memory_storage import MemoryFiles
 from onceflow.sinks import SQLiteSink
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.transactions import PreparedTransactions
-from onceflow.sinks.sqlite.dialect import SQLiteDialect
+from onceflow.sinks.sqlite.sink import SQLiteDialect
 
 T = TypeVar("T")
 SINK_ID = "job.rows"
