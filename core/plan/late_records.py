@@ -17,8 +17,8 @@ def check_late(tag: OutputTag | None, schema: pa.Schema, parameter: str) -> None
     """Raise ConfigError if `tag`, the value of `parameter`, has other columns than `schema`."""
     if tag is not None and tag.schema != schema:
         raise ConfigError(
-            f"{parameter}={tag.name!r}: late records are as they came, with columns {schema}, and"
-            f" the tag says {tag.schema}"
+            f"{parameter}={tag.name!r}: late records keep their columns {schema}, but the tag has"
+            f" the columns {tag.schema}"
         )
 
 
@@ -70,7 +70,7 @@ class LateRecords:
         # lines.
         if not before or len(str(before)) < len(str(self._count)):
             _log.warning(
-                "%s leaves out late records, %d so far: event time is at %d ms, and %s; one of"
+                "%s has dropped late records, %d so far: event time is at %d ms, and %s; one of"
                 " them: %.300r",
                 self._whose,
                 self._count,

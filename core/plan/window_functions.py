@@ -293,7 +293,7 @@ class WindowsOfRecords:
         self.lateness_ms = lateness_ms
         self._content = content
         self._inputs = inputs
-        whose, why = type(windows).__name__, "all their windows are over"
+        whose, why = type(windows).__name__, "all their windows have closed"
         self._late = [LateRecords(whose, why, window_input.late) for window_input in inputs]
 
     def open(self, state: functions.StateAccess) -> None:

@@ -73,7 +73,7 @@ def report_of_failure(slot: int, error: BaseException) -> Failed:
     try:
         text = str(error)
     except Exception as unspoken:
-        text = f"{type(error).__name__}, whose text cannot be had: {type(unspoken).__name__}"
+        text = f"{type(error).__name__}, whose text cannot be read: {type(unspoken).__name__}"
     return Failed(
         slot,
         type(error).__name__,

@@ -437,7 +437,7 @@ def test_late_records_without_a_side_output_are_counted_and_told(
         assert running.take(1, ("a", 10_000, 2)) == []
     assert len(running.take(1, ("a", 10_001, 3))) == 1
     assert running.operators[0][1].rejected == 1
-    assert "the right side of an interval join leaves out late records, 1 so far" in caplog.text
+    assert "the right side of an interval join has dropped late records, 1 so far" in caplog.text
 
 
 class Numbered(ProcessJoinFunction):

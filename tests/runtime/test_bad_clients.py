@@ -58,7 +58,7 @@ def test_a_job_runs_though_neither_of_its_addresses_can_be_had(
         )
         assert pipeline.run(90).state is JobState.FINISHED
     assert len(sink.rows()) == RECORDS
-    refused = next(line for line in caplog.messages if "cannot be asked" in line)
+    refused = next(line for line in caplog.messages if "cannot reach job" in line)
     assert f"endpoint.port={port}" in refused
     assert "in use" in refused
     unseen = next(line for line in caplog.messages if "metrics.prometheus.bind" in line)

@@ -90,7 +90,7 @@ def test_a_call_ends_at_each_barrier_and_a_function_that_stops_early_is_refused(
         cluster, tmp_path, CountingSource(5_000, pause_s=0.001), restart=NoRestart()
     )
     records.map_batches(first_only, uid="first").write(sink, uid="out")
-    with pytest.raises(UserFunctionError, match=r"'first' returned before it had taken every"):
+    with pytest.raises(UserFunctionError, match=r"'first' returned before it had read every"):
         pipeline.run(60)
 
 

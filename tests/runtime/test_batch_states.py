@@ -124,7 +124,7 @@ class WrongColumns(Balance):
             TooShort(),
             r"'balance'.*was given \d+ values, and the batch has \d+ keys",
         ),
-        (WrongColumns(), r"'balance' returned .*its schema says .*'n'"),
+        (WrongColumns(), r"'balance' returned .*its schema has .*'n'"),
     ],
     ids=["too short", "wrong columns"],
 )

@@ -189,9 +189,9 @@ class UsesAKeyThatIsNot(Sizes):
     ("function", "keyed", "says"),
     [
         (WritesOnTheWrongSide(), True, r"'sized'.*'limits' is changed where it may only be read"),
-        (AsksForAnother(), True, r"asks for broadcast state .* use one descriptor for both"),
+        (AsksForAnother(), True, r"uses broadcast state .* use one descriptor for both"),
         (UsesAKeyThatIsNot(), True, r"'sized'.*in process_broadcast\(\), where no key is set"),
-        (UsesAKeyThatIsNot(), False, r"asks for value_state\(\) and its stream has no keys"),
+        (UsesAKeyThatIsNot(), False, r"uses value_state\(\), but its stream has no keys"),
     ],
     ids=["wrong side", "other descriptor", "no key", "not keyed"],
 )

@@ -140,7 +140,7 @@ def test_a_killed_driver_is_told_and_the_next_one_takes_another_token(
         assert rows.count() > 0, "what was heard last is still there"
         job.start()
         assert job.token != old
-        expect(page.get_by_role("alert")).to_contain_text("an old one", timeout=PATIENCE_MS)
+        expect(page.get_by_role("alert")).to_contain_text("out of date", timeout=PATIENCE_MS)
         sign_in(page, job.token)
         expect(state_of(page)).to_have_text("running", timeout=PATIENCE_MS)
         expect(page.locator("#banner")).to_be_empty(timeout=PATIENCE_MS)

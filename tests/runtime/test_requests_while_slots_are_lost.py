@@ -87,7 +87,9 @@ def test_a_savepoint_that_no_attempt_takes_up_is_answered_within_its_time(tmp_pa
     waiting = Savepoints("job", storage, storage.open("job"), None, "", wait_s=0.05)
     directory = str(tmp_path / "kept")
     asked = waiting.ask(CheckpointKind.SAVEPOINT, directory, StateForm.CANONICAL)
-    with pytest.raises(SavepointFailed, match=r"no attempt has begun it within 0\.05 s; ask again"):
+    with pytest.raises(
+        SavepointFailed, match=r"no attempt started it within 0\.05 s; request it again"
+    ):
         asked.done.result(60)
     assert not waiting.begin(asked.request), "an attempt that comes later does not take it"
 

@@ -177,7 +177,9 @@ def test_job_under_another_name_is_refused_where_its_sink_id_tells(
         job_in(cluster, tmp_path, {"out": ("ledger", out)}, source=SLOWLY), out
     )
     renamed = job_in(cluster, tmp_path, {"out": ("ledger", out)}, name="renamed")
-    with pytest.raises(ConfigError, match=r"'ledger' is in use by job 'names'.*rename its direct"):
+    with pytest.raises(
+        ConfigError, match=r"job 'names' .* already uses sink id 'ledger'.*rename its direct"
+    ):
         renamed.run(60)
     storage = tmp_path / "checkpoints"
     (storage / "names").rename(storage / "renamed")
@@ -195,7 +197,7 @@ def test_job_that_may_be_an_older_one_under_another_name_is_told_so(
     elsewhere = DirectorySink(str(tmp_path / "elsewhere"))
     with caplog.at_level(logging.WARNING, "onceflow.runtime.driver"):
         job_in(cluster, tmp_path, {"out": (None, elsewhere)}, name="other").run(60)
-    assert "job 'names' in the same checkpoint storage has its operators" in caplog.text
+    assert "job 'names' in the same checkpoint storage has the same operators" in caplog.text
     assert ids_of(elsewhere) == list(range(SOURCE.records))
 
 

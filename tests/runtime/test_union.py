@@ -208,5 +208,5 @@ def test_mistakes_with_side_outputs_are_told_by_name(cluster: AnyCluster, tmp_pa
     processed.side_output(OutputTag("late", LARGE.schema)).write(sink, uid="out")
     with pytest.raises(ConfigError, match="output 'late' of operator 'p' is used with columns"):
         processed.side_output(OutputTag("late", "id BIGINT")).write(sink, uid="again")
-    with pytest.raises(ConfigError, match="'late' of operator 'p' is used, and .* none"):
+    with pytest.raises(ConfigError, match="'late' of operator 'p' is used, but .* no side output"):
         pipeline.run(60)

@@ -112,7 +112,7 @@ def test_status_names_the_servers_that_a_running_job_waits_for_until_they_answer
         assert {wait["uid"]: wait["what"] for wait in told["waits"]} == {
             wait.uid: wait.what for wait in waiting.waits
         }
-        assert "ledger has a pre-commit under way at database 'shop'" in told["summary"]
+        assert "ledger is in a pre-commit at database 'shop'" in told["summary"]
         assert "records is waiting for Kafka at broker.example:9092" in told["summary"]
         silent.unlink()
         hangs.unlink()

@@ -200,7 +200,7 @@ class ControlStream:
 
     def send(self, message: SlotMessage) -> None:
         if not self._upward.put(encode_message(message)):
-            raise SlotLost("the job driver is gone")
+            raise SlotLost("the job's driver has closed the connection")
 
     def close(self, timeout_s: float) -> None:
         del timeout_s
@@ -211,7 +211,7 @@ class ControlStream:
             while True:
                 self._post(decode_message(self._downward.get()))
         except EOFError:
-            self._post(DriverLost("the job driver is gone"))
+            self._post(DriverLost("the job's driver has closed the connection"))
 
 
 class DataServer:
@@ -305,7 +305,7 @@ class FlightChannel(OutputChannel):
             while True:
                 self.release(self._credits.get())
         except EOFError:
-            self.refuse(f"channel {self.name}: its reader is gone")
+            self.refuse(f"channel {self.name}: the reader has closed the connection")
 
 
 class KeepAlive:

@@ -47,7 +47,7 @@ def test_a_job_outlasts_its_restarted_master_and_then_all_its_workers(tmp_path: 
         assert time.monotonic() - killed_at_s >= START_TIMEOUT_S
         error = away["last_error"].partition("\n")[0]
         assert error.startswith("SettingsRefused: parallelism=2 needs 2 task slots at once")
-        assert f"has had 0 for {START_TIMEOUT_S} s" in error
+        assert f"has had only 0 for {START_TIMEOUT_S} s" in error
         assert "s without a checkpoint; the first was SlotLost: " in error
         assert error in away["summary"]
         cluster.start_workers()

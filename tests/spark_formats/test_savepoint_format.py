@@ -239,7 +239,7 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="s")
     with pytest.raises(StateIncompatible, match="max parallelism 128.*written with 64"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="t", maxParallelism="64")
-    with pytest.raises(SavepointRefused, match="is for job 'ledger', and this state is for"):
+    with pytest.raises(SavepointRefused, match="is for job 'ledger', but this state is for"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="t", job="other")
     (place / "_changing").touch()
     with pytest.raises(SavepointRefused, match=r"another program changes .*_changing is there"):
@@ -257,7 +257,7 @@ def test_a_job_that_has_begun_is_refused_a_savepoint_of_tables(tmp_path: Path) -
         SavepointRefused, match="written from DataFrames and can only start a new job"
     ):
         pipeline_of(tmp_path, HeapBackend(), None).start(from_savepoint=str(second)).wait(60)
-    with pytest.raises(StateIncompatible, match="max_parallelism 128.*asks for 64"):
+    with pytest.raises(StateIncompatible, match="max_parallelism 128.*sets 64"):
         pipeline_of(tmp_path / "other", HeapBackend(), 64).start(from_savepoint=str(second)).wait(
             60
         )

@@ -163,8 +163,8 @@ class ProcessHost:
             if mine.poll(START_TIMEOUT_S):
                 return mine.recv().pid, mine
         except (EOFError, ConnectionResetError) as error:
-            raise ProcessKilled("the process ended before it began") from error
-        raise ProcessKilled(f"the process did not begin within {START_TIMEOUT_S:.0f} s")
+            raise ProcessKilled("the process ended before it started") from error
+        raise ProcessKilled(f"the process did not start within {START_TIMEOUT_S:.0f} s")
 
     def how_ended(self, pid: int) -> str:
         """Return how the process `pid` ended, as text for an error. Its link must have ended."""
@@ -336,6 +336,6 @@ def _receive(control: socket.socket, size_bytes: int) -> bytes:
     while len(data) < size_bytes:
         chunk = control.recv(min(size_bytes - len(data), 1 << 20))
         if not chunk:
-            raise ConnectionResetError("the other end is gone")
+            raise ConnectionResetError("the other process has closed the connection")
         data += chunk
     return bytes(data)

@@ -66,20 +66,21 @@ class SparkCluster:
 
         if is_enabled("spark.dynamicAllocation.enabled"):
             raise errors.ConfigError(
-                "spark.dynamicAllocation.enabled=true would take slots away from a running job;"
+                "spark.dynamicAllocation.enabled=true would remove executors from a running job;"
                 " start the session with spark.dynamicAllocation.enabled=false"
             )
         if is_enabled("spark.speculation"):
             raise errors.ConfigError(
-                "spark.speculation=true would run a slot twice; start the session with"
+                "spark.speculation=true would run a slot a second time; start the session with"
                 " spark.speculation=false"
             )
         slots = free_slots(context)
         # Otherwise executors register over time, and `await_slots` waits for them.
         if not str(context.master).startswith("local-") and self.is_local and slots < parallelism:
             raise errors.ConfigError(
-                f"parallelism={parallelism} needs {parallelism} task slots at once, and master"
-                f" {context.master!r} has {slots}; use local[{parallelism}] or a lower parallelism"
+                f"parallelism={parallelism} needs {parallelism} task slots at once, but master"
+                f" {context.master!r} has {slots}; use local[{parallelism}] or a lower"
+                " parallelism"
             )
         use_own_interpreter(context)
 
@@ -103,11 +104,11 @@ class SparkCluster:
         while (slots := free_slots(self._context)) < parallelism:
             if time.monotonic() > deadline:
                 raise errors.SettingsRefused(
-                    f"parallelism={parallelism} needs {parallelism} task slots at once, and"
-                    f" {self._context.master!r} has had {slots} for {timeout_s:.0f} s; add"
-                    " executors or cores, or lower the parallelism. A standalone master that was"
-                    " restarted without recovery does not know this session any more: then stop"
-                    " the job, and start it in a new session"
+                    f"parallelism={parallelism} needs {parallelism} task slots at once, but"
+                    f" {self._context.master!r} has had only {slots} for {timeout_s:.0f} s. Add"
+                    " executors or cores, or lower the parallelism. If a standalone master was"
+                    " restarted without recovery, it no longer knows this session: stop the job,"
+                    " and start it in a new session"
                 )
             self.check_alive()
             time.sleep(0.05)
@@ -219,8 +220,9 @@ def _check_alive(context: SparkContext) -> None:
     except (Py4JError, OSError) as error:
         how = f"its JVM does not answer ({type(error).__name__})"
     raise errors.SparkStopped(
-        f"Spark is gone: {how}. Start the job again in a new session: it goes on from its last"
-        " checkpoint, exactly once. To end a job before Spark, call job.stop()"
+        f"the connection to Spark is lost: {how}. Start the job again in a new session: it"
+        " continues from its last checkpoint, exactly once. To stop a job before Spark stops,"
+        " call job.stop()"
     )
 
 
@@ -268,4 +270,4 @@ def take_signals_from_jvm() -> None:
         handle(named("TERM"), _HandedOn())
     except (Py4JError, AttributeError, OSError) as error:
         # The JVM was started with -Xrs, or is gone. SIGTERM then ends it, and the job with it.
-        _log.info("the JVM keeps its own handlers of signals: %s", error)
+        _log.info("the signal handlers of the JVM could not be replaced: %s", error)

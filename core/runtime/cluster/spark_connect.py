@@ -69,7 +69,7 @@ class SparkConnectCluster:
         """
         del parallelism
         for setting, harm in (
-            ("spark.dynamicAllocation.enabled", "take slots away from a running job"),
+            ("spark.dynamicAllocation.enabled", "remove executors from a running job"),
             ("spark.speculation", "run a slot twice"),
         ):
             if self._setting(setting, "false").lower() == "true":
@@ -173,7 +173,7 @@ def _query_error(error: BaseException | None) -> OnceflowError:
 
 def _session_is_gone(how: str) -> SparkStopped:
     return SparkStopped(
-        f"Spark Connect is gone: {how.rstrip('.')}. Start the job again in a new session: it goes"
-        " on from its last checkpoint, exactly once. To end a job before its session, call"
-        " job.stop()"
+        f"the connection to Spark Connect is lost: {how.rstrip('.')}. Start the job again in a"
+        " new session: it continues from its last checkpoint, exactly once. To stop a job before"
+        " its session ends, call job.stop()"
     )

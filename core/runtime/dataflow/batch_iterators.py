@@ -140,7 +140,7 @@ class PandasFunction(BatchIteratorFunction):
         if not isinstance(made, self._frame):
             raise mistake(
                 self._uid,
-                f"map_pandas of operator {self._uid!r} yielded {type(made).__name__}, and it must"
+                f"map_pandas of operator {self._uid!r} yielded {type(made).__name__}, but it must"
                 " yield pandas.DataFrame",
             )
         labels = list(made.columns)
@@ -153,8 +153,8 @@ class PandasFunction(BatchIteratorFunction):
         if not fits:
             raise mistake(
                 self._uid,
-                f"map_pandas of operator {self._uid!r} yielded columns {labels}, and its schema"
-                f" says {names}",
+                f"map_pandas of operator {self._uid!r} yielded columns {labels}, but its schema"
+                f" has {names}",
             )
         arrays: list[pa.Array] = []
         for field in self._schema:
@@ -296,9 +296,8 @@ class BatchIteratorCalls:
             if not fed.ended:
                 raise mistake(
                     self._uid,
-                    f"the function of operator {self._uid!r} returned before it had taken every"
-                    " batch: rows would be lost, and how many would depend on when the next"
-                    " barrier comes; let it go on to the end of its iterator",
+                    f"the function of operator {self._uid!r} returned before it had read every"
+                    " batch, so rows would be lost. Make it read its iterator to the end",
                 )
         except _Left:
             raise

@@ -167,8 +167,8 @@ class CompiledProcessor(SnapshottedOperator):
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "operator %r runs a batch as Python, for its kernel does not know the result: %s;"
-                " the metric %s counts such batches",
+                "operator %r runs a batch as Python, because its kernel cannot compute the"
+                " result: %s; the metric %s counts such batches",
                 self.uid,
                 str(reason) or "integers leave 64 bits, or the function raises",
                 UNCOMPILED_BATCHES,
@@ -198,8 +198,8 @@ class CompiledProcessor(SnapshottedOperator):
         value = getattr(self._function, name)
         if kind_of_value(value) != kind:
             raise ConfigError(
-                f"operator {self.uid!r}: attribute {name} is {value!r} in a slot, and was compiled"
-                f" as {kind}: give it the same type in open() everywhere"
+                f"operator {self.uid!r}: attribute {name} is {value!r} in a slot, but was"
+                f" compiled as {kind}. Give it the same type in open() everywhere"
             )
         return value
 
@@ -231,8 +231,8 @@ class BatchKeys:
         state = self._states.get(column.descriptor.name)
         if state is None or state.descriptor != column.descriptor:
             raise ConfigError(
-                f"open() has asked for {column.descriptor} where the pipeline was built, and has"
-                " not in a slot: ask for the same states everywhere"
+                f"open() requested {column.descriptor} where the pipeline was built, but not in a"
+                " slot. Request the same states everywhere"
             )
         return state
 
@@ -328,8 +328,8 @@ class ColumnState(ValueState[Any]):
                 is_integer and kind_of_value(value) != INTEGER
             ):
                 raise BadStateValue(
-                    f"state {self.descriptor.name!r} of a compiled function holds {self._type}, and"
-                    f" is set to {value!r:.80}"
+                    f"state {self.descriptor.name!r} of a compiled function holds {self._type},"
+                    f" but is set to {value!r:.80}"
                 )
         self._values[self._current()] = value
 
@@ -340,8 +340,8 @@ class ColumnState(ValueState[Any]):
     def _current(self) -> int:
         if self._keys.current < 0:
             raise BadStateValue(
-                f"state {self.descriptor.name!r} is kept by key, and was used outside the"
-                " processing of a record, where no key is set"
+                f"state {self.descriptor.name!r} is kept by key, but was used where no key is"
+                " set. Use it only while a record is processed"
             )
         return self._keys.current
 
@@ -360,7 +360,7 @@ def _to_kernel(column: pa.Array, kind: Kind) -> Array:
         raise ArithmeticError("a column that the function reads holds nulls")
     if pa.types.is_timestamp(column.type):
         if rows_beyond_python(column):
-            raise ArithmeticError("a time is none that Python has")
+            raise ArithmeticError("a time is outside the years 1 to 9999 of Python")
         column = column.view(pa.int64())
     column = cast_rows(column, _ARROW_TYPES.get(kind, pa.int64()))
     values = column.to_numpy(zero_copy_only=False)

@@ -112,8 +112,8 @@ class BroadcastStates:
         if self._descriptors.get(descriptor.name) != descriptor:
             known = ", ".join(map(str, self._descriptors.values())) or "none"
             raise ConfigError(
-                f"operator {self._uid!r} asks for broadcast state {descriptor}, and broadcast()"
-                f" was given {known}: use one descriptor for both"
+                f"operator {self._uid!r} uses broadcast state {descriptor}, but broadcast() was"
+                f" given {known}: use one descriptor for both"
             )
         return self._states[descriptor.name]
 
@@ -159,8 +159,8 @@ class KeyedContext(KeyedStates):
         """Return a state that was named in `broadcast(descriptor)`."""
         if self._broadcast is None:
             raise ConfigError(
-                f"broadcast state {descriptor.name!r} is asked for by a function that is connected"
-                " with no broadcast stream"
+                f"a function uses broadcast state {descriptor.name!r}, but is connected with no"
+                " broadcast stream"
             )
         return self._broadcast.find_state(descriptor)
 
@@ -252,8 +252,8 @@ class UnkeyedContext:
 
     def _refuse(self, asked: str) -> NoReturn:
         raise ConfigError(
-            f"operator {self._uid!r} asks for {asked}() and its stream has no keys: put"
-            " .key_by(…) before it"
+            f"operator {self._uid!r} uses {asked}(), but its stream has no keys: put .key_by(…)"
+            " before it"
         )
 
 

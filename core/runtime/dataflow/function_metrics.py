@@ -66,7 +66,7 @@ class RunningHistogram:
     def observe(self, value: float) -> None:
         """Count `value` in its bucket."""
         if math.isnan(value):
-            raise ValueError("a histogram cannot count NaN: it is in no bucket")
+            raise ValueError("a histogram cannot count NaN, which belongs to no bucket")
         self._counts[bisect_left(self.bounds, value)] += 1
         self._total += value
 
@@ -104,8 +104,8 @@ class FunctionMetrics:
         histogram = self._open(name, RunningHistogram, lambda: RunningHistogram(bounds))
         if histogram.bounds != bounds:
             raise ConfigError(
-                f"operator {self._uid!r} asks for histogram {name!r} with buckets {bounds} and"
-                f" {histogram.bounds}; give each a name of its own"
+                f"operator {self._uid!r} creates histogram {name!r} with buckets {bounds} and"
+                f" {histogram.bounds}; give each histogram its own name"
             )
         return histogram
 
@@ -119,15 +119,16 @@ class FunctionMetrics:
         if known is None:
             if len(self._metrics) >= METRICS_MAX:
                 raise ConfigError(
-                    f"operator {self._uid!r} asks for metric {name!r}, and has {METRICS_MAX}, which"
-                    " is the limit: a name may not follow from a record"
+                    f"operator {self._uid!r} creates metric {name!r}, but already has"
+                    f" {METRICS_MAX} metrics, the limit. Do not make the names of metrics from"
+                    " records"
                 )
             made = make()
             self._metrics[name] = made
             return made
         if not isinstance(known, kind):
             raise ConfigError(
-                f"operator {self._uid!r} asks for metric {name!r} as a {known.kind} and as a"
-                f" {kind.kind}; give each a name of its own"
+                f"operator {self._uid!r} creates metric {name!r} as a {known.kind} and as a"
+                f" {kind.kind}; give each metric its own name"
             )
         return known

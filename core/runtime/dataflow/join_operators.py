@@ -90,8 +90,8 @@ class JoinOperator(SnapshottedOperator):
         user_functions.call_user(uid, join.function.open, context)
         if context.registered is not None:
             raise ConfigError(
-                f"{type(join.function).__name__} of join {uid!r} asks for timers, and a function of"
-                " pairs has none: put a .process(…) behind the join, or use connect()"
+                f"{type(join.function).__name__} of join {uid!r} uses timers, but a function of"
+                " pairs has none. Put a .process(…) after the join, or use connect()"
             )
         self._cleaned_a_record = context.cleaned_a_record
         self.dropped = store.finish_open() + states.finish_open()

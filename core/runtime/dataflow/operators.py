@@ -115,13 +115,14 @@ class RunningOperator(ABC):
         schema = self.side_schemas.get(feed.tag)
         if schema is None:
             raise ConfigError(
-                f"side output {feed.tag!r} of operator {self.uid!r} is used, and the operator has"
-                " none of that name: its function asks for it in open(), by side_output(tag)"
+                f"side output {feed.tag!r} of operator {self.uid!r} is used, but the operator has"
+                " no side output of that name. Its function must create it in open(), with"
+                " side_output(tag)"
             )
         if schema != feed.schema:
             raise ConfigError(
                 f"side output {feed.tag!r} of operator {self.uid!r} is used with columns"
-                f" {feed.schema}, and its function emits {schema}: use one OutputTag for both"
+                f" {feed.schema}, but its function emits {schema}: use one OutputTag for both"
             )
         return self._aside.setdefault(feed.tag, [])
 

@@ -142,7 +142,7 @@ class KeyGroupPartitioner(Partitioner):
             if column.null_count:
                 first = column.is_null().index(True).as_py()
                 raise BadRecord(
-                    f"key_by({name!r}): a record has no {name} (null), so it belongs to no key:"
+                    f"key_by({name!r}): a record has {name} = null, so it belongs to no key:"
                     f" {str(rows.slice(first, 1).to_pylist()[0])[:300]}; drop such records with"
                     f" .filter(lambda r: r[{name!r}] is not None) before key_by"
                 )

@@ -125,8 +125,9 @@ class ResultRows:
                 return result_error(self._uid, problem, name, values)
         unknown = [name for name in values if name not in names]
         problem = (
-            f"a record with {', '.join(map(repr, unknown))}, and its schema has the columns"
-            f" {', '.join(names)} alone: declare the schema of what it returns, or leave that out"
+            f"a record with {', '.join(map(repr, unknown))}, but its schema has only the columns"
+            f" {', '.join(names)}: declare the schema of the returned records, or omit these"
+            " columns"
         )
         return result_error(self._uid, problem, str(unknown), values)
 

@@ -201,9 +201,9 @@ class SinkOperator(RunningOperator):
             if named != own:
                 raise ConfigError(
                     f"sink {self.uid!r}: pre_commit of {type(self._writer).__name__} returned"
-                    f" transaction {named}, and what this subtask pre-commits is named {own}. Take"
-                    " each name from WriterContext.transaction or TransactionNamer; nothing of"
-                    " this checkpoint is committed"
+                    f" transaction {named}, but a transaction of this subtask must be named"
+                    f" {own}. Take each name from WriterContext.transaction or TransactionNamer."
+                    " Nothing of this checkpoint is committed"
                 )
 
     def on_aborted(self, checkpoint: CheckpointId) -> None:
@@ -223,7 +223,7 @@ class SinkOperator(RunningOperator):
             # Log at 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
             if len(str(before)) < len(str(self.rejected)) or not before:
                 _logger.warning(
-                    "sink %s leaves out bad rows (%s), %d so far; one of them: %s",
+                    "sink %s has dropped bad rows (%s), %d so far; one of them: %s",
                     self.uid,
                     self._on_bad_row.value,
                     self.rejected,

@@ -22,8 +22,8 @@ from onceflow.core.spi.refusals import is_data_at_fault, may_pass
 
 _TRACE_LENGTH_MAX = 4000
 _ADVICE = (
-    "No row is lost: all rows since the last checkpoint are read again. If this comes again, change"
-    " the rows before the sink, the sink, or its target, and start the job again"
+    "No row is lost: all rows since the last checkpoint will be read again. If the error"
+    " repeats, change the rows before the sink, the sink, or its target, and start the job again"
 )
 
 

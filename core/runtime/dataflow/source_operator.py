@@ -129,9 +129,10 @@ class SourceOperator(RunningOperator):
         splits = self.reader.snapshot()
         if len(splits) != 1:
             raise ConfigError(
-                f"source {self.uid!r} has watermarks, which are kept for each split, and a"
-                f" {type(self.reader).__name__} with {len(splits)} splits does not tell whose its"
-                " rows are: implement SourceReader.rows_by_split, or read it without watermarks="
+                f"source {self.uid!r} has watermarks, which are kept for each split, but"
+                f" {type(self.reader).__name__} with {len(splits)} splits does not return the"
+                " split of each row. Implement SourceReader.rows_by_split, or read the source"
+                " without watermarks="
             )
         return splits[0].id
 

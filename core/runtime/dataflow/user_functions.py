@@ -215,17 +215,17 @@ def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
     if not isinstance(made, pa.RecordBatch):
         raise mistake(
             uid,
-            f"the function of operator {uid!r} returned {type(made).__name__}, and it must return a"
-            " pyarrow.RecordBatch; a function that takes an iterator of batches, as Spark's"
-            " mapInArrow does, is known by its `yield`, or by annotations:"
-            " (batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]",
+            f"the function of operator {uid!r} returned {type(made).__name__}, but it must return"
+            " a pyarrow.RecordBatch. A function that takes an iterator of batches, like one for"
+            " Spark's mapInArrow, is recognized by its `yield`, or by the annotations (batches:"
+            " Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]",
         )
     names = made.schema.names
     if names != schema.names:
         if sorted(names) != sorted(schema.names):
             raise mistake(
                 uid,
-                f"the function of operator {uid!r} returned {names}, and its schema says"
+                f"the function of operator {uid!r} returned {names}, but its schema has"
                 f" {schema.names}; pass schema=… if the columns change",
             )
         made = made.select(schema.names)

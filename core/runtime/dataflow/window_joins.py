@@ -66,7 +66,7 @@ PARTS_ON_DISK = 16
 """The number of parts in which due windows are emitted if not all rows are in memory."""
 _NUMBER_BITS_MIN = 14
 """The bits of the row index in windows that begin every millisecond: 16,384 rows per key."""
-_LATE_WHY = "all their windows are over"
+_LATE_WHY = "all their windows have closed"
 _NOT_ALONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 _Keys: TypeAlias = tuple[key_columns.KeyColumn, ...]
 
@@ -137,8 +137,8 @@ class WindowJoinOperator(SnapshottedOperator):
         call_user(self.uid, function.open, context)
         if context.registered is not None:
             raise ConfigError(
-                f"{type(function).__name__} of {self.uid!r} asks for timers, and a function of"
-                " windows has none: put a .process(…) behind the windows, or use connect()"
+                f"{type(function).__name__} of {self.uid!r} uses timers, but a function of"
+                " windows has none. Put a .process(…) after the windows, or use connect()"
             )
         self._cleaned_a_record = context.cleaned_a_record
         self.dropped = self.store.finish_open() + self._states.finish_open()

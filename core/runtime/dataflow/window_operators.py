@@ -129,8 +129,8 @@ class WindowOperator(KeyedOperator):
         # Log at 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
         if len(str(before)) < len(str(self.rejected)) or not before:
             _log.warning(
-                "operator %s leaves out late records, %d so far: event time is at %d ms, and all"
-                " their windows are over; one of them: %s",
+                "operator %s has dropped late records, %d so far: event time is at %d ms, and"
+                " all their windows have closed; one of them: %s",
                 self.uid,
                 self.rejected,
                 self._watermark,

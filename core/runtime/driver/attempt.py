@@ -144,12 +144,12 @@ class Attempt:
         self._appender.end(lambda: None, self._plan.settings.cancel_timeout_s)
         self._savepoint_writer.end(lambda: None, self._plan.settings.cancel_timeout_s)
         for uid in self._global_commits.close(self._plan.settings.cancel_timeout_s):
-            _log.warning("attempt %d is over and waits for %s", self._plan.attempt, uid)
+            _log.warning("attempt %d has ended and still waits for %s", self._plan.attempt, uid)
         if not self._background.end(
             self._context.recovery.close, self._plan.settings.cancel_timeout_s
         ):
             step = self._context.recovery.step.text
-            _log.warning("attempt %d is over and waits for %s", self._plan.attempt, step)
+            _log.warning("attempt %d has ended and still waits for %s", self._plan.attempt, step)
 
     def _recover(self) -> tuple[job_events.RecoveredSink, ...]:
         """Open and recover the sinks while the slots start.

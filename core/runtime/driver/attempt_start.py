@@ -209,7 +209,9 @@ class AttemptStarter:
         if not slots.join(self._plan.settings.cancel_timeout_s):
             slots.kill()
             if not slots.join(self._plan.settings.cancel_timeout_s):
-                _log.error("the slots of job %s did not end, though killed", self._plan.name)
+                _log.error(
+                    "the slots of job %s did not end although they were killed", self._plan.name
+                )
 
     def _drain(self, unanswered: Sequence[Request]) -> None:
         """Drop the ended attempt's events; keep the user's unanswered requests in the queue."""

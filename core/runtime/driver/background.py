@@ -139,7 +139,7 @@ class CheckpointsCleaner:
             work()
         except Exception:
             _log.exception(
-                "cleaning up after job %s; tried again at its next checkpoint",
+                "cleaning up after job %s failed; it is tried again at the next checkpoint",
                 self._context.plan.job,
             )
             return False

@@ -219,6 +219,6 @@ class JobDriver:
         Otherwise Flight's threads would call into the ended interpreter and abort the process.
         Flight waits for the slots at the interpreter's end.
         """
-        _log.warning("the process ends, and job %s with it: it is cancelled", self._plan.name)
+        _log.warning("the process ends, so job %s is cancelled", self._plan.name)
         self.leave()
         self._ended.wait(3 * self._plan.settings.cancel_timeout_s)

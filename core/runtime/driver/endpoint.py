@@ -101,8 +101,8 @@ class EndpointServer:
         except Exception as error:
             if not self._closed:
                 _log.warning(
-                    "job %s cannot be asked by `onceflow status` and the like: %s: %s"
-                    " (endpoint.host=%s, endpoint.port=%d); it runs all the same",
+                    "commands such as `onceflow status` cannot reach job %s: %s: %s"
+                    " (endpoint.host=%s, endpoint.port=%d); the job runs on",
                     self._job.name,
                     type(error).__name__,
                     error,

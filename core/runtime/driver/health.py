@@ -91,7 +91,7 @@ class JobHealth:
     def _find_sickness(self, now_s: float) -> str:
         due_s, progress_s = self._due_s, self._progress_s
         if due_s is not None and now_s > due_s:
-            return f"the driver's loop stands still: its turn is {now_s - due_s:.0f} s overdue"
+            return f"the driver's loop hangs: its next turn is {now_s - due_s:.0f} s overdue"
         if self._checkpoint_limit_s is None or progress_s is None:
             return ""
         since_s = now_s - progress_s

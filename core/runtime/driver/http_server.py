@@ -119,7 +119,7 @@ class _Unreadable(Exception):
 class _Stage(Enum):
     """The state of one connection."""
 
-    UNREAD = "its request is not yet whole"
+    UNREAD = "its request is not complete yet"
     ASKED = "its request has no token, and is being answered"
     TRUSTED = "its request has the token, and is being answered"
     ANSWERED = "it has its answer"
@@ -312,12 +312,12 @@ class HttpServer:
             opening = self._open_streams(connection)
             reader, writer = await asyncio.wait_for(opening, REQUEST_TIMEOUT_S)
         except (OSError, asyncio.TimeoutError) as error:
-            _log.debug("a client has not come through: %s", error)
+            _log.debug("a connection could not be set up: %s", error)
             return
         try:
             await self._exchange(_Client(reader, writer), guest, deadline - self._loop.time())
         except (OSError, EOFError, asyncio.TimeoutError) as error:
-            _log.debug("a client has gone: %s", error)
+            _log.debug("a client has closed its connection: %s", error)
         finally:
             # Abort: an orderly close would wait for the client.
             writer.transport.abort()
@@ -327,7 +327,7 @@ class HttpServer:
         try:
             asked = await asyncio.wait_for(self._read(client), left_s)
         except asyncio.TimeoutError:
-            late = f"the request was not whole within {REQUEST_TIMEOUT_S:.0f} s"
+            late = f"the request was not complete within {REQUEST_TIMEOUT_S:.0f} s"
             asked = self._application.explain(HTTPStatus.REQUEST_TIMEOUT, late)
         except _Unreadable as error:
             asked = self._application.explain(error.status, str(error))

@@ -209,10 +209,10 @@ class JobApi:
             return None
         meant = head.headers.get(INSTANCE_HEADER.lower(), self._instance)
         if meant != self._instance:
-            another = "another driver answers here now"
+            another = "another driver uses this address now"
             return self.explain(HTTPStatus.MISDIRECTED_REQUEST, another)
         if not has_token(head, self._token):
-            what_is_missing = "show the token: Authorization: Bearer …"
+            what_is_missing = "send the token: Authorization: Bearer …"
             return self.explain(HTTPStatus.UNAUTHORIZED, what_is_missing)
         return None
 
@@ -285,7 +285,7 @@ class JobApi:
             known = ", ".join((*reads, *asks))
             raise _Refused(HTTPStatus.NOT_FOUND, f"unknown path {path}; see {known}")
         if request.method != ("GET" if name in reads else "POST"):
-            not_taken = f"{path} does not take {request.method}"
+            not_taken = f"{path} does not support {request.method}"
             raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, not_taken)
         if read := reads.get(name):
             return self._respond(HTTPStatus.OK, read())
@@ -375,7 +375,10 @@ class JobApi:
                 HTTPStatus.BAD_REQUEST, f"unknown parameter {unknown[0]}=: give uid=, state=, key="
             )
         if len(asked.get("uid", ())) != 1 or not asked.get("key"):
-            raise _Refused(HTTPStatus.BAD_REQUEST, "say uid= and key=, the key once a column")
+            raise _Refused(
+                HTTPStatus.BAD_REQUEST,
+                "give uid= and key=, with one key= for each column of the key",
+            )
         state = asked["state"][0] if "state" in asked else None
         return self._job.look_up(asked["uid"][0], state, parse_keys(asked["key"]))
 
@@ -465,7 +468,7 @@ def _number_in(query: str, name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 18:
-        raise _Refused(HTTPStatus.BAD_REQUEST, f"{name}={text[:40]!r} is not a number from 0 on")
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"{name}={text[:40]!r} must be a number, 0 or more")
     return int(text)
 
 
@@ -492,8 +495,9 @@ def _check_deadline(request: Request) -> None:
     if late_s > 0:
         raise _Refused(
             HTTPStatus.GONE,
-            f"nothing was done: the driver read the request {late_s:.1f} s after its deadline. It"
-            " did not run for that long, or its clock is not the client's. Ask again",
+            f"nothing was done: the driver read the request {late_s:.1f} s after its deadline."
+            " Either the driver did not run for that long, or its clock differs from the"
+            " client's. Send the request again",
         )
 
 

@@ -78,9 +78,9 @@ def _check_restore(plan: JobPlan, storage: JobStorage, view: LogView) -> None:
 
 def _describe(view: LogView) -> str:
     if not view.decided:
-        return "no checkpoint yet: the job would begin anew"
+        return "there is no checkpoint yet: the job would start as a new job"
     last = view.completed[-1]
-    return f"the job would go on from checkpoint {last.checkpoint}"
+    return f"the job would continue from checkpoint {last.checkpoint}"
 
 
 def _ask(area: Area, question: Callable[[], None], good: str) -> Finding:

@@ -84,7 +84,7 @@ class LogOwner:
         try:
             self._storage.sweep(view, log.attempt)
         except StorageError as error:
-            _log.warning("files of dead attempts stay until the next checkpoint: %s", error)
+            _log.warning("files of ended attempts are kept until the next checkpoint: %s", error)
 
     def claim(self) -> ClaimedLog:
         """Claim the log for the next attempt.

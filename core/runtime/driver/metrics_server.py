@@ -84,7 +84,7 @@ class MetricsApi:
             known = f"unknown path {path[:100]}; see {', '.join(KNOWN_PATHS)}"
             return self.explain(HTTPStatus.NOT_FOUND, known)
         if head.method != "GET":
-            refused = self.explain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is taken here")
+            refused = self.explain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported")
             return Response(refused.status, refused.body, {**refused.headers, "Allow": "GET"})
         return None
 
@@ -179,8 +179,8 @@ class ShownMetrics:
         except OSError as error:
             host, port = self._address
             _log.warning(
-                "metrics.prometheus.bind: nothing can be shown at %s:%d: %s; job %s runs all the"
-                " same, and its endpoint has /metrics, too",
+                "metrics.prometheus.bind: no metrics can be served at %s:%d: %s; job %s runs on,"
+                " and its endpoint serves /metrics, too",
                 host,
                 port,
                 error,

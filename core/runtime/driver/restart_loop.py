@@ -102,7 +102,7 @@ class RestartLoop:
             log = self._owner.claim()
             delete_checkpoints(log, self._owner.open_recovery(log), self._context.storage)
         except Exception as error:  # the job is cancelled all the same, and can go on
-            text = f"its checkpoints are kept: {text_of(error)}"
+            text = f"its checkpoints were not deleted: {text_of(error)}"
             _log.warning("job %s is cancelled; %s", self._plan.name, text)
             return JobEnded(JobState.CANCELLED, text)
         return JobEnded(JobState.CANCELLED)

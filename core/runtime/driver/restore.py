@@ -54,8 +54,8 @@ def check_max_parallelism(restored: CompletedCheckpoint, max_parallelism: int) -
     if restored.max_parallelism != max_parallelism:
         raise StateIncompatible(
             f"checkpoint {restored.checkpoint} was taken with max_parallelism"
-            f" {restored.max_parallelism}, and the pipeline asks for {max_parallelism}: keys would"
-            f" change owners; set max_parallelism={restored.max_parallelism}"
+            f" {restored.max_parallelism}, but the pipeline sets {max_parallelism}. Keys would"
+            f" change owners: set max_parallelism={restored.max_parallelism}"
         )
 
 
@@ -102,10 +102,10 @@ def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
     lost = sorted({chain for chain, _ in inputs - _find_keyed_inputs(graph)})
     if lost:
         raise StateIncompatible(
-            f"checkpoint {restored.checkpoint} holds rows that were on their way into"
-            f" {', '.join(lost)}, and the pipeline sends no rows there: start it as it was, stop it"
-            " (which leaves no rows in flight), and change it then; or, knowing that these rows are"
-            f" lost, set Checkpointing(ignore_in_flight_of={restored.checkpoint})"
+            f"checkpoint {restored.checkpoint} holds rows in flight to {', '.join(lost)}, but the"
+            " pipeline no longer sends rows there. Start the unchanged pipeline, stop it (which"
+            " leaves no rows in flight), and then change it. Or, if these rows may be lost, set"
+            f" Checkpointing(ignore_in_flight_of={restored.checkpoint})"
         )
 
 
@@ -137,10 +137,11 @@ def check_operators(graph: Graph, restored: CompletedCheckpoint) -> None:
     if left:
         known = ", ".join(sorted(operator.uid for operator in graph.operators))
         raise StateIncompatible(
-            f"checkpoint {restored.checkpoint} holds state of {', '.join(left)}, and the pipeline"
-            f" has no operator that takes it (it has {known}): give it its old uid; or, when its"
-            " state is not wanted any more, start with Pipeline(…, allow_non_restored_state=True),"
-            f" which deletes the state of {', '.join(left)} and keeps the rest"
+            f"checkpoint {restored.checkpoint} holds state of {', '.join(left)}, but no operator"
+            f" of the pipeline takes it (the pipeline has {known}). Give the operator its old"
+            " uid. Or, if this state is no longer needed, start with Pipeline(…,"
+            f" allow_non_restored_state=True), which deletes the state of {', '.join(left)} and"
+            " keeps all other state"
         )
 
 
@@ -165,9 +166,9 @@ def check_settings(graph: Graph, restored: CompletedCheckpoint) -> None:
         what = "; ".join(f"{uid!r}: {', '.join(changes)}" for uid, changes in changed.items())
         raise StateIncompatible(
             f"checkpoint {restored.checkpoint} holds state that the pipeline would misread:"
-            f" operator {what}. Start the pipeline with the old settings; or, when this state is"
-            " not wanted any more, start with Pipeline(…, allow_non_restored_state=True), which"
-            " drops it and keeps the rest"
+            f" operator {what}. Start the pipeline with the old settings. Or, if this state is no"
+            " longer needed, start with Pipeline(…, allow_non_restored_state=True), which"
+            " deletes it and keeps all other state"
         )
 
 
@@ -193,14 +194,14 @@ def _describe_left_sinks(left: Sequence[str], mine: Sequence[str], view: LogView
             f" first {lost[0].transaction}"
         )
     else:
-        what = f"the job has written under sink id {names}, where something may be in doubt"
+        what = f"the job has written under sink id {names}, where transactions may be in doubt"
     return (
-        f"{what}, and no sink of the pipeline has it (there are"
-        f" {', '.join(map(repr, mine)) or 'none'}): what is decided would never be committed, and"
-        " the rest stay prepared. If the sink was renamed, give it its old id:"
-        f" write(…, sink_id={left[0]!r}). If it is not wanted any more, have its transactions"
-        " committed or aborted at the start:"
-        f" Pipeline(…, retired_sinks={{{left[0]!r}: <the sink as it was>}})"
+        f"{what}, but no sink of the pipeline has this id (the pipeline has"
+        f" {', '.join(map(repr, mine)) or 'none'}). Its decided transactions would never be"
+        " committed, and the others would stay prepared. If the sink was renamed, give it its"
+        f" old id: write(…, sink_id={left[0]!r}). If the sink is no longer needed, let the start"
+        f" commit or abort its transactions: Pipeline(…, retired_sinks={{{left[0]!r}: <the sink as"
+        " it was>})"
     )
 
 
@@ -215,20 +216,21 @@ def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
         shared = sorted(mine & view.sinks)
         if shared:
             raise ConfigError(
-                f"job {job!r} is new, and sink id {shared[0]!r} is in use by job {name!r} in the"
-                " same checkpoint storage: two jobs under one sink id would commit and abort each"
-                " other's rows. If it is the same job under a new name, start it as"
-                f" Pipeline(name={name!r}), or rename its directory {name!r} in the storage to"
-                f" {job!r} first. Else give this one its own: write(…, sink_id=…)"
+                f"job {job!r} is new, but job {name!r} in the same checkpoint storage already"
+                f" uses sink id {shared[0]!r}. Two jobs with one sink id would commit and abort"
+                " each other's rows. If this is the same job under a new name, start it as"
+                f" Pipeline(name={name!r}), or first rename its directory {name!r} in the storage"
+                f" to {job!r}. Otherwise give this job its own sink id: write(…, sink_id=…)"
             )
         last = view.completed[-1] if view.decided else None
         stateful = {o.uid for s in last.snapshots for o in s.operators} if last else set[str]()
         # Only a warning: two pipelines built by one function have the same uids and are two jobs.
         if stateful and stateful <= uids:
             _log.warning(
-                "job %r is new, and job %r in the same checkpoint storage has its operators; a job"
-                " is found again by its name: under a new one it begins anew, and what the old one"
-                " left in doubt stays so until it is started again",
+                "job %r is new, and job %r in the same checkpoint storage has the same"
+                " operators. A job is identified by its name: a renamed job starts as a new job,"
+                " and transactions that the old job left in doubt stay in doubt until the old"
+                " job is started again",
                 job,
                 name,
             )

@@ -60,7 +60,7 @@ class RunRecorder:
             ended = run
             self._writer.submit(lambda: self._write(ended))
             if not self._writer.finish(END_TIMEOUT_S):
-                _log.warning("how the job has ended is not in %s yet", self.storage)
+                _log.warning("the end of the job is not recorded in %s yet", self.storage)
         self._writer.end(lambda: None, 0)
 
     def _write(self, run: LastRun) -> None:
@@ -70,4 +70,4 @@ class RunRecorder:
             else:
                 self.storage.last_run.begin(run)
         except OnceflowError as error:
-            _log.warning("how the job runs is not written into %s: %s", self.storage, error)
+            _log.warning("the state of the job cannot be written into %s: %s", self.storage, error)

@@ -35,10 +35,10 @@ from onceflow.core.storage.retained_checkpoints import check_not_claimed, restor
 _log = logging.getLogger("onceflow.runtime.driver")
 
 _GOES_ON = (
-    "job %s has begun from %s before, and goes on from its log, whose last checkpoint is %d; it"
-    " does not go back to the savepoint. Leave from_savepoint out. To begin from it once more, stop"
-    " the job, put every target back to what it was when the savepoint was taken, rows and"
-    " onceflow's own tables together, and start with from_savepoint and allow_rewind=True"
+    "job %s was already started from %s, so it continues from its log, whose last checkpoint is"
+    " %d, and does not go back to the savepoint. Omit from_savepoint. To start from it once"
+    " more, stop the job, restore every target to its state at the savepoint, its rows together"
+    " with onceflow's own tables, and start with from_savepoint and allow_rewind=True"
 )
 
 
@@ -212,7 +212,9 @@ class SavepointRestore:
             try:
                 self._directory.dispose()
             except StorageError as error:
-                _log.warning("the claimed savepoint is not needed any more, and stays: %s", error)
+                _log.warning(
+                    "the claimed savepoint is no longer needed, but could not be deleted: %s", error
+                )
 
     def _check(self, savepoint: Savepoint, view: LogView) -> None:
         check_form(savepoint, self._native_form)

@@ -117,7 +117,7 @@ class Savepoints:
             asked = self._asked[request.id]
             if asked.under_way or asked.done.done():
                 return
-            self._fail(asked, f"no attempt has begun it within {self._wait_s:g} s; ask again")
+            self._fail(asked, f"no attempt started it within {self._wait_s:g} s; request it again")
         _dispose(asked)
 
     def write(self, decision: WriteSavepoint, log: ClaimedLog) -> int:
@@ -212,7 +212,9 @@ class Savepoints:
                 self._copy_staged(asked, written.completed, written.memory)
             except OnceflowError as error:
                 location = asked.directory
-                _log.warning("savepoint %s lacks proofs of its last commits: %s", location, error)
+                _log.warning(
+                    "savepoint %s does not contain proofs of its last commits: %s", location, error
+                )
 
     def _copy_staged(
         self, asked: AskedSavepoint, taken: CompletedCheckpoint, memory: LogMemory
@@ -243,7 +245,7 @@ def _dispose(asked: AskedSavepoint) -> None:
     try:
         asked.directory.dispose()
     except StorageError as error:
-        _log.warning("parts of a savepoint that failed stay: %s", error)
+        _log.warning("files of a failed savepoint could not be deleted: %s", error)
 
 
 def text_of(error: BaseException) -> str:

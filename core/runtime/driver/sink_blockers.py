@@ -90,7 +90,11 @@ class BlockerMonitor:
         asked.blockers = blockers
         self._publish(SinkBlocked(uid, blockers))
         if blockers:
-            _log.warning("an ack of sink %s is overdue: it waits for %s", uid, "; ".join(blockers))
+            _log.warning(
+                "sink %s is late with its answer to a checkpoint: it waits for %s",
+                uid,
+                "; ".join(blockers),
+            )
 
     def _answer(self, uid: str, list_blockers: Callable[[], tuple[str, ...]]) -> None:
         self._tell(BlockersListed(self._attempt, uid, list_blockers()))
@@ -100,5 +104,5 @@ def _list_blockers(sink: Sink, context: CommitterContext) -> tuple[str, ...]:
     try:
         return tuple(sink.list_blockers(context))
     except Exception as error:
-        _log.info("sink %s does not say whom its writers wait for: %s", context.uid, error)
+        _log.info("the sessions that block sink %s cannot be listed: %s", context.uid, error)
         return ()

@@ -62,7 +62,7 @@ def _describe_refusal(step: Step, ended: StepEnd) -> str:
             return loop.describe_refusal(commit, ended)
         case AbortOne(committable):
             return (
-                f"the rollback of {step}, of an older attempt: {ended.reason}."
+                f"the rollback of {step} of an older attempt failed: {ended.reason}."
                 f" {advise(committable.transaction)}"
             )
 
@@ -298,10 +298,11 @@ class SinkRecovery:
         )
         if plan.ahead:
             raise errors.StorageBehind(
-                f"{plan.ahead}: the log in {self._log_location} is an older copy, the job has gone"
-                " on in other storage, or another job writes under this sink id. Nothing was"
-                " written. Start the job in the storage in which it ran last. If that is gone for"
-                " good, see 'Storage that is behind its target' in docs/operations.md"
+                f"{plan.ahead}. Either the log in {self._log_location} is an older copy, or the"
+                " job has run in other storage since, or another job writes under this sink id."
+                " Nothing was written. Start the job in the storage in which it ran last. If"
+                " that storage is gone for good, see 'Storage that is behind its target' in"
+                " docs/operations.md"
             )
         if plan.behind:
             raise errors.PreparedTransactionLost(
@@ -363,14 +364,15 @@ class SinkRecovery:
             first = plan.refuse[0].transaction
             raise errors.DecisionForgotten(
                 f"{len(plan.refuse)} transactions are in doubt, the first {first}, of attempts"
-                " that the decision log no longer remembers: the target is an old copy of itself,"
-                f" or of another job. `onceflow txn show {first}` tells more; nothing is rolled"
-                " back or committed before a person has settled them by `onceflow txn … --force`"
+                " that the decision log no longer remembers. Either the target was set back to"
+                " an older copy, or the transactions belong to another job. `onceflow txn show"
+                f" {first}` prints the details. None is committed or rolled back until a person"
+                " decides it with `onceflow txn … --force`"
             )
         if plan.returned:
             _log.warning(
-                "sink %s: %d transactions that were committed are in doubt again, the first %s: the"
-                " target has gone back to an older copy; they are committed again",
+                "sink %s: %d committed transactions are in doubt again, the first %s: the target"
+                " was set back to an older copy; they are committed again",
                 sink_id,
                 len(plan.returned),
                 plan.returned[0].transaction,
@@ -414,26 +416,26 @@ class SinkRecovery:
                     f"{step} of an older attempt could not be rolled back: {failed.outcome}"
                 )
             return errors.CommitFailed(
-                f"{step} is not decided by the log in {self._log_location}, and its rows"
-                " are in the target: the log is an older copy, the job has gone on in other"
-                " storage, or somebody has committed it by hand. A start would write them"
-                " again, so nothing was written. See 'Storage that is behind its target' in"
-                " docs/operations.md"
+                f"{step} is not decided by the log in {self._log_location}, and its rows are in"
+                " the target. Either the log is an older copy, or the job has run in other"
+                " storage since, or a person has committed the transaction. A start would write"
+                " its rows a second time, so nothing was written. See 'Storage that is behind"
+                " its target' in docs/operations.md"
             )
         advice = ""
         match failed.outcome:
             case committables.Lost(reason):
                 text = f"{step}: {reason}"
                 advice = (
-                    ": see 'Another target' there if the sink writes to another one than before,"
-                    " and 'After a loss' if not"
+                    ": see 'Another target' there if the sink now writes to another target, and"
+                    " 'After a loss' if not"
                 )
             case committables.Unknown(reason):
                 text = f"{step}: {reason}"
             case committables.RetryLater(reason):
-                text = f"{step} is decided and could not be committed: {reason}"
+                text = f"{step} is decided, but could not be committed: {reason}"
             case outcome:
-                text = f"{step} is decided and could not be committed: {outcome}"
+                text = f"{step} is decided, but could not be committed: {outcome}"
         transaction = to_committables(step)[0].transaction
         return loop.error_class(failed)(f"{text}. {advise(transaction)}{advice}")
 

@@ -74,7 +74,7 @@ class LagMonitor:
                 complains = True
             except Exception as error:
                 if complains:
-                    _log.warning("source %s does not say how far it goes: %s", uid, error)
+                    _log.warning("the lag of source %s is unknown: %s", uid, error)
                 complains = False
             if not self._closed.is_set():
                 self._publish(LagMeasured(uid, offsets))

@@ -174,7 +174,7 @@ class SplitDiscovery:
         self._sources[uid].asking = False
         for slot, offer in offers.items():
             names = ", ".join(split.id for split in offer.splits)
-            _log.info("source %s: subtask %d is to read %s, too", uid, slot, names)
+            _log.info("source %s: subtask %d now also reads %s", uid, slot, names)
 
     def _answer(self, uid: str, source: Source, known: Sequence[splits.Split]) -> None:
         self._tell(_answer_of(self._attempt, uid, source, known))
@@ -189,7 +189,7 @@ def _answer_of(
     except Exception as error:
         if isinstance(error, SourceError) and error.retry == "never":
             return DiscoveryAnswered(attempt, uid, error=error)
-        _log.warning("source %s cannot be asked for new splits at the moment: %s", uid, error)
+        _log.warning("source %s cannot list new splits at the moment: %s", uid, error)
         return DiscoveryAnswered(attempt, uid)
     # A running reader cannot change its position, so another position for a known split needs a
     # new attempt.
@@ -198,9 +198,10 @@ def _answer_of(
             attempt,
             uid,
             error=SourceError(
-                f"source {uid} cannot be read on from where it stood: {'; '.join(moved)}. The next"
-                " attempt goes on from where the source says now. If no warning of the source says"
-                " why, its discover() must return known splits as they are"
+                f"source {uid} cannot continue from its last positions: {'; '.join(moved)}. The"
+                " next attempt continues from the positions that the source gives now. If the"
+                " source logged no warning about it, its discover() must return known splits"
+                " unchanged"
             ),
         )
     taken = {split.id for split in known}

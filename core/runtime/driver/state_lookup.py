@@ -133,7 +133,7 @@ def _state_of(
     parts = stored.completed.operator(uid)
     if not parts:
         uids = {o.uid for s in stored.completed.snapshots for o in s.operators}
-        raise ConfigError(f"{stored} holds no operator {uid!r}: {nearest(uid, uids)}")
+        raise ConfigError(f"{stored} contains no operator {uid!r}: {nearest(uid, uids)}")
     pieces = list_pieces(parts, stored.completed.max_parallelism)
     metas = read_metas_by_name(pieces, stored.reader)
     if state is None and len(metas) == 1:
@@ -176,8 +176,9 @@ def _check_size(pieces: Sequence[StatePiece], uid: str, meta: StateMeta) -> None
     size_bytes = sum(handle.size_bytes for piece in pieces for handle in piece.handles)
     if size_bytes > LOOKUP_BYTES_MAX:
         raise ConfigError(
-            f"{size_bytes} bytes of {uid!r} hold the key's group, and a look-up reads at most"
-            f" {LOOKUP_BYTES_MAX}: read state {meta.name!r} by spark.read.format('onceflow-state')"
+            f"{size_bytes} bytes of {uid!r} hold the key's group, but a look-up reads at most"
+            f" {LOOKUP_BYTES_MAX}: read state {meta.name!r} by"
+            " spark.read.format('onceflow-state')"
         )
 
 

@@ -118,8 +118,8 @@ class StopSignals:
             timeout_s = max((job.stop_timeout_s for job in jobs), default=0.0)
             for job in jobs:
                 _log.warning(
-                    "%s: job %s stops with a last checkpoint, within %.0f s; another signal"
-                    " cancels it",
+                    "%s received: job %s stops with a last checkpoint, within %.0f s; another"
+                    " signal cancels it",
                     signal.Signals(number).name,
                     job.name,
                     timeout_s,
@@ -127,7 +127,7 @@ class StopSignals:
                 job.stop()
             why = self._why_to_cancel(first_s, timeout_s)
             for job in self._jobs():
-                _log.warning("%s: job %s is cancelled", why, job.name)
+                _log.warning("%s received: job %s is cancelled", why, job.name)
                 job.leave()
 
     def _why_to_cancel(self, first_s: float, timeout_s: float) -> str:

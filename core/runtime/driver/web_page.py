@@ -127,8 +127,8 @@ def find_stranger(
     host = head.headers.get("host", "")
     if host and not _is_own(host, names):
         return HTTPStatus.MISDIRECTED_REQUEST, (
-            f"Host: {host[:100]!r} is not a name of this endpoint: ask it by its address, or list"
-            f" the name in {setting}"
+            f"Host: {host[:100]!r} is not a name of this endpoint: use its address, or add the"
+            f" name to {setting}"
         )
     origin = head.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
@@ -137,7 +137,10 @@ def find_stranger(
     # A link on another site may open the page. That site can neither read it nor send requests.
     opens = head.headers.get("sec-fetch-mode") == "navigate" and head.method == "GET"
     if site not in _SAME_SITE and not opens:
-        return HTTPStatus.FORBIDDEN, f"Sec-Fetch-Site: {site[:40]!r}: another site asks"
+        return (
+            HTTPStatus.FORBIDDEN,
+            f"Sec-Fetch-Site: {site[:40]!r}: the request comes from another site",
+        )
     return None
 
 

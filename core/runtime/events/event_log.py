@@ -62,7 +62,7 @@ def log_event(event: JobEvent, status: JobStatus) -> None:  # noqa: C901, PLR091
         case JobStarted():
             write(logging.INFO, "the job has started")
         case AttemptBegan(attempt, restored):
-            text = "attempt %d goes on from checkpoint %d"
+            text = "attempt %d continues from checkpoint %d"
             write(logging.INFO, text, attempt, restored, checkpoint=restored)
         case SlotJoined(slot, pid, _, host):
             write(logging.INFO, "slot %d has joined: process %d on %s", slot, pid, host, slot=slot)
@@ -94,10 +94,10 @@ def log_event(event: JobEvent, status: JobStatus) -> None:  # noqa: C901, PLR091
             text = "checkpoint %d is decided after %.0f ms"
             write(logging.INFO, text, checkpoint, took_ms, checkpoint=checkpoint)
         case CheckpointFailed(checkpoint, reason):
-            text = "checkpoint %d is given up: %s"
+            text = "checkpoint %d was abandoned: %s"
             write(logging.WARNING, text, checkpoint, reason, checkpoint=checkpoint)
         case SavepointCompleted(checkpoint, location):
-            text = "savepoint %d is whole: %s"
+            text = "savepoint %d is complete: %s"
             write(logging.INFO, text, checkpoint, location, checkpoint=checkpoint)
         case SubtaskCommitted(subtask, checkpoint):
             fields = {"checkpoint": checkpoint, "subtask": str(subtask)}

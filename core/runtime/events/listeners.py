@@ -65,7 +65,9 @@ class StatusTracker:
                 feed.offer(event, self._status)
         for state in self._status.dropped_state[len(before.dropped_state) :]:
             # Outside the lock: a log handler may be slow, or read the status itself.
-            _log.warning("job %s: %s was restored and is dropped", before.job, state)
+            _log.warning(
+                "job %s drops %s, which no operator of the pipeline uses", before.job, state
+            )
 
     def add_listener(self, listener: JobListener) -> None:
         """Pass every event from now on to `listener`. Does nothing if the job has ended."""
@@ -125,7 +127,7 @@ class _Feed:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning(
-                "listener %s of job %s has not taken %d events by the job's end",
+                "listener %s of job %s had not received %d events when the job ended",
                 self._name,
                 self._job,
                 len(self._waiting),
@@ -153,7 +155,7 @@ class _Feed:
                 self._errors += 1
                 if self._errors == 1:
                     _log.exception(
-                        "listener %s of job %s raised at %s; the job goes on",
+                        "listener %s of job %s raised at %s; the job runs on",
                         self._name,
                         self._job,
                         type(event).__name__,

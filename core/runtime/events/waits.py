@@ -31,7 +31,7 @@ class JobWait:
         since = describe_moment(self.since_s, None).removeprefix(" at ")
         age = "" if now_s is None else f", for {describe_age(now_s - self.since_s)}"
         if self.call:
-            return f"{self.uid} has a {self.call} under way at {self.what}, since {since}{age}"
+            return f"{self.uid} is in a {self.call} at {self.what}, since {since}{age}"
         return f"{self.uid} is waiting for {self.what}, since {since}{age}"
 
 

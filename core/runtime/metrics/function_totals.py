@@ -94,9 +94,9 @@ class FunctionTotals:
         if (now.operator, now.name) not in self._refused:
             self._refused.add((now.operator, now.name))
             _log.warning(
-                "metric %r of operator %r is a %s, and that of another operator is a %s with other"
-                " buckets or of another kind: only the other one is shown; give each a name of its"
-                " own",
+                "metric %r of operator %r is a %s, but another operator has a %s of that name"
+                " with other buckets or of another kind: only the other metric is shown; give"
+                " each metric its own name",
                 now.name,
                 now.operator,
                 now.kind,

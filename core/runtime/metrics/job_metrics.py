@@ -152,7 +152,9 @@ class JobMetrics:
                 self._take(event, status)
         except Exception:
             if not self._fails:
-                _log.exception("metrics of job %s miss %s", status.job, type(event).__name__)
+                _log.exception(
+                    "the metrics of job %s do not include %s", status.job, type(event).__name__
+                )
             self._fails = True
 
     def retain(self, checkpoints: Sequence[CompletedCheckpoint]) -> None:

@@ -360,7 +360,7 @@ class TelemetrySender:
         self._closing.set()
         self._thread.join(END_TIMEOUT_S)
         if self._thread.is_alive():
-            _log.warning("job %s: the collector is slow, its last telemetry is lost", self._job)
+            _log.warning("job %s: the collector is slow, so the last telemetry is lost", self._job)
 
     def _run(self) -> None:
         while not self._closing.wait(self._interval_s):

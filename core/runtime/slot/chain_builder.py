@@ -212,9 +212,9 @@ class ChainBuilder:
                     if (rows.schema.names, rows.schema.types) != (schema.names, schema.types):
                         raise StateIncompatible(
                             f"checkpoint {self._deploy.restored_checkpoint} holds rows in flight"
-                            f" into {chain.id!r} with columns {rows.schema}, and it takes {schema}:"
-                            " start the pipeline as it was, stop it (which leaves none in flight),"
-                            " and change it then"
+                            f" into {chain.id!r} with columns {rows.schema}, but the chain now"
+                            f" takes {schema}. Start the unchanged pipeline, stop it (which"
+                            " leaves no rows in flight), and then change it"
                         )
                     rows_max = max(rows_max, rows.num_rows)
                     # Rebuild with this schema: different metadata would prevent batches from being

@@ -268,7 +268,9 @@ class SlotControl:
         try:
             self._send(report_of_failure(self._context.slot, error))
         except BaseException as unsaid:
-            self._exit_hard(f"{type(error).__name__} could not be reported: {unsaid!a}")
+            self._exit_hard(
+                f"{type(error).__name__} could not be reported to the driver: {unsaid!a}"
+            )
 
     # --- the end ------------------------------------------------------------------------------
 

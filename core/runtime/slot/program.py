@@ -45,9 +45,9 @@ def pickle_program(program: Program) -> bytes:
         return pickle_by_value(program)
     except Exception as error:
         raise ConfigError(
-            f"{_culprit(program)} cannot be sent to the slots: {type(error).__name__}: {error};"
-            " make locks, connections, sessions and the like where they are used: in a"
-            " KeyedFunction's open(), in a sink's writer(), or inside the function"
+            f"{_culprit(program)} cannot be sent to the slots: {type(error).__name__}: {error}."
+            " Create locks, connections and sessions where they are used: in a KeyedFunction's"
+            " open(), in a sink's writer(), or inside the function"
         ) from error
 
 
@@ -67,8 +67,8 @@ def unpickle_program(data: bytes) -> Program:
     except Exception as error:
         raise ConfigError(
             f"the executor on {socket.gethostname()} cannot load the pipeline:"
-            f" {type(error).__name__}: {error}; its modules must be those of the driver:"
-            f" {MODULES_ON_EXECUTORS}"
+            f" {type(error).__name__}: {error}; the executor needs the same modules as the"
+            f" driver: {MODULES_ON_EXECUTORS}"
         ) from error
 
 

@@ -124,6 +124,8 @@ class SnapshotUploads:
             try:
                 writer.abandon()
             except StorageError as error:
-                _log.warning("files of a declined checkpoint stay until the next: %s", error)
+                _log.warning(
+                    "files of a declined checkpoint are kept until the next checkpoint: %s", error
+                )
                 with self._lock:
                     self._abandoned.append(writer)

@@ -52,10 +52,10 @@ def find_slot_host(driver_address: str, slot_host: str | None) -> str:
     if route := find_route_source(driver):
         return route
     raise SettingsRefused(
-        f"the host name {name!r} of this machine resolves to no address that other machines reach,"
-        f" and no route leads from here to the driver at {driver!r}: map the name to this machine's"
-        " address in the network (/etc/hosts), or set RuntimeSettings(slot_host=…), for example"
-        ' "${env:SLOT_HOST}" with a variable of each machine'
+        f"the host name {name!r} of this machine resolves to no address that other machines can"
+        f" reach, and this machine has no route to the driver at {driver!r}. Map the name to this"
+        " machine's network address (/etc/hosts), or set RuntimeSettings(slot_host=…), for"
+        ' example "${env:SLOT_HOST}" with a variable on each machine'
     )
 
 

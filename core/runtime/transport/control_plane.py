@@ -165,10 +165,9 @@ class ControlServer(flight.FlightServerBase):
             super().__init__(to_location(credentials.scheme, host, 0), **credentials.of_server())
         except pa.ArrowException as error:
             raise SettingsRefused(
-                f"the driver cannot listen at {host}, where slots are to reach it:"
-                f" {_explain_refusal(host, error)}. See"
-                " that the name resolves to an address of this machine, or set"
-                " RuntimeSettings(driver_host=…)"
+                f"the driver cannot listen at {host}, the address for its slots:"
+                f" {_explain_refusal(host, error)}. Make sure that the name resolves to an"
+                " address of this machine, or set RuntimeSettings(driver_host=…)"
             ) from error
         self.address = to_location(credentials.scheme, host, self.port)
         self._post = post
@@ -265,7 +264,7 @@ class ControlStream:
             SlotLost: The driver is gone.
         """
         if not self._outbox.put(encode_message(message)):
-            raise SlotLost("the job driver is gone")
+            raise SlotLost("the job's driver has closed the connection")
 
     def close(self, timeout_s: float) -> None:
         """End the stream in order, or break it after `timeout_s`.
@@ -285,7 +284,7 @@ class ControlStream:
             self._client.close()
 
     def _read(self) -> None:
-        reason = "the job driver is gone"
+        reason = "the job's driver has closed the connection"
         try:
             while True:
                 data = metadata_of(self._reader.read_chunk())

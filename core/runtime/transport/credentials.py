@@ -164,7 +164,8 @@ class TokenCheck(flight.ServerMiddlewareFactory):
         # Compare in constant time, so that the time of a refusal does not reveal a partial match.
         if not hmac.compare_digest(presented, self._expected):
             raise flight.FlightUnauthenticatedError(
-                "this address belongs to a onceflow job; the call presented no token of its attempt"
+                "this address belongs to a onceflow job, and the call did not send the token"
+                " of its attempt"
             )
 
 

@@ -114,7 +114,7 @@ class DataServer(flight.FlightServerBase):
         meant = SlotIdentity(job, int(attempt), int(target))
         if meant != self._identity:
             raise flight.FlightServerError(
-                f"the channel for {meant} reached {self._identity}. {ADDRESS_ADVICE}"
+                f"a channel to {meant} was connected to {self._identity}. {ADDRESS_ADVICE}"
             )
         # Peers may be deployed earlier, and connect before this slot has its gates.
         if not self._gates_set.wait(self._timeout_s):
@@ -297,7 +297,7 @@ class FlightChannel(OutputChannel):
                 self.heard_at, self.answered = time.monotonic(), True
                 self.release(_CREDIT.unpack(metadata)[0])
         except StopIteration:
-            self.refuse(f"channel {self.name}: its reader is gone")
+            self.refuse(f"channel {self.name}: the reader has closed the connection")
         except (pa.ArrowException, OSError) as error:
             self.refuse(f"channel {self.name} broke: {error}")
 

@@ -130,7 +130,7 @@ def test_a_compiled_rule_does_what_it_does_as_python(batches: list[list[dict[str
     compiled = run_operator(Rule(), SCHEMA, columns, compiled=True)
     assert compiled.text == python.text
     assert (compiled.error is None) == (python.error is None)
-    if python.error is not None and "holds int64, and is set to" not in str(compiled.error):
+    if python.error is not None and "holds int64, but is set to" not in str(compiled.error):
         assert str(compiled.error).splitlines()[0] == str(python.error).splitlines()[0]
 
 
@@ -162,7 +162,7 @@ def test_an_integer_beyond_64_bits_is_an_error_with_its_record_and_never_wraps()
     assert [record["balance"] for record in run.records] == [2**63 - 2] * 2 + [2**63 - 1] * 2
     assert run.uncompiled_batches == 1
     text = str(run.error)
-    assert "holds int64, and is set to 9223372036854775808" in text
+    assert "holds int64, but is set to 9223372036854775808" in text
     assert "at record {'account': 'a', 'amount': 1}" in text
 
 

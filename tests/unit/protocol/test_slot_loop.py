@@ -128,8 +128,8 @@ def test_a_slot_that_hears_nothing_of_its_driver_or_loses_it_exits() -> None:
     driving.tick(1.0, hears=False)
     assert driving.of_type(slot.ExitHard) == [slot.ExitHard("the driver has sent nothing for 31 s")]
     driving = Driving()
-    driving.on(slot.DriverLost("the job driver is gone"))
-    assert driving.decisions == [slot.ExitHard("the job driver is gone")]
+    driving.on(slot.DriverLost("the job's driver has closed the connection"))
+    assert driving.decisions == [slot.ExitHard("the job's driver has closed the connection")]
     driving.on(ACK)
     driving.tick(1.0)
     assert len(driving.decisions) == 1

@@ -113,11 +113,11 @@ def test_what_a_function_raises_anywhere_reaches_the_operator(at: str) -> None:
 
 def test_a_function_that_leaves_batches_is_refused_and_so_is_what_is_no_batch() -> None:
     calls = calls_of(_first)
-    with pytest.raises(UserFunctionError, match="before it had taken every batch"):
+    with pytest.raises(UserFunctionError, match="before it had read every batch"):
         ids(calls.feed(batch(1)))
     calls.close()
     calls = calls_of(_lists)
-    with pytest.raises(UserFunctionError, match="returned list, and it must return"):
+    with pytest.raises(UserFunctionError, match="returned list, but it must return"):
         ids(calls.feed(batch(1)))
     calls.close()
 
@@ -141,7 +141,7 @@ def test_results_of_pandas_go_by_name_or_by_place() -> None:
     assert [one.to_pylist() for one in made_of(by_name)] == [rows]
     by_place = pd.DataFrame([[7, "a"], [8, None]])
     assert [one.to_pylist() for one in made_of(by_place)] == [rows]
-    with pytest.raises(UserFunctionError, match=r"columns \['id', 'other'\], and its schema says"):
+    with pytest.raises(UserFunctionError, match=r"columns \['id', 'other'\], but its schema has"):
         made_of(pd.DataFrame({"id": [1], "other": [2]}))
     with pytest.raises(UserFunctionError, match="column 'id' that do not fit int64"):
         made_of(pd.DataFrame({"id": ["x"], "note": ["y"]}))

@@ -176,7 +176,7 @@ def test_channel_for_another_job_attempt_or_slot_is_refused_with_both_and_the_wa
     target = replace(OWN, **change)
     with pytest.raises(SlotLost) as caught:
         receiver.channel(target=target)
-    assert f"the channel for {target} reached {OWN}" in str(caught.value)
+    assert f"a channel to {target} was connected to {OWN}" in str(caught.value)
     assert "RuntimeSettings(slot_host=…)" in str(caught.value)
     assert receiver.gate.waiting() == 0
     assert receiver.losses == [], "the slot that was reached has lost nothing"

@@ -112,7 +112,7 @@ def test_a_loop_that_owes_a_turn_is_unhealthy_and_one_that_waits_is_not(
     job.now_s += 50.4
     assert job.judge().sickness == ""
     job.now_s += 10.0
-    assert job.judge().sickness == "the driver's loop stands still: its turn is 10 s overdue"
+    assert job.judge().sickness == "the driver's loop hangs: its next turn is 10 s overdue"
     job.promise(600.0)
     job.now_s += 640.0
     assert job.judge().sickness == "", "a restart's delay is no standstill"

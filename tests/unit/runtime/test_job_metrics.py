@@ -394,7 +394,7 @@ def test_an_address_in_use_is_named_and_nothing_is_raised(
             if thread.name == "metrics of job in-vain":
                 thread.join(30)
         shown.hide()
-    assert f"nothing can be shown at {bind}: " in caplog.text
+    assert f"no metrics can be served at {bind}: " in caplog.text
     assert "metrics.prometheus.bind" in caplog.text
 
 

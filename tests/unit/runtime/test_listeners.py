@@ -124,14 +124,16 @@ def test_the_end_does_not_wait_for_a_listener_that_hangs(
     tracker.publish(job_events.JobEnded(job_events.JobState.FINISHED))
     tracker.close()
     go_on.set()
-    assert "hanging of job job has not taken 1 events by the job's end" in caplog.text
+    assert "hanging of job job had not received 1 events when the job ended" in caplog.text
 
 
 def test_state_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     tracker = StatusTracker("job")
     tracker.publish(job_events.StateDropped(("the state of operator 'a'",)))
     tracker.publish(job_events.StateDropped(("the state of operator 'a'",)))
-    assert caplog.messages == ["job job: the state of operator 'a' was restored and is dropped"]
+    assert caplog.messages == [
+        "job job drops the state of operator 'a', which no operator of the pipeline uses"
+    ]
 
 
 def _await(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:

@@ -25,8 +25,8 @@ def test_a_call_that_has_not_failed_is_under_way_and_one_that_has_waits() -> Non
     calls.begin("pre-commit")
     calls.begin("commit")
     assert describe(calls) == [
-        "ledger has a commit under way at database 'shop'",
-        "ledger has a pre-commit under way at database 'shop'",
+        "ledger is in a commit at database 'shop'",
+        "ledger is in a pre-commit at database 'shop'",
     ]
     calls.fail("commit")
     calls.end("pre-commit")

@@ -34,7 +34,7 @@ NESTED = pa.schema(
         ({"id": 99.99, "note": ""}, r"column 'id' that does not fit int64: 99.99 has a fraction"),
         (
             {"id": 1, "note": "", "x": 1},
-            r"a record with 'x', and .* columns id, note alone",
+            r"a record with 'x', but .* only the columns id, note",
         ),
         (None, r"a NoneType instead of a record"),
         ("ab", r"a str instead of a record"),

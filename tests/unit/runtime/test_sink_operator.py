@@ -105,7 +105,7 @@ def test_a_transaction_with_the_name_of_another_subtask_is_committed_never(
     named: Committable,
 ) -> None:
     commits = _Commits()
-    with pytest.raises(ConfigError, match=r"returned transaction .* is named out/3/2/1/0"):
+    with pytest.raises(ConfigError, match=r"returned transaction .* must be named out/3/2/1/0"):
         _upload(_operator(_Writer(named), commits), 2)
     assert commits.calls == ["await"]
 

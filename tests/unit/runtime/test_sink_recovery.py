@@ -230,7 +230,9 @@ def test_a_target_that_takes_no_commit_within_the_deadline_ends_the_attempt(job:
     job.decide(_decide(1, _tx(1)))
     job.deadline_s = 0.05
     target = _Target([_tx(1)], refusals=1_000)
-    with pytest.raises(CommitFailed, match="is decided and could not be committed: it is read-onl"):
+    with pytest.raises(
+        CommitFailed, match="is decided, but could not be committed: it is read-onl"
+    ):
         job.recover(job.begin(a=_Sink(target)))
     assert target.prepared == [_tx(1)]
 
@@ -329,7 +331,7 @@ def test_a_target_that_is_ahead_of_the_log_has_nothing_written(job: _Job) -> Non
 def test_a_new_sink_id_whose_target_is_ahead_of_the_log_has_nothing_written(job: _Job) -> None:
     job.decide(_decide(1))
     target = _Target([_tx(1, sink="new")], through=2)
-    with pytest.raises(StorageBehind, match="checkpoint 2 of sink new, and the last decision .* 1"):
+    with pytest.raises(StorageBehind, match="checkpoint 2 of sink new, but the last decision .* 1"):
         job.recover(job.begin(new=_Sink(target, spi.CommittedBy.DRIVER)))
     assert target.asked == []
 

@@ -343,7 +343,7 @@ def test_committable_that_is_not_named_for_its_own_subtask_ends_the_job_and_is_n
     with open_worker_behind(committer, decided=1) as worker:
         writer = MisnamingWriter(**names)
         sink = SinkOperator("ledger", work, writer, worker, CONTEXT)
-        with pytest.raises(ConfigError, match=f"{writer.transaction}.* is named out/1/2/0/0"):
+        with pytest.raises(ConfigError, match=f"{writer.transaction}.* must be named out/1/2/0/0"):
             sink.snapshot(SECOND)
         listed = worker.record_pre_commit(THIRD, [])
         assert [one.checkpoint for one in listed] == [FIRST], "the next ack does not list it"

@@ -101,7 +101,9 @@ def test_rows_of_a_reader_with_one_split_need_no_names() -> None:
     _read(operator, 100, 90)
     assert operator.next_watermark() == 100 - 10 - 1
     two = _operator(_Reader("a", "b"), "a", "b")
-    with pytest.raises(ConfigError, match="a _Reader with 2 splits does not tell whose its rows"):
+    with pytest.raises(
+        ConfigError, match="_Reader with 2 splits does not return the split of each row"
+    ):
         _read(two, 100)
 
 

@@ -132,7 +132,7 @@ def test_a_known_split_that_has_moved_ends_the_attempt_by_name(discovered: list[
     run.ask(110.0)
     answer = run.take()
     assert isinstance(answer.error, SourceError)
-    assert "source a cannot be read on from where it stood: split" in str(answer.error)
+    assert "source a cannot continue from its last positions: split" in str(answer.error)
     assert answer.splits == ()
 
 

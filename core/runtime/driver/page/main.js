@@ -62,7 +62,7 @@ function route() {
   if (!about) return;
   view?.close();
   const chosen = /^#\/job\/(.+)$/.exec(location.hash);
-  const page = { main, header, tell, brand, leave, expired: () => askToken("The token is an old one: another driver answers here now.") };
+  const page = { main, header, tell, brand, leave, expired: () => askToken("The token is out of date: another driver uses this address now.") };
   if (about.kind === "job") view = new JobView(page, about.job, "");
   else if (chosen) {
     const job = decodeURIComponent(chosen[1]);
