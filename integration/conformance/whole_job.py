@@ -1,4 +1,4 @@
-"""A whole job around one sink: the real engine, with driver and slots as processes.
+"""A whole job around a sink or a source: the real engine, with driver and slots as processes.
 
 Each attempt is a new driver that does not restart. So any of its processes may be killed, and the
 next attempt may have another parallelism. The driver forks the host of its slots before it opens
@@ -8,10 +8,14 @@ any resource.
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,12 +25,14 @@ from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.restart import NoRestart
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses, fork_own_host
-from onceflow.core.runtime.cluster.process_host import Link
+from onceflow.core.runtime.cluster.process_host import Link, ProcessKilled
 from onceflow.core.runtime.driver.source_splits import splits_of
 from onceflow.core.settings.pipeline_settings import Checkpointing, RuntimeSettings
 from onceflow.core.spi import EndOfInput, ReaderContext, Sink, Source, SourceReader, Split
 from onceflow.integration.conformance.harness import SERVER_PATIENCE_S
+from onceflow.integration.conformance.processes import ChildFailed, Processes
 from onceflow.integration.conformance.sink_job import JOB, UID
+from onceflow.integration.conformance.target import Violation
 
 _ROWS_UID = "rows"
 _SPLITS = 3
@@ -61,18 +67,7 @@ def run_attempt(link: Link, work: Work, plan: KillPlan) -> bool:
 
     Runs in a new process without open resources.
     """
-    # Fork before any thread starts. Slots are forks of this process, with all modules imported.
-    fork_own_host()
-    pipeline = Pipeline(
-        LocalProcesses(),
-        name=JOB,
-        parallelism=plan.parallelism,
-        # Checkpoint as often as possible, so that an attempt reaches its crash point within a
-        # second.
-        checkpointing=Checkpointing(storage=work.storage, interval=0.01, retained=2),
-        restart=NoRestart(),
-        settings=RuntimeSettings(commit_deadline_s=SERVER_PATIENCE_S, poll_timeout_s=0.002),
-    )
+    pipeline = make_pipeline(work.storage, plan.parallelism)
     rows = pipeline.read(_Rows(work.rows, work.rows_a_checkpoint, plan), uid=_ROWS_UID)
     rows.write(work.sink, uid=UID, sink_id=work.sink_id)
     job = pipeline.start()
@@ -82,6 +77,83 @@ def run_attempt(link: Link, work: Work, plan: KillPlan) -> bool:
     except SlotLost:
         return False
     return True
+
+
+def make_pipeline(storage: str, parallelism: int) -> Pipeline:
+    """Return the empty pipeline of one attempt. Call it in a process without open resources."""
+    # Fork before any thread starts. Slots are forks of this process, with all modules imported.
+    fork_own_host()
+    return Pipeline(
+        LocalProcesses(),
+        name=JOB,
+        parallelism=parallelism,
+        # Checkpoint as often as possible, so that an attempt reaches its crash point within a
+        # second.
+        checkpointing=Checkpointing(storage=storage, interval=0.01, retained=2),
+        restart=NoRestart(),
+        settings=RuntimeSettings(commit_deadline_s=SERVER_PATIENCE_S, poll_timeout_s=0.002),
+    )
+
+
+def arm_in_job(point: CrashPoint) -> None:
+    """Arm `point` from inside a process of the job: the next process that reaches it is killed."""
+    (Path(os.environ[VARIABLE]) / point).touch()
+
+
+class KilledJob(ABC):
+    """A job that runs attempt by attempt, with checks between attempts."""
+
+    def __init__(
+        self, processes: Processes, run: Callable[[Link, Any, KillPlan], bool], work: object
+    ) -> None:
+        """`run(link, work, plan)` is called in a new process for each attempt.
+
+        It returns True if all rows are committed, and False if a slot died.
+        """
+        self._processes = processes
+        self._run = run
+        self.work = work
+        self._history: list[str] = []
+
+    @abstractmethod
+    def look(self) -> None:
+        """Raise Violation if the target has rows that it must not have."""
+
+    def attempt(
+        self,
+        plan: KillPlan,
+        kill_after_s: float | None = None,
+        once_started: Callable[[], object] | None = None,
+    ) -> bool:
+        """Run an attempt until it ends or dies. Return True if all rows are committed.
+
+        Kills the driver `kill_after_s` after the start of the job, and calls `once_started` then.
+
+        Raises:
+            Violation: The attempt failed with an error, or `look` found wrong rows.
+        """
+        child = self._processes.start(self._run, self.work, plan)
+        done = False
+        try:
+            if kill_after_s is not None or once_started is not None:
+                child.receive()
+            if once_started is not None:
+                once_started()
+            if kill_after_s is not None:
+                time.sleep(kill_after_s)
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+            done = child.result()
+            self._history.append(f"{plan}: {'all is committed' if done else 'a slot was killed'}")
+        except ProcessKilled:
+            self._history.append(f"{plan}: the driver was killed")
+        except ChildFailed as failed:
+            raise Violation(f"{self}: {plan} failed: {failed}") from failed
+        self.look()
+        return done
+
+    def __str__(self) -> str:
+        return "a job of these attempts: " + ("; ".join(self._history) or "its first")
 
 
 def find_decided_rows(view: LogView) -> set[int]:
@@ -161,4 +233,4 @@ class _Reader(SourceReader):
             assert self._source.plan.crash is not None
             # Arm after the previous snapshot, so that the next process to reach the point dies in
             # the chosen checkpoint.
-            (Path(os.environ[VARIABLE]) / self._source.plan.crash).touch()
+            arm_in_job(self._source.plan.crash)

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from tests.conformance.reference_source import BATCH_ROWS, ReferenceReader, ReferenceSource
 
+from onceflow.core.errors import SourceUnavailable
 from onceflow.core.spi import EndOfInput, ReaderContext, Split
 
 
@@ -183,6 +184,31 @@ class AcknowledgesItsSnapshots(BrokenSource):
 
     breaks = "only-decided-rows-are-acknowledged"
     reader_class = _AcknowledgesEarly
+
+
+class _LeavesALock(ReferenceReader):
+    def __init__(
+        self, source: ReferenceSource, splits: Sequence[Split], context: ReaderContext
+    ) -> None:
+        super().__init__(source, splits, context)
+        self.locks = [source.path(split.id).with_suffix(".lock") for split in splits]
+        for lock in self.locks:
+            owner = lock.read_text() if lock.exists() else ""
+            if owner not in ("", str(os.getpid())):
+                raise SourceUnavailable(f"process {owner} has locked {lock}")
+            lock.write_text(str(os.getpid()))
+
+    def close(self) -> None:
+        super().close()
+        for lock in self.locks:
+            lock.unlink(missing_ok=True)
+
+
+class LeavesItsLockBehind(BrokenSource):
+    """Has a lock that a killed process never releases."""
+
+    breaks = "job-killed-at-each-step"
+    reader_class = _LeavesALock
 
 
 GALLERY: tuple[type[BrokenSource], ...] = tuple(

@@ -28,7 +28,6 @@ from onceflow.integration.conformance.clauses import (
     deciding,
     ending,
     gathering,
-    growing,
     killing,
     overtaking,
     running,
@@ -111,7 +110,7 @@ OF_WAITING_READERS = (
     ending.wake_ends_a_waiting_poll,
 )
 LACKING_OF_SOURCES: dict[str, tuple[Clause, ...]] = {
-    "TestDatagenSource": (*OF_WAITING_READERS, *(one for one in growing.CLAUSES if one.needs)),
+    "TestDatagenSource": (*OF_WAITING_READERS, *(one for one in SOURCE_CLAUSES if one.needs)),
 }
 """Clauses without meaning for a source: rows that are computed neither come later nor go away."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)

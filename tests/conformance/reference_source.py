@@ -156,7 +156,8 @@ class ReferenceInput(SourceInput):
         return numbers
 
     def add_split(self, rows: int) -> tuple[str, Sequence[object]]:
-        return "split-new", self.append("split-new", rows)
+        split_id = f"split-new-{next(self._numbers)}"
+        return split_id, self.append(split_id, rows)
 
     def remove_split(self, split_id: str) -> str:
         self._source.path(split_id).unlink()

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from tests.conformance.beginning_sink import BeginningSink
 from tests.conformance.reference_sink import ReferenceTarget
+from tests.conformance.reference_source import ReferenceInput
 
 from onceflow.core.crash_points import SINK_POINTS, CrashPoint
 from onceflow.integration.conformance import Violation
 from onceflow.integration.conformance.clause import Clause, check_clause
-from onceflow.integration.conformance.clauses import batching, running
+from onceflow.integration.conformance.clauses import batching, running, source_jobs
 from onceflow.integration.conformance.harness import Effort
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.whole_job import KillPlan
@@ -38,6 +39,7 @@ def disarm_all(monkeypatch: pytest.MonkeyPatch) -> None:
         del processes, point
 
     monkeypatch.setattr(running, "KillPlan", plan_no_crash)
+    monkeypatch.setattr(source_jobs, "KillPlan", plan_no_crash)
     monkeypatch.setattr(Processes, "arm", arm_nothing)
 
 
@@ -49,3 +51,12 @@ def test_a_clause_of_kills_fails_when_no_process_dies(
     target = ReferenceTarget(tmp_path, BeginningSink)
     with pytest.raises(Violation, match="no process died"):
         check_clause(clause, target, onceflow_processes, Effort(seed=1, rounds=2))
+
+
+@pytest.mark.usefixtures("disarm_all")
+@pytest.mark.parametrize("clause", source_jobs.CLAUSES, ids=str)
+def test_a_clause_of_kills_of_sources_fails_when_no_process_dies(
+    clause: Clause, tmp_path: Path, onceflow_processes: Processes
+) -> None:
+    with pytest.raises(Violation, match="no process died"):
+        check_clause(clause, ReferenceInput(tmp_path), onceflow_processes)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from onceflow.core.crash_points import CRASH_POINTS, SINK_POINTS, CrashPoint
-from onceflow.core.runtime.cluster.process_host import ProcessKilled
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.clause import Clause, clause
 from onceflow.integration.conformance.clauses import beginning
@@ -23,10 +18,10 @@ from onceflow.integration.conformance.clauses.recovering import (
     rescaling_loses_nothing,
 )
 from onceflow.integration.conformance.harness import Harness
-from onceflow.integration.conformance.processes import ChildFailed
 from onceflow.integration.conformance.sink_job import JOB
-from onceflow.integration.conformance.target import NotTestable, Violation, expect
+from onceflow.integration.conformance.target import NotTestable, expect
 from onceflow.integration.conformance.whole_job import (
+    KilledJob,
     KillPlan,
     Work,
     find_decided_rows,
@@ -51,40 +46,22 @@ _STEPS = (
 )
 
 
-class _JobRun:
-    """A job that runs attempt by attempt, with checks between attempts."""
+class _JobRun(KilledJob):
+    """A job with the sink that runs attempt by attempt."""
 
     def __init__(self, harness: Harness, rows: int) -> None:
         self._harness = harness
         self.ids = harness.ids(rows)
-        self._work = Work(
+        storage = str(harness.directory / "job")
+        work = Work(
             harness.described,
             harness.job.sink_id,
-            str(harness.directory / "job"),
+            storage,
             harness.target.batch(self.ids),
             _ROWS_A_CHECKPOINT,
         )
-        self._storage = FileSystemStorage(self._work.storage).open(JOB)
-        self._history: list[str] = []
-
-    def attempt(self, plan: KillPlan, kill_after_s: float | None = None) -> bool:
-        """Run an attempt until it ends or dies. Return True if all rows are committed."""
-        child = self._harness.processes.start(run_attempt, self._work, plan)
-        done = False
-        try:
-            if kill_after_s is not None:
-                child.receive()
-                time.sleep(kill_after_s)
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
-            done = child.result()
-            self._history.append(f"{plan}: {'all is committed' if done else 'a slot was killed'}")
-        except ProcessKilled:
-            self._history.append(f"{plan}: the driver was killed")
-        except ChildFailed as failed:
-            raise Violation(f"{self}: {failed}") from failed
-        self._look()
-        return done
+        super().__init__(harness.processes, run_attempt, work)
+        self._storage = FileSystemStorage(storage).open(JOB)
 
     def finish(self) -> None:
         """Run an attempt without kills, and check that every row is there once."""
@@ -96,16 +73,13 @@ class _JobRun:
         self._harness.expect_seen(self.ids, when=str(self))
         self._harness.expect_in_doubt(when=str(self))
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Raise Violation if a row is visible twice, or is not decided by the log."""
         seen = self._harness.read_ids()
         expect(len(seen) == len(set(seen)), f"{self}: rows are there more than once")
         decided = find_decided_rows(self._storage.log.read())
         early = set(seen) - {self.ids[at] for at in decided}
         expect(not early, f"{self}: {len(early)} rows are seen that no checkpoint has decided")
-
-    def __str__(self) -> str:
-        return "a job of these attempts: " + ("; ".join(self._history) or "its first")
 
 
 def _kill_job(harness: Harness, point: CrashPoint) -> None:
