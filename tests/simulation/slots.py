@@ -36,11 +36,7 @@ from onceflow.core.protocol.checkpoints.decisions import (
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
 from onceflow.core.protocol.loops.slot import (
-    BeginRestore,
-    CommitDecided,
-    Post,
     RestoreEnded,
-    Send,
     SlotDecision,
     StartSubtasks,
 )
@@ -181,21 +177,21 @@ class Slot(Process):
             match decision:
                 case StartSubtasks():
                     self._start()
-                case Send(message):
-                    self._send(message)
-                case Post(TriggerCheckpoint(checkpoint, kind, at_ms, after_s)):
+                case messages.Acked() | messages.Declined() | messages.SourceExhausted():
+                    self._send(decision)
+                case TriggerCheckpoint(checkpoint, kind, at_ms, after_s):
                     self._trigger(Barrier(checkpoint, kind, at_ms, after_s))
-                case Post(messages.OfferSplits(uid, splits)):
+                case messages.OfferSplits(uid, splits):
                     task = next(source for source in self.sources if source.uid == uid)
                     task.mail.append(lambda t=task, s=splits: t.offered(s))  # type: ignore[misc]
-                case Post(NotifyAbort(checkpoint)):
+                case NotifyAbort(checkpoint):
                     self._abort(checkpoint)
-                case CommitDecided(messages.Complete(checkpoint, needed)):
+                case messages.Complete(checkpoint, needed):
                     self._complete(checkpoint, needed)
                 case messages.GloballyCommitted(sink_id, through):
                     self._commit_globally(sink_id, through)
-                case Post() | BeginRestore():
-                    continue  # mail goes with the commits; what is restored is there already
+                case messages.Deploy():
+                    continue  # what is restored is there already
                 case _:
                     raise Violation(f"a slot of the model does not know {decision}")
 

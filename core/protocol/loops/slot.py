@@ -90,57 +90,8 @@ SlotFact: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class BeginRestore:
-    """Build the subtasks and restore their state, then report `RestoreEnded`."""
-
-    deploy: messages.Deploy
-
-
-@dataclass(frozen=True, slots=True)
 class StartSubtasks:
     """Start the subtasks. Tell the driver that the slot runs, unless the slot closes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Post `mail`: a trigger to sources, an offer to its source, other mail to every subtask."""
-
-    mail: TriggerCheckpoint | messages.OfferSplits | messages.Complete | NotifyAbort
-
-
-@dataclass(frozen=True, slots=True)
-class BeginUpload:
-    """Make a snapshot durable in the background, then report `Acked` or `Declined`."""
-
-    frozen: SnapshotFrozen
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send `message` to the driver."""
-
-    message: messages.Acked | messages.Declined | messages.SourceExhausted
-
-
-@dataclass(frozen=True, slots=True)
-class CommitDecided:
-    """Let sinks commit the decided transactions, and tell the driver their progress."""
-
-    complete: messages.Complete
-
-
-@dataclass(frozen=True, slots=True)
-class NoteProgress:
-    """Record the progress of a subtask or a sink, and tell the driver what is new."""
-
-    report: messages.CompletionHeard | messages.SinkCommitted
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
-    """Tell the driver that the slot cannot go on. A slot that cannot send this must exit."""
-
-    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +134,20 @@ class ExitHard:
 
 
 SlotDecision: TypeAlias = (
-    BeginRestore
+    messages.Deploy
     | StartSubtasks
-    | Post
-    | BeginUpload
-    | Send
-    | CommitDecided
-    | NoteProgress
+    | TriggerCheckpoint
+    | messages.OfferSplits
+    | NotifyAbort
+    | messages.Complete
     | messages.GloballyCommitted
-    | ReportFailure
+    | SnapshotFrozen
+    | messages.Acked
+    | messages.Declined
+    | messages.SourceExhausted
+    | messages.CompletionHeard
+    | messages.SinkCommitted
+    | messages.PartFailed
     | SendHeartbeat
     | BeginClosing
     | CloseParts
@@ -199,6 +155,23 @@ SlotDecision: TypeAlias = (
     | EndSlot
     | ExitHard
 )
+"""A message or a report as a decision is passed on as it came:
+
+    Deploy             build the subtasks and restore their state, then report `RestoreEnded`
+    TriggerCheckpoint  post it to every source
+    OfferSplits        post it to its source
+    NotifyAbort        post it to every subtask
+    Complete           post it to every subtask, then let sinks commit, and tell the driver how far
+    GloballyCommitted  drop what is kept for these commits
+    SnapshotFrozen     make the snapshot durable in the background, then report `Acked` or
+                       `Declined`
+    Acked, Declined, SourceExhausted
+                       send it to the driver
+    CompletionHeard, SinkCommitted
+                       record the progress, and tell the driver what is new
+    PartFailed         tell the driver that the slot cannot go on. A slot that cannot send this
+                       must exit
+"""
 
 # --- the loop ---------------------------------------------------------------------------------
 
@@ -286,15 +259,20 @@ class SlotLoop:
                 assert_never(phase)
         return self._take_decisions()
 
-    def _hear(self, fact: SlotFact, now_s: float) -> None:  # noqa: C901, PLR0912 - dispatches
+    def _hear(self, fact: SlotFact, now_s: float) -> None:
         match fact:
             case messages.Deploy():
                 self._deploy(fact)
-            case TriggerCheckpoint() | messages.OfferSplits() | NotifyAbort():
-                self._do_if_running(Post(fact))
-            case messages.Complete():
-                self._do_if_running(Post(fact), CommitDecided(fact))
-            case messages.GloballyCommitted():
+            case (
+                TriggerCheckpoint()
+                | messages.OfferSplits()
+                | NotifyAbort()
+                | messages.Complete()
+                | messages.GloballyCommitted()
+                | messages.CompletionHeard()
+                | messages.SinkCommitted()
+            ):
+                # Before the slot runs, no checkpoint is decided, and the driver sends none of this.
                 self._do_if_running(fact)
             case messages.Shutdown(reason):
                 self._close(reason, now_s)
@@ -304,12 +282,13 @@ class SlotLoop:
                 self._exit(reason)
             case RestoreEnded():
                 self._on_restored(fact)
-            case SnapshotFrozen():
-                self._decide(BeginUpload(fact))
-            case messages.Acked() | messages.Declined() | messages.SourceExhausted():
-                self._decide(Send(fact))
-            case messages.CompletionHeard() | messages.SinkCommitted():
-                self._do_if_running(NoteProgress(fact))  # before, no checkpoint is decided
+            case (
+                SnapshotFrozen()
+                | messages.Acked()
+                | messages.Declined()
+                | messages.SourceExhausted()
+            ):
+                self._decide(fact)
             case messages.PartFailed(error):
                 self._fail(error)
             case PartsClosed():
@@ -320,13 +299,13 @@ class SlotLoop:
     def _deploy(self, deploy: messages.Deploy) -> None:
         if isinstance(self._phase, _Waiting):
             self._phase = _Restoring()
-            self._decide(BeginRestore(deploy))
+            self._decide(deploy)
         else:
             self._fail(MessageCorrupt("the driver has deployed the slot twice"))
 
-    def _do_if_running(self, *decisions: SlotDecision) -> None:
+    def _do_if_running(self, decision: SlotDecision) -> None:
         if isinstance(self._phase, _Running):
-            self._decide(*decisions)
+            self._decide(decision)
 
     def _on_restored(self, end: RestoreEnded) -> None:
         if end.error is None:
@@ -352,7 +331,7 @@ class SlotLoop:
         """
         if not self._has_failed:
             self._has_failed = True
-            self._decide(ReportFailure(error))
+            self._decide(messages.PartFailed(error))
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -380,10 +359,10 @@ class SlotLoop:
             case RestoreEnded():
                 self._on_restored_late(phase, fact)
             case messages.Acked() | messages.Declined():
-                self._decide(Send(fact))  # the driver deletes the files of a late ack (I9)
+                self._decide(fact)  # the driver deletes the files of a late ack (I9)
             case messages.CompletionHeard() | messages.SinkCommitted():
                 if phase.has_subtasks:
-                    self._decide(NoteProgress(fact))
+                    self._decide(fact)
             case PartsClosed(in_time):
                 self._end(phase, in_time=in_time)
             case (
@@ -431,8 +410,8 @@ class SlotLoop:
         self._decide(ExitHard(reason))
         self._phase = _Over()
 
-    def _decide(self, *decisions: SlotDecision) -> None:
-        self._decisions += decisions
+    def _decide(self, decision: SlotDecision) -> None:
+        self._decisions.append(decision)
 
     def _take_decisions(self) -> tuple[SlotDecision, ...]:
         decisions, self._decisions = tuple(self._decisions), []

@@ -24,28 +24,24 @@ from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.loops.slot import (
     BeginClosing,
-    BeginRestore,
-    BeginUpload,
     CloseParts,
-    CommitDecided,
     EndSlot,
     ExitHard,
-    NoteProgress,
     PartsClosed,
-    Post,
-    ReportFailure,
     RestoreEnded,
     SayClosed,
-    Send,
     SendHeartbeat,
     SlotDecision,
     SlotFact,
     SlotLoop,
+    SnapshotFrozen,
     StartSubtasks,
 )
 from onceflow.core.protocol.messages import (
     Acked,
     Complete,
+    CompletionHeard,
+    Declined,
     Deploy,
     GloballyCommitted,
     Heartbeat,
@@ -54,8 +50,10 @@ from onceflow.core.protocol.messages import (
     PartFailed,
     Running,
     Shutdown,
+    SinkCommitted,
     SlotClosed,
     SlotMessage,
+    SourceExhausted,
 )
 from onceflow.core.runtime.dataflow.channels import OutputChannel
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken, SourceSubtask
@@ -173,27 +171,29 @@ class SlotControl:
 
     def _do(self, decision: SlotDecision) -> None:  # noqa: C901, PLR0912 - dispatches
         match decision:
-            case BeginRestore(deploy):
-                self.deploy.set_result(deploy)
+            case Deploy():
+                self.deploy.set_result(decision)
             case StartSubtasks():
                 self._start()
-            case Post(mail):
-                self._post(mail)
-            case BeginUpload(frozen):
-                assert isinstance(frozen, SnapshotTaken)
-                self._uploads.begin(frozen)
-            case Send(message):
-                self._send(message)
-                if isinstance(message, Acked):
-                    _reach_acked(message)
-            case CommitDecided(complete):
+            case TriggerCheckpoint() | OfferSplits() | NotifyAbort():
+                self._post(decision)
+            case Complete():
+                self._post(decision)
                 refs = [subtask.ref for subtask in self._require_chains().subtasks]
-                self._send(*self._require_chains().commits.commit_through(complete, refs))
-            case NoteProgress(report):
-                self._send(*self._require_chains().commits.record_progress(report))
+                self._send(*self._require_chains().commits.commit_through(decision, refs))
             case GloballyCommitted():
                 self._require_chains().commits.record_global_commit(decision)
-            case ReportFailure(error):
+            case SnapshotFrozen():
+                assert isinstance(decision, SnapshotTaken)
+                self._uploads.begin(decision)
+            case Acked():
+                self._send(decision)
+                _reach_acked(decision)
+            case Declined() | SourceExhausted():
+                self._send(decision)
+            case CompletionHeard() | SinkCommitted():
+                self._send(*self._require_chains().commits.record_progress(decision))
+            case PartFailed(error):
                 self._report_failure(error)
             case SendHeartbeat():
                 self._send(self._heartbeat())

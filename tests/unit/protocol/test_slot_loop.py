@@ -66,7 +66,7 @@ class Driving:
 def test_a_slot_that_is_deployed_restores_and_then_starts() -> None:
     driving = Driving()
     driving.on(DEPLOY)
-    assert driving.decisions == [slot.BeginRestore(DEPLOY)]
+    assert driving.decisions == [DEPLOY]
     driving.on(TRIGGER, COMPLETE, PROGRESS, messages.GloballyCommitted("out", CHECKPOINT))
     assert len(driving.decisions) == 1, "subtasks that are not there are posted nothing"
     driving.on(slot.RestoreEnded())
@@ -81,11 +81,10 @@ def test_what_the_driver_says_reaches_the_subtasks_and_the_committers() -> None:
     globally = messages.GloballyCommitted("out", CHECKPOINT)
     driving.on(TRIGGER, offer, abort, COMPLETE, globally, messages.Heartbeat())
     assert driving.decisions == [
-        slot.Post(TRIGGER),
-        slot.Post(offer),
-        slot.Post(abort),
-        slot.Post(COMPLETE),
-        slot.CommitDecided(COMPLETE),
+        TRIGGER,
+        offer,
+        abort,
+        COMPLETE,
         globally,
     ]
 
@@ -98,11 +97,11 @@ def test_what_parts_report_reaches_the_driver() -> None:
     declined, exhausted = messages.Declined(CHECKPOINT, REF, "full"), messages.SourceExhausted(REF)
     driving.on(frozen, ACK, declined, exhausted, PROGRESS)
     assert driving.decisions == [
-        slot.BeginUpload(frozen),
-        slot.Send(ACK),
-        slot.Send(declined),
-        slot.Send(exhausted),
-        slot.NoteProgress(PROGRESS),
+        frozen,
+        ACK,
+        declined,
+        exhausted,
+        PROGRESS,
     ]
 
 
@@ -111,12 +110,12 @@ def test_only_the_first_failure_is_told_and_none_once_the_slot_closes() -> None:
     driving.run()
     first, second = BadRecord("row 7"), BadRecord("row 8")
     driving.on(messages.PartFailed(first), messages.PartFailed(second))
-    assert [failure.error for failure in driving.of_type(slot.ReportFailure)] == [first]
+    assert [failure.error for failure in driving.of_type(messages.PartFailed)] == [first]
     driving = Driving()
     driving.run()
     driving.last_reports = (messages.PartFailed(first),)
     driving.on(messages.Shutdown("over"))
-    assert not driving.of_type(slot.ReportFailure)
+    assert not driving.of_type(messages.PartFailed)
     assert driving.decisions[-1] == slot.EndSlot("over")
 
 
@@ -153,8 +152,8 @@ def test_what_is_reported_before_the_end_is_told_before_it() -> None:
     assert driving.decisions[2:] == [
         slot.BeginClosing(),
         slot.CloseParts("over", deadline_s),
-        slot.Send(ACK),
-        slot.NoteProgress(PROGRESS),
+        ACK,
+        PROGRESS,
         slot.SayClosed(deadline_s),
         slot.EndSlot("over"),
     ]
@@ -196,7 +195,7 @@ def test_a_slot_that_was_restored_in_part_does_not_live_on(closes_first: bool) -
     failed = slot.RestoreEnded(BadRecord("row 7"), leaves_parts=True)
     steps: list[slot.SlotFact] = [failed, messages.Shutdown("over")]
     driving.on(DEPLOY, *(reversed(steps) if closes_first else steps))
-    assert len(driving.of_type(slot.ReportFailure)) == (not closes_first)
+    assert len(driving.of_type(messages.PartFailed)) == (not closes_first)
     assert driving.decisions[-1] == slot.ExitHard(
         "over; only a part of the slot's state was restored"
     )
