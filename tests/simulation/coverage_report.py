@@ -84,7 +84,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
                 "if lost :=",
                 "self._end(lost)",
                 "case BlockersListed",
-                "self._decide(Announce(fact))",
+                "self._decide(fact)",
                 "if self._coordinator",
                 "self._coordinator.note_blockers",
                 "if slot in self._slots",
@@ -96,7 +96,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "attempt.py:AttemptLoop._hear_slot": Excuse(
             _NO_HEARTBEATS,
             (
-                "self._decide(Announce(message))",
+                "self._decide(message)",
                 "self._release(slot)",
                 "case Hello",
                 "text = ",
@@ -117,7 +117,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "attempt.py:AttemptLoop._start": Excuse(_IN_TIME, ("self._end(",)),
         "attempt.py:AttemptLoop._too_late": Excuse(_IN_TIME),
         "attempt.py:AttemptLoop._hear_last_word": Excuse(
-            _NO_HEARTBEATS, ("self._release(slot)", "self._decide(Announce(message))")
+            _NO_HEARTBEATS, ("self._release(slot)", "self._decide(message)")
         ),
         "slot.py:SlotLoop.on": Excuse(
             _SLOTS_DIE, ("case _Closing", "self._hear_last", "case _Over", "pass")

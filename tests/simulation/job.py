@@ -16,7 +16,6 @@ from tests.simulation.slots import SPLITS, Deployment, Slot, encode_split, parse
 from tests.simulation.stages import KEYED, RELAY
 from tests.simulation.targets import Versioned
 from tests.simulation.world import World
-from typing_extensions import assert_never
 
 from onceflow.core import errors
 from onceflow.core.commit.retries import CommitRetryPolicy
@@ -400,7 +399,6 @@ class Attempt:
                 attempt_facts.AdmitSlot()
                 | attempt_facts.DismissSlot()
                 | attempt_facts.ReleaseSlot()
-                | attempt_facts.Announce()
                 | attempt_facts.SendHeartbeats()
             ):
                 pass  # slots of the model dial in and leave with their attempt
@@ -458,7 +456,7 @@ class Attempt:
                 assert isinstance(error, errors.OnceflowError)
                 self._failure = error
             case _:
-                assert_never(decision)
+                _ignore(decision)
 
     def _send_all(self, message: messages.DriverMessage) -> None:
         for slot in self.slots:
@@ -571,6 +569,11 @@ class Attempt:
         if self.driver.alive and self.world.draws_crash():
             self.driver.kill(where)
         return not self.driver.alive
+
+
+def _ignore(announced: attempt_facts.Announced) -> None:
+    """Publish nothing: the model has no people."""
+    del announced
 
 
 def _order_of(request: attempt_facts.Request) -> tuple[str, str]:

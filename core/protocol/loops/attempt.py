@@ -45,7 +45,6 @@ from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, committer_ref
 from onceflow.core.protocol.loops.attempt_facts import (
     AdmitSlot,
-    Announce,
     AppendEnded,
     AskBeside,
     AttemptDecision,
@@ -252,7 +251,7 @@ class AttemptLoop:
                 self._hear_slot(slot, message, now_s)
             case SlotGone(slot, _, reason):
                 if slot in self._slots:
-                    self._decide(Announce(fact))
+                    self._decide(fact)
                     self._end(errors.SlotLost(f"slot {slot} is lost: {reason}"))
             case SlotsEnded(_, error):
                 self._end(error)
@@ -279,7 +278,7 @@ class AttemptLoop:
             case DiscoveryAnswered():
                 self._on_discovered(fact)
             case BlockersListed():
-                self._decide(Announce(fact))
+                self._decide(fact)
                 if self._coordinator:
                     self._coordinator.note_blockers(fact.uid, fact.blockers)
             case _:
@@ -302,9 +301,9 @@ class AttemptLoop:
             case Running():
                 self._running.add(slot)
                 if message.dropped:
-                    self._decide(Announce(message))
+                    self._decide(message)
             case Failed():
-                self._decide(Announce(message))
+                self._decide(message)
                 error = slot_error(message)
                 if isinstance(error, errors.SlotLost):
                     # A slot that lost a channel often reports before the end of the other slot is
@@ -314,7 +313,7 @@ class AttemptLoop:
                 else:
                     self._end(error)
             case Heartbeat():
-                self._decide(Announce(message))
+                self._decide(message)
             case SlotClosed():
                 self._release(slot)
             case Acked() | Declined() | CommittedThrough() | SourceExhausted():
@@ -330,7 +329,7 @@ class AttemptLoop:
             self._end(end.error)
         elif isinstance(self._phase, Gathering):
             self._phase.sinks_agree = True
-            self._decide(Announce(end))
+            self._decide(end)
 
     def _check_recovery(self, step: RecoveryStep, now_s: float) -> None:
         """End the attempt if one step of recovery takes too long."""
@@ -358,7 +357,7 @@ class AttemptLoop:
         checkpoint = end.completed.checkpoint
         match end.error:
             case None:
-                self._decide(Announce(end))
+                self._decide(end)
                 self._pass_on(phase.coordinator.on_logged(checkpoint, now_s), now_s)
             case errors.StorageError() as error:
                 # The decision is certainly not in the log. The checkpoint fails, and the attempt
@@ -407,12 +406,12 @@ class AttemptLoop:
         attempt = self._settings.attempt
         match fact:
             case Acked(checkpoint, snapshot):
-                self._decide(Announce(fact))
+                self._decide(fact)
                 decisions = coordinator.on_ack(attempt, checkpoint, snapshot, now_s)
             case Declined(checkpoint, subtask, reason):
                 decisions = coordinator.on_decline(attempt, checkpoint, subtask, reason, now_s)
             case CommittedThrough(subtask, checkpoint):
-                self._decide(Announce(fact))
+                self._decide(fact)
                 decisions = coordinator.on_committed(subtask, checkpoint, now_s)
             case SourceExhausted(subtask):
                 decisions = coordinator.on_source_end(subtask, now_s)
@@ -424,7 +423,7 @@ class AttemptLoop:
                     self._decide(fact)
                 decisions = coordinator.on_savepoint_end(checkpoint, now_s, error=fact.error)
             case GlobalCommitEnded(_, uid, sink_id, checkpoint):
-                self._decide(Announce(fact))
+                self._decide(fact)
                 # Decide this before the coordinator receives the fact: slots drop the data that
                 # they keep for this checkpoint, and the fact may end the job.
                 self._decide(GloballyCommitted(sink_id, checkpoint))
@@ -487,7 +486,7 @@ class AttemptLoop:
                 self._end(self._too_late(f"{len(self._slots)} of {{}} slots up"))
             elif len(self._slots) >= self._settings.parallelism:
                 phase.has_all_slots = True
-                self._decide(Announce(SlotsComplete()))
+                self._decide(SlotsComplete())
         if not phase.has_all_slots:
             return
         if phase.sinks_agree:
@@ -574,7 +573,7 @@ class AttemptLoop:
             case SlotClosed():
                 self._release(slot)
             case Heartbeat():
-                self._decide(Announce(message))
+                self._decide(message)
             case Acked():
                 # The ack's files were written and belong to no checkpoint: the coordinator decides
                 # to delete them.

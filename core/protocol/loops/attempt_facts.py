@@ -233,23 +233,21 @@ class SlotsComplete:
     """The fact that every slot takes part."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Publish `fact` for people. Nothing else follows from it."""
-
-    fact: (
-        SlotsComplete
-        | RecoveryEnded
-        | messages.Running
-        | messages.Heartbeat
-        | messages.Acked
-        | messages.CommittedThrough
-        | GlobalCommitEnded
-        | AppendEnded
-        | BlockersListed
-        | SlotGone
-        | messages.Failed
-    )
+Announced: TypeAlias = (
+    SlotsComplete
+    | RecoveryEnded
+    | messages.Running
+    | messages.Heartbeat
+    | messages.Acked
+    | messages.CommittedThrough
+    | GlobalCommitEnded
+    | AppendEnded
+    | BlockersListed
+    | SlotGone
+    | messages.Failed
+)
+"""The facts that the runtime publishes for people. As a decision, such a fact has no other
+consequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +303,7 @@ AttemptDecision: TypeAlias = (
     | ReleaseSlot
     | SendHeartbeats
     | LookAtRecovery
-    | Announce
+    | Announced
     | DeploySlots
     | EnterRunning
     | AskBeside

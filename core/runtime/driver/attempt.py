@@ -33,7 +33,7 @@ from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.attempt_facts import (
     AdmitSlot,
-    Announce,
+    Announced,
     AppendEnded,
     AskBeside,
     AttemptDecision,
@@ -197,8 +197,6 @@ class Attempt:
                 self._tell(OutboxesMeasured(self._slots.waiting_s(time.monotonic())))
             case LookAtRecovery():
                 self._tell(self._context.recovery.step)
-            case Announce():
-                self._announce(decision)
             case DeploySlots():
                 self._deploy()
             case EnterRunning():
@@ -242,10 +240,9 @@ class Attempt:
             case EndAttempt(error):
                 raise error
             case _:
-                assert_never(decision)
+                self._announce(decision)
 
-    def _announce(self, announce: Announce) -> None:  # noqa: C901 - dispatches
-        fact = announce.fact
+    def _announce(self, fact: Announced) -> None:  # noqa: C901 - dispatches
         match fact:
             case SlotsComplete():
                 self._publish(job_events.SlotsJoined())
