@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from onceflow.core.errors import MissingExtra
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 
 _EXIT_USAGE = 2
 

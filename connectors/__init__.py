@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceflow.core.imports.lazy_names import lazy_names
+from onceflow.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onceflow.connectors.catalog import SINKS, SOURCES, STATE_BACKENDS, ConnectorCatalog
@@ -77,19 +77,19 @@ if TYPE_CHECKING:
         TransactionNamer,
         WriterContext,
     )
-    from onceflow.core.spi.client_options import OptionRules, OptionValue
     from onceflow.core.spi.connector import (
         Area,
         Diagnosis,
         Finding,
         Level,
         Questions,
+        ResourceManager,
         ServerAccess,
         SinkConnector,
         SourceConnector,
     )
     from onceflow.core.spi.dead_letters import DeadLetter
-    from onceflow.core.spi.resource_manager import ResourceManager
+    from onceflow.core.spi.options import OptionRules, OptionValue
     from onceflow.core.spi.staging import StagedRows, StagingArea, make_staged_committable
     from onceflow.sinks.base.staged import StagedSink
     from onceflow.sinks.files.checkpoint_files import (
@@ -101,39 +101,38 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "onceflow.connectors.catalog": "SINKS SOURCES STATE_BACKENDS ConnectorCatalog",
+            "onceflow.connectors.catalog": "ConnectorCatalog SINKS SOURCES STATE_BACKENDS",
             "onceflow.connectors.spark.streaming.foreach_batch": "foreach_batch",
             "onceflow.connectors.spark.formats": "data_source register",
             "onceflow.connectors.spark.streaming.query_events": "QueryEvents",
-            "onceflow.core.spi.client_options": "OptionRules OptionValue",
+            "onceflow.core.spi.options": "OptionRules OptionValue",
             "onceflow.core.spi.connector": (
-                "Area Diagnosis Finding Level Questions ServerAccess SinkConnector SourceConnector"
+                "Area Diagnosis Finding Level Questions ResourceManager ServerAccess "
+                "SinkConnector SourceConnector"
             ),
             "onceflow.core.crash_points": "reach",
             "onceflow.core.spi.dead_letters": "DeadLetter",
             "onceflow.core.errors": (
-                "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed"
-                " SinkError SourceError SourceUnavailable StateIncompatible StorageError"
-                " TargetRefused"
+                "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed SinkError "
+                "SourceError SourceUnavailable StateIncompatible StorageError TargetRefused"
             ),
             "onceflow.core.commit.by_hand": (
                 "ContradictsLog InDoubtTransaction InDoubtTransactions SinkResourceManager"
             ),
             "onceflow.core.protocol.committables": (
-                "Aborted AbortOutcome AlreadyCommitted CommitInterval CommitOutcome Committable"
-                " Committed Lost RetryLater Unknown"
+                "AbortOutcome Aborted AlreadyCommitted CommitInterval CommitOutcome Committable "
+                "Committed Lost RetryLater Unknown"
             ),
             "onceflow.core.protocol.ids": "AttemptId CheckpointId TransactionId",
             "onceflow.core.protocol.log.in_doubt": (
                 "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
             ),
-            "onceflow.core.spi.resource_manager": "ResourceManager",
             "onceflow.core.protocol.log.target_records": "TargetRecord to_record",
             "onceflow.core.secret_references": "follow_references",
             "onceflow.core.spi": (
-                "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter"
-                " OnBadRow Outage ReaderContext RejectedRows Sink SinkWriter Source"
-                " SourceReader Split SplitOffsets TransactionNamer WriterContext"
+                "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter OnBadRow "
+                "Outage ReaderContext RejectedRows Sink SinkWriter Source SourceReader Split "
+                "SplitOffsets TransactionNamer WriterContext"
             ),
             "onceflow.core.spi.staging": "StagedRows StagingArea make_staged_committable",
             "onceflow.sinks.files.checkpoint_files": (

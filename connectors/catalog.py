@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from onceflow.core.errors import ConfigError, MissingExtra
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 from onceflow.core.spi.connector import SinkConnector, SourceConnector
 
 if TYPE_CHECKING:  # what only a look-up needs is imported by the first one

@@ -1,4 +1,4 @@
-"""The errors that onceflow raises on purpose.
+"""The errors that onceflow raises on purpose, and the check of invariants that is always on.
 
     OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
     ├── ConfigError                     user, never
@@ -36,7 +36,7 @@
     ├── SparkStopped                    external, never: the session has ended; create another
     ├── SlotFailed                      internal, job: an unexpected error in a slot
     └── UserFunctionError               user, job: a function of the pipeline raised
-InvariantViolation                      our bug; see protocol.invariant
+InvariantViolation                      our bug; `require` raises it, also under `python -O`
 
 Every error can be pickled, because slots send errors to the driver. A message has the failed
 operation, the expected and the actual value, the checkpoint, transaction or partition, and the
@@ -45,9 +45,8 @@ remedy.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NoReturn
 
-from onceflow.core.invariant import InvariantViolation
 from onceflow.core.printable import escape_terminal_codes
 
 Domain = Literal["user", "external", "internal"]
@@ -328,3 +327,22 @@ __all__ = [
     "TargetRefused",
     "UserFunctionError",
 ]
+
+
+class InvariantViolation(AssertionError):
+    """The error for a bug in onceflow. It is never caught, and ends the subtask or the driver."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise InvariantViolation, with the broken rule as `message`, unless `condition` holds."""
+    if not condition:
+        raise InvariantViolation(message)
+
+
+def unreachable(value: NoReturn) -> NoReturn:
+    """Raise: type checkers prove that a `match` before it covers every case of `value`.
+
+    Raises:
+        InvariantViolation: Always (a value of no known type came from outside the type checker).
+    """
+    raise InvariantViolation(f"no case for {value!r}")

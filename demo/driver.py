@@ -11,7 +11,7 @@ import msgspec
 from demo.settings import DemoCommitMode, SinkKind
 from tests.support.driver_process import DriverProcess
 
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 
 JOB = "demo"
 """The job's name, under which its checkpoints and staged rows are."""

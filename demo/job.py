@@ -23,7 +23,7 @@ from typing_extensions import assert_never
 
 from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
 from onceflow.connectors.spark.session import session
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
 from onceflow.core.spi import Sink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceflow.core.imports.lazy_names import lazy_names
+from onceflow.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onceflow.sinks.delta import DeltaSink

@@ -26,12 +26,10 @@ import msgspec
 
 from onceflow.cli.jobs.driver_access import DriverAccess, parse_target, read_token_file
 from onceflow.core import errors
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
 from onceflow.core.storage import CheckpointStorage, JobStorage, checkpoint_storage
-from onceflow.core.storage.log.driver_address import DriverAddress
-from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
-from onceflow.core.storage.log.last_run import LastRun
+from onceflow.core.storage.log.driver_files import EXPECTED_FORM, DriverAddress, LastRun, is_token
 
 Answer = dict[str, Any]
 CONTENT_BYTES_MAX = 64 << 20

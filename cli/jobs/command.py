@@ -39,7 +39,7 @@ from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused
 from onceflow.core.runtime.events.job_events import JobState
 from onceflow.core.storage import JobStorage
-from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.described_storage import savepoint_directory
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_GONE = 1, 2, 3
 

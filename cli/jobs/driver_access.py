@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
 from onceflow.core.settings.pipeline_settings import is_loopback
-from onceflow.core.storage.log.driver_address import DriverAddress
-from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
+from onceflow.core.storage.log.driver_files import EXPECTED_FORM, DriverAddress, is_token
 
 _TOKEN_BYTES_MAX = 4096
 _SYSTEM = "system"

@@ -16,8 +16,7 @@ from onceflow.connectors.catalog import SINKS
 from onceflow.core.commit import by_hand
 from onceflow.core.errors import ConfigError
 from onceflow.core.secret_references import follow_references
-from onceflow.core.spi.connector import ServerAccess
-from onceflow.core.spi.resource_manager import ResourceManager
+from onceflow.core.spi.connector import ResourceManager, ServerAccess
 from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage
 
 

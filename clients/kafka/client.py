@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from onceflow.clients.kafka.librdkafka_options import LIBRDKAFKA
 from onceflow.clients.kafka.settings import KafkaCluster, TopicSettings
 from onceflow.core.errors import SettingsRefused
-from onceflow.core.spi.client_options import OptionValue
+from onceflow.core.spi.options import OptionValue
 
 _Client = TypeVar("_Client")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onceflow.core.spi.client_options import OptionRules, OptionValue
+from onceflow.core.spi.options import OptionRules, OptionValue
 
 DEFAULTS: Mapping[str, OptionValue] = {
     "allow.auto.create.topics": False,

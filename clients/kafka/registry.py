@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import naming_one_extra
-from onceflow.core.spi.client_options import OptionRules, OptionValue
+from onceflow.core.imports import naming_one_extra
+from onceflow.core.spi.options import OptionRules, OptionValue
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient

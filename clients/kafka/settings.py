@@ -14,8 +14,7 @@ from onceflow.clients.kafka.keys import KeyFormat
 from onceflow.clients.kafka.registry import RegistrySettings, registry_settings
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import choice_of
-from onceflow.core.spi.client_options import OptionRules, OptionValue
-from onceflow.core.spi.options import DURATION, option
+from onceflow.core.spi.options import DURATION, OptionRules, OptionValue, option
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from onceflow.core.local_files.cache import cache_directory, exclusive, is_private, publish
+from onceflow.core.local_files import cache_directory, exclusive, is_private, publish
 
 _FILE = "classes.jsa"
 _TIMEOUT_S = 900.0

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.connectors.spark.state_formats import STATE_FORMATS
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,12 +1,12 @@
-"""Two keyed streams that one function processes, by key or by key and window."""
+"""Two streams that one function processes: both keyed, or one that every subtask receives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from onceflow.core.api.function_checks import require_function_object
 from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, mark_outer_sides
+from onceflow.core.api.users_mistakes import require_function_object
 from onceflow.core.api.windowed_stream import lateness_ms_of, window_input
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan import join_functions
@@ -21,6 +21,38 @@ from onceflow.core.plan.window_functions import (
     WindowInput,
 )
 from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.state import MapStateDescriptor
+
+
+class BroadcastStream:
+    """A stream that sends every record to every subtask, and the states that its records update."""
+
+    def __init__(
+        self,
+        graph: GraphBuilder,
+        feeds: tuple[Feed, ...],
+        states: tuple[MapStateDescriptor[Any, Any], ...],
+    ) -> None:
+        if not states:
+            raise ConfigError("broadcast() needs the descriptor of a state, a MapStateDescriptor")
+        seen: set[str] = set()
+        for state in states:
+            if not isinstance(cast("object", state), MapStateDescriptor):
+                raise ConfigError(
+                    f"broadcast({state!r}): a broadcast state is a MapStateDescriptor"
+                )
+            if state.name in seen:
+                raise ConfigError(f"broadcast(): two states are named {state.name!r}")
+            if state.ttl is not None:
+                raise ConfigError(
+                    f"broadcast(): state {state.name!r} has a time to live: what has expired would"
+                    " differ between subtasks; remove keys in process_broadcast() instead"
+                )
+            seen.add(state.name)
+        self.graph = graph
+        self.feeds = feeds
+        self.states = states
+
 
 StreamT = TypeVar("StreamT")
 KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 
-from onceflow.core.api.function_checks import require_function_object
+from onceflow.core.api.users_mistakes import require_function_object
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.event_time import event_time_column
 from onceflow.core.plan.functions import OutputTag

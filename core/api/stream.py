@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import pyarrow as pa
 
-from onceflow.core.api import function_checks
-from onceflow.core.api.broadcast_stream import BroadcastStream
-from onceflow.core.api.connected_streams import KeyedConnectedStreams, check_pipeline
+from onceflow.core.api import users_mistakes
+from onceflow.core.api.connected_streams import (
+    BroadcastStream,
+    KeyedConnectedStreams,
+    check_pipeline,
+)
 from onceflow.core.api.joined_streams import (
     IntervalJoin,
     JoinedStreams,
@@ -146,7 +149,7 @@ class Stream:
         batch. A function of an iterator is called again after each checkpoint barrier, and its
         iterator ends before the next barrier.
         """
-        function_checks.require_function(function, "map_batches")
+        users_mistakes.require_function(function, "map_batches")
         if functions.takes_iterator(function):
             work: Work = MapInArrow(cast("ArrowIteratorFunction", function))
         else:
@@ -166,7 +169,7 @@ class Stream:
         after each checkpoint barrier, and its iterator ends before the next barrier. The slots need
         pandas.
         """
-        function_checks.require_function(function, "map_pandas")
+        users_mistakes.require_function(function, "map_pandas")
         return self._then(MapInPandas(function), "map_pandas", uid, schema)
 
     def map(
@@ -177,7 +180,7 @@ class Stream:
         uid: str | None = None,
     ) -> Stream:
         """Apply `function` to each record, a dict. `schema` is the schema of the result."""
-        function_checks.require_function(function, "map")
+        users_mistakes.require_function(function, "map")
         return self._then(MapRecords(function), "map", uid, schema)
 
     def flat_map(
@@ -188,7 +191,7 @@ class Stream:
         uid: str | None = None,
     ) -> Stream:
         """Replace each record by the records that `function` returns, in the same order."""
-        function_checks.require_function(function, "flat_map")
+        users_mistakes.require_function(function, "flat_map")
         return self._then(FlatMapRecords(function), "flat_map", uid, schema)
 
     def join(
@@ -240,7 +243,7 @@ class Stream:
         self, function: Callable[[functions.Record], Any], *, uid: str | None = None
     ) -> Stream:
         """Keep the records for which `function` returns a true value."""
-        function_checks.require_function(function, "filter")
+        users_mistakes.require_function(function, "filter")
         return self._then(FilterRecords(function), "filter", uid, None)
 
     @check_arguments
@@ -258,7 +261,7 @@ class Stream:
 
         `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
-        function_checks.require_function_object(function, ProcessFunction, "process")
+        users_mistakes.require_function_object(function, ProcessFunction, "process")
         work = ProcessRecords(function)
         return self._then(work, "process", uid, function.output_schema(self.schema))
 
@@ -364,7 +367,7 @@ class KeyedStream:
         Raises:
             ConfigError: The function cannot be compiled. The message has the line and the reason.
         """
-        function_checks.require_function_object(
+        users_mistakes.require_function_object(
             function, functions.KeyedFunction, "key_by(…).process"
         )
         schema = function.output_schema(self.schema)
@@ -455,7 +458,7 @@ class KeyedStream:
         Vectorised: its speed is that of the function's column operations. `uid` names the state in
         checkpoints.
         """
-        function_checks.require_function_object(
+        users_mistakes.require_function_object(
             function, functions.KeyedBatchFunction, "process_batches"
         )
         work = ProcessBatches(self._key, function)
@@ -474,7 +477,7 @@ class KeyedStream:
             ConfigError: There is no aggregate, a name is in use, a column cannot be aggregated, or
                 `ttl` allows expired values to be returned.
         """
-        function_checks.require_aggregates(aggregates, "running")
+        users_mistakes.require_aggregates(aggregates, "running")
         functions.check_running_ttl(ttl)
         schema = functions.running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates), ttl), uid, schema)
@@ -558,7 +561,7 @@ class BroadcastConnectedStream:
 
         `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
-        function_checks.require_function_object(
+        users_mistakes.require_function_object(
             function, BroadcastProcessFunction, "connect(broadcast).process"
         )
         schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)

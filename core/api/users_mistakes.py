@@ -1,15 +1,24 @@
-"""The shortening of tracebacks for user errors, so that they end at the user's own call."""
+"""The errors for users' mistakes: checks of functions, and tracebacks that end at the user's call.
+
+They run when the pipeline is built. A wrong argument fails here with an error that names it, not
+later in a slot with an AttributeError.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TypeVar
 
 from typing_extensions import ParamSpec
 
-from onceflow.core.errors import OnceflowError
+from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.plan import process_functions
+from onceflow.core.plan.functions import Aggregate, KeyedBatchFunction, KeyedFunction
+from onceflow.core.plan.join_functions import ProcessJoinFunction
+from onceflow.core.plan.window_batches import CoGroupBatchFunction
+from onceflow.core.plan.window_functions import CoGroupFunction, ProcessWindowFunction
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -47,3 +56,73 @@ def _shorten_cause(error: BaseException) -> BaseException | None:
         below.__suppress_context__ = True
         below = below.__cause__
     return cause
+
+
+_METHODS: dict[type[object], str] = {
+    process_functions.ProcessFunction: "process() of a stream without a key",
+    KeyedFunction: "key_by(…).process()",
+    KeyedBatchFunction: "key_by(…).process_batches()",
+    process_functions.CoProcessFunction: "connect(…).key_by(…).process()",
+    process_functions.BroadcastProcessFunction: "connect(broadcast).process()",
+    ProcessWindowFunction: "key_by(…).window(…).process()",
+    CoGroupFunction: "connect(…).key_by(…).window(…).co_group()",
+    CoGroupBatchFunction: "connect(…).key_by(…).window(…).co_group_batches()",
+    ProcessJoinFunction: "process() of a join",
+}
+
+
+def require_function(function: object, method: str) -> None:
+    """Raise ConfigError if `function`, an argument of `method`, is not callable."""
+    if not callable(function):
+        raise ConfigError(
+            f"{method}() takes a function, and was given {_describe(function)}{_advice(function)}"
+        )
+
+
+def require_function_object(function: object, expected: type[object], method: str) -> None:
+    """Raise ConfigError if `function` is not an instance of `expected`, which `method` needs."""
+    if isinstance(function, expected):
+        return
+    name, given = expected.__name__, _describe(function)
+    if _is_class_of(function, expected):
+        raise ConfigError(
+            f"{method}() takes an object, and was given {given} itself: say"
+            f" {given.removeprefix('the class ')}(…)"
+        )
+    advice = _advice(function)
+    if not advice and callable(function):
+        advice = f"; write a class of {name} whose methods say what it does"
+        if expected is process_functions.ProcessFunction or expected is KeyedFunction:
+            advice += ", or pass the function to map() or flat_map()"
+    raise ConfigError(
+        f"{method}() takes an object of a class of {name}, and was given {given}{advice}"
+    )
+
+
+def _is_class_of(given: object, expected: type[object]) -> bool:
+    return isinstance(given, type) and issubclass(given, expected)
+
+
+def require_aggregates(aggregates: Mapping[str, object], method: str) -> None:
+    """Raise ConfigError if an argument of `method` is not an aggregate."""
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigError(
+                f"{method}({name}=…) takes an aggregate, such as sum_('amount') or count(), and was"
+                f" given {_describe(aggregate)}"
+            )
+
+
+def _describe(given: object) -> str:
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    name = getattr(given, "__name__", None)
+    return f"the function {name}" if callable(given) and name else f"{given!r:.80}"
+
+
+def _advice(function: object) -> str:
+    """Return a hint at the method that takes `function`, or "" if there is none."""
+    for kind, method in _METHODS.items():
+        if isinstance(function, kind):
+            return f", a {kind.__name__}: that is for {method}"
+    return ""

@@ -7,13 +7,12 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from onceflow.core.api.function_checks import require_aggregates, require_function_object
+from onceflow.core.api.users_mistakes import require_aggregates, require_function_object
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.event_time import event_time_column
+from onceflow.core.plan.event_time import check_late, event_time_column
 from onceflow.core.plan.functions import Aggregate, OutputTag, Record
 from onceflow.core.plan.graph import AggregateWindows, Feed, GraphBuilder, ProcessKeyed, Work
-from onceflow.core.plan.late_records import check_late
 from onceflow.core.plan.window_functions import (
     KeptAccumulators,
     KeptRecords,

@@ -42,7 +42,7 @@ from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext, Sink
-from onceflow.core.spi.resource_manager import ResourceManager
+from onceflow.core.spi.connector import ResourceManager
 from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_committable
 from onceflow.core.storage import JobStorage
 

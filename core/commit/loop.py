@@ -18,11 +18,11 @@ from typing import Generic, TypeVar
 from onceflow.core import errors
 from onceflow.core.commit.queue import Commit, RetryAt, StepEnd, StepFailed, WaitUntil
 from onceflow.core.commit.steps import AbortOne, CommitOne, CommitWhole, PlannedSteps, Step
-from onceflow.core.invariant import InvariantViolation, require
+from onceflow.core.errors import InvariantViolation, require
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Unknown
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import Committer, GlobalCommitter
-from onceflow.core.spi.refusals import may_pass
+from onceflow.core.spi.bad_rows import may_pass
 
 _logger = logging.getLogger("onceflow.commit")
 

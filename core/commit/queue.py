@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from onceflow.core.commit.retries import CommitRetryPolicy
-from onceflow.core.invariant import require, unreachable
+from onceflow.core.errors import require, unreachable
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,

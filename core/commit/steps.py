@@ -9,7 +9,7 @@ from typing import TypeAlias
 from onceflow.core.commit.queue import StepEnd, StepFailed, StepQueue, Tries, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
-from onceflow.core.invariant import require, unreachable
+from onceflow.core.errors import require, unreachable
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,

@@ -33,7 +33,7 @@ from math import inf, isfinite
 from onceflow.core.commit.planner import plan_commits
 from onceflow.core.commit.queue import Done, OrderedCommits, WaitUntil, require_named
 from onceflow.core.commit.retries import CommitRetryPolicy
-from onceflow.core.invariant import require
+from onceflow.core.errors import require
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import CommitInterval, Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId

@@ -22,8 +22,8 @@ from typing import TypeAlias
 
 from onceflow.core.compiled import arithmetic
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import naming_extras, require_package
-from onceflow.core.local_files.cache import cache_directory, is_private, publish
+from onceflow.core.imports import naming_extras, require_package
+from onceflow.core.local_files import cache_directory, is_private, publish
 from onceflow.core.plan.compiled_function import BOOLEAN, FLOAT, CompiledFunction, Kind
 
 Kernel: TypeAlias = Callable[..., int]

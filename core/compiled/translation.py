@@ -27,8 +27,7 @@ from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from onceflow.core.compiled.definitions import read_definition
-from onceflow.core.compiled.opening import OpeningStates, RecordedState
+from onceflow.core.compiled.definitions import OpeningStates, RecordedState, read_definition
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.compiled_function import (
     BOOLEAN,

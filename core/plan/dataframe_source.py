@@ -34,11 +34,11 @@ from typing_extensions import TypeIs, override
 from onceflow.core import errors
 from onceflow.core.arrow.kinds import cast_batch
 from onceflow.core.arrow.schema_text import schema_of
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 from onceflow.core.plan.dataframe_times import check_session_times, refuse_beyond_int96
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 from onceflow.core.storage import CheckpointStorage, FileSystemStorage
-from onceflow.core.storage.staging.inputs import InputFiles
+from onceflow.core.storage.staging.staged_rows import InputFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

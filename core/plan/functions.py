@@ -1,4 +1,10 @@
-"""The functions that users write: of records, of batches, with keyed state, and aggregates."""
+"""The functions that users write: of records, of batches, with keyed state, and aggregates.
+
+Records that functions return or yield are copied.
+
+A generator may yield the same dict repeatedly, and a function may keep and change a list that it
+returned. A copy keeps the values that the record had when it was returned or yielded.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -39,6 +45,39 @@ from onceflow.core.state import (
     ValueStateDescriptor,
 )
 from onceflow.core.state.api.descriptors import DIGITS_MAX
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy of `value`, with copies of all lists, dicts, sets, bytearrays and arrays."""
+    # Test for the exact classes first. Most values have one of them, and `isinstance` with an
+    # abstract class is slow.
+    kind = value.__class__
+    if kind is list or kind is tuple:
+        return [copy_value(element) for element in value]
+    if kind is dict:
+        return {key: copy_value(item) for key, item in value.items()}
+    if kind is bytearray:
+        return bytes(value)
+    if isinstance(value, (list, set)):
+        return [copy_value(element) for element in cast("Iterable[Any]", value)]
+    if isinstance(value, Mapping):
+        return {key: copy_value(item) for key, item in _items_of(value)}
+    # numpy arrays. numpy scalars also have these attributes and are cheap to copy.
+    return value.copy() if hasattr(value, "__array__") and hasattr(value, "copy") else value
+
+
+def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    items: Iterable[tuple[Any, Any]] = value.items()
+    return items
+
+
+def copy_records(result: Record | Iterable[Record] | None) -> Iterator[Record]:
+    """Yield a copy of each record of a function's result, at the time the function yields it."""
+    if isinstance(result, Mapping):
+        yield copy_value(result)
+    elif result is not None:
+        yield from map(copy_value, result)
+
 
 Record: TypeAlias = dict[str, Any]
 """A row: column name to Python value, as in `pyarrow.RecordBatch.to_pylist`."""

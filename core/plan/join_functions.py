@@ -14,10 +14,9 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.functions import OutputTag, Record, StateAccess
-from onceflow.core.plan.late_records import check_late
+from onceflow.core.plan.event_time import check_late
+from onceflow.core.plan.functions import OutputTag, Record, StateAccess, copy_records
 from onceflow.core.plan.process_functions import FunctionOfKeys
-from onceflow.core.plan.record_copies import copy_records
 from onceflow.core.plan.window_functions import CoGroupFunction, TimeWindow
 from onceflow.core.state.states.kept_rows import check_rows_can_be_kept
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 from onceflow.core.plan.integer_overflow import check_integers, computes_integers
 
 _TABLE = "stream"

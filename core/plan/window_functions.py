@@ -20,11 +20,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import pyarrow as pa
 
 from onceflow.core.plan import functions
-from onceflow.core.plan.event_time import record_time_ms
-from onceflow.core.plan.functions import Record
-from onceflow.core.plan.late_records import LateRecords
+from onceflow.core.plan.event_time import LateRecords, record_time_ms
+from onceflow.core.plan.functions import Record, copy_records
 from onceflow.core.plan.process_functions import CoProcessFunction, FunctionOfKeys
-from onceflow.core.plan.record_copies import copy_records
 from onceflow.core.plan.windows import (
     EventTimeSessionWindows,
     SlidingEventTimeWindows,

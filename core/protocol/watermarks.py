@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from onceflow.core.invariant import require
+from onceflow.core.errors import require
 from onceflow.core.protocol.splits import Split, SplitState
 
 NO_WATERMARK = -(1 << 63)

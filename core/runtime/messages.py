@@ -12,8 +12,8 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import MessageCorrupt, OnceflowError, UserFunctionError
-from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.messages import DriverMessage, Failed, SlotMessage
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {

@@ -1,7 +1,17 @@
-"""The contract of the keepers of batch decisions; `protocol.batches` has the rules.
+"""The contracts of the keepers of batch decisions, and of notes about batches in a target.
+
+`protocol.batches` has the rules.
 
 There are two keepers: a table next to the ledger, for databases (`sinks.sql.batch_table`), and a
 decision log in storage, for targets without tables (`core.storage.log.batch_log`).
+
+If decisions are kept in files outside the target, the target may note its numbered batches.
+
+The files may be deleted, or another directory given. Then only the note shows which batches are
+written.
+
+    begun     before the decision, under the newest claim of the sink id
+    written   after the last of its transactions is committed
 """
 
 from __future__ import annotations
@@ -161,3 +171,40 @@ class BatchDecisions(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release all resources. May be called twice."""
+
+
+NOTED_MAX = 16
+"""The number of noted batches: as many as a log of decisions retains."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotedBatches:
+    """The content of a target's note for one sink id."""
+
+    attempt: AttemptId
+    """The newest attempt that has claimed the sink id; 0 if none has."""
+    begun: int | None
+    """The batch whose decision was begun last, unless it is known to be written."""
+    written: tuple[int, ...]
+    """The last batches that are written, oldest first."""
+
+
+class BatchNotes(ABC):
+    """The note of one sink id in its target. Used by any process, any number of times."""
+
+    @abstractmethod
+    def read(self) -> NotedBatches:
+        """Return the content of the note.
+
+        Raises:
+            SinkError: The target cannot be asked now.
+        """
+
+    @abstractmethod
+    def write(self, attempt: AttemptId, *, begun: int | None, written: tuple[int, ...]) -> None:
+        """Replace the note, if `attempt` is the newest that has claimed the sink id.
+
+        Raises:
+            Fenced: `attempt` is not the newest. Nothing is changed.
+            SinkError: The target cannot be written to now.
+        """

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import naming_extras, require_package
-from onceflow.core.local_files.scratch import directory_of_process
+from onceflow.core.imports import naming_extras, require_package
+from onceflow.core.local_files import directory_of_process
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
 from onceflow.core.state.stores.keyed_store import KeyedStateStore, StateBackend
 

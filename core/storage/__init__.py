@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceflow.core.imports.lazy_names import lazy_names
+from onceflow.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from onceflow.core.storage.descriptions import checkpoint_storage
-    from onceflow.core.storage.hdfs_storage import HdfsStorage
+    from onceflow.core.storage.described_storage import (
+        HdfsStorage,
+        ObjectStorage,
+        checkpoint_storage,
+    )
     from onceflow.core.storage.log.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
     from onceflow.core.storage.memory_storage import MemoryStorage
-    from onceflow.core.storage.object_storage import ObjectStorage
     from onceflow.core.storage.snapshots.state_files import FileStateReader, FileStateWriter
     from onceflow.core.storage.staging.staged_rows import FileStagingArea
     from onceflow.core.storage.storage import (
@@ -28,10 +30,10 @@ else:
         __name__,
         {
             "onceflow.core.storage.log.decision_log": "ClaimedLog DecisionLog DecisionUnknown",
-            "onceflow.core.storage.descriptions": "checkpoint_storage",
-            "onceflow.core.storage.hdfs_storage": "HdfsStorage",
+            "onceflow.core.storage.described_storage": (
+                "HdfsStorage ObjectStorage checkpoint_storage"
+            ),
             "onceflow.core.storage.memory_storage": "MemoryStorage",
-            "onceflow.core.storage.object_storage": "ObjectStorage",
             "onceflow.core.storage.staging.staged_rows": "FileStagingArea",
             "onceflow.core.storage.snapshots.state_files": "FileStateReader FileStateWriter",
             "onceflow.core.storage.storage": "CheckpointStorage FileSystemStorage JobStorage Probe",

@@ -9,8 +9,8 @@
     <root>/<job>/inputs/<uid>/<token>/part-….parquet                see `dataframe_source`
     <root>/<job>/probe/a<attempt>@<token>                           see `JobStorage.probe_write`
     <root>/<job>/savepoints/savepoint-<id>/                         see `savepoints`
-    <root>/<job>/driver.json, driver.token                          see `driver_address`
-    <root>/<job>/last_run.json                                      see `last_run`
+    <root>/<job>/driver.json, driver.token                          see `driver_files`
+    <root>/<job>/last_run.json                                      see `driver_files`
 
 A uid or a name is used unchanged if its letters are safe on every file system, including those that
 ignore case. Otherwise a digest is appended, so that two different uids or names never share a file.
@@ -24,9 +24,9 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from onceflow.core.decoding import UnsafeName, resolve_stored_name
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, AttemptId, CheckpointId
-from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 
 JOB_NAME_LENGTH_MAX = 128
 NAME_LENGTH_MAX = 64

@@ -13,11 +13,14 @@ from onceflow.core.errors import ConfigError, SavepointRefused
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.savepoints.savepoint import Savepoint, build_first_decision
-from onceflow.core.storage.descriptions import checkpoint_storage, savepoint_directory
+from onceflow.core.storage.described_storage import (
+    HdfsStorage,
+    ObjectStorage,
+    checkpoint_storage,
+    savepoint_directory,
+)
 from onceflow.core.storage.filesystems.bucket_settings import is_bucket
 from onceflow.core.storage.filesystems.webhdfs import is_hdfs
-from onceflow.core.storage.hdfs_storage import HdfsStorage
-from onceflow.core.storage.object_storage import ObjectStorage
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 from onceflow.core.storage.snapshots.state_files import FileStateReader
 from onceflow.core.storage.staging.staged_rows import FileStagingArea

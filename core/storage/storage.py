@@ -28,8 +28,7 @@ from onceflow.core.storage.filesystems.filesystem import (
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.layout import JobPaths, StateNames, is_job_name, safe_name
 from onceflow.core.storage.log.decision_log import DecisionLog, log_id
-from onceflow.core.storage.log.driver_address import AddressFiles
-from onceflow.core.storage.log.last_run import LastRunFile
+from onceflow.core.storage.log.driver_files import AddressFiles, LastRunFile
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, copy_into
 from onceflow.core.storage.snapshots.state_files import (
     FileStateReader,
@@ -37,8 +36,7 @@ from onceflow.core.storage.snapshots.state_files import (
     discard,
     sweep,
 )
-from onceflow.core.storage.staging.inputs import InputFiles
-from onceflow.core.storage.staging.staged_rows import FileStagingArea
+from onceflow.core.storage.staging.staged_rows import FileStagingArea, InputFiles
 
 _log = logging.getLogger("onceflow.storage")
 _logged: set[str] = set()

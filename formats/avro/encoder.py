@@ -13,7 +13,7 @@ from pyarrow import types as arrow
 from onceflow.core.arrow.exact_arrays import cast_exactly
 from onceflow.core.arrow.kinds import cast_rows, holds, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 from onceflow.formats.avro.schema import (
     MISSING,
     AvroType,

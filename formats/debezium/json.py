@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 from onceflow.formats.debezium.changes import (
     DELETE,
     NO_AFTER,

@@ -35,7 +35,7 @@ from pyarrow import types as arrow
 from onceflow.clients.kafka.registry import KeptSchema, NamedSchema, SchemaKind
 from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import make_missing, naming_one_extra
+from onceflow.core.imports import make_missing, naming_one_extra
 from onceflow.formats import schema_rules
 from onceflow.formats.faulty_parts import ENTRIES, ITEMS
 

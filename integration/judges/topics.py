@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.integration import workload
 from onceflow.integration.judges.verdict import Found, NoVerdict, Verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceflow.core.imports.lazy_names import lazy_names
+from onceflow.core.imports import lazy_names
 
 # Lazy names: a module that needs one server does not import the clients of the others.
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers import process
 from onceflow.integration.servers.kafka_jars import (
     KAFKA_VERSION,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import util
 from pathlib import Path
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers.process import ServerError, exclusive
 
 # Not 4.3.0 to 4.4.0: if killed during a commit, they may never end the transaction (KAFKA-20734).

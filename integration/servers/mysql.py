@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import pymysql
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers.mysql_programs import Flavor, Progress, database_program
 from onceflow.integration.servers.process import LOOPBACK, ServerError, ServerProcess
 

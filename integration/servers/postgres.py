@@ -24,7 +24,7 @@ from typing import ClassVar
 import psycopg
 from psycopg import sql
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers.process import LOOPBACK, ServerError, ServerProcess
 
 DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(

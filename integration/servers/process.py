@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from onceflow.core.local_files import cache
+from onceflow.core import local_files
 from onceflow.integration.faults import processes
 from onceflow.integration.servers.server import LOOPBACK, Server, ServerError, free_port
 
@@ -27,14 +27,14 @@ _POLL_S = 0.02
 
 @contextmanager
 def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
-    """Hold the lock file `path` for the block, like `core.local_files.cache`.
+    """Hold the lock file `path` for the block, like `core.local_files.exclusive`.
 
     Raises:
         ServerError: Another process held it for `timeout_s`.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(cache.exclusive(path, timeout_s))
+            stack.enter_context(local_files.exclusive(path, timeout_s))
         except TimeoutError as error:
             raise ServerError(str(error)) from error
         yield

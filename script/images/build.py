@@ -21,7 +21,7 @@ from docker.errors import ImageNotFound
 from script.images.recipes import DEBIAN, RECIPES, Recipe
 from tests.support.servers.debian import PackageArchive, debian_mirror
 
-from onceflow.core.local_files.cache import cache_directory
+from onceflow.core.local_files import cache_directory
 from onceflow.integration.servers.container import docker_client
 from onceflow.integration.servers.kafka_jars import Progress
 from onceflow.integration.servers.process import ServerError, exclusive

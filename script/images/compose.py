@@ -8,7 +8,7 @@ from contextlib import closing
 
 from tests.support.servers.debian import PackageArchive
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 
 _SUITE = "trixie"
 """The oldest with version 2. Its program runs on older releases, too."""

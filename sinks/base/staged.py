@@ -27,8 +27,7 @@ from onceflow.core import spi
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.refusals import waits_for_person
+from onceflow.core.spi.bad_rows import BadRows, waits_for_person
 from onceflow.core.spi.staging import (
     RowStager,
     StagingArea,

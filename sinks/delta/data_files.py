@@ -42,7 +42,7 @@ from pyarrow.fs import FileSystem
 from typing_extensions import override
 
 from onceflow.core.arrow.kinds import is_bytes
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
 from onceflow.sinks.delta.layout import TableLayout, read_layout, to_arrow_schema

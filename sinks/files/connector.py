@@ -10,8 +10,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.in_doubt import LogFacts
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.spi.connector import ServerAccess, SinkConnector
-from onceflow.core.spi.resource_manager import ResourceManager
+from onceflow.core.spi.connector import ResourceManager, ServerAccess, SinkConnector
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.sinks.files.layout import owners
 from onceflow.sinks.files.publication import open_files, sink_errors

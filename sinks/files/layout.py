@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError, Fenced
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX
 from onceflow.core.protocol.log.rules import NO_ATTEMPT

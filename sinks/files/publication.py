@@ -23,8 +23,8 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
+from onceflow.core.decoding import UnsafeName, json_decoder, resolve_stored_name
 from onceflow.core.errors import ConfigError, SettingsRefused, SinkError, StorageError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -37,7 +37,6 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.local import Advice, LocalFileSystem
-from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 from onceflow.sinks.files.layout import HIDDEN, SinkPaths, create_file, name_of
 
 

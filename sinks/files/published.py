@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onceflow.core.arrow.kinds import cast_rows
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles

@@ -22,7 +22,7 @@ from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext, options
-from onceflow.core.spi.refusals import waits_for_person
+from onceflow.core.spi.bad_rows import waits_for_person
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles
 from onceflow.sinks.base.fence import check_sink_id

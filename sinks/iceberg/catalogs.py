@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks.lake.table import describe_error
 

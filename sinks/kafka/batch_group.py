@@ -17,12 +17,12 @@ import msgspec
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from typing_extensions import override
 
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError, Fenced, SinkError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
-from onceflow.core.spi.batch_notes import BatchNotes, NotedBatches
+from onceflow.core.spi.batch_decisions import BatchNotes, NotedBatches
 from onceflow.sinks.kafka import clients
 from onceflow.sinks.kafka.fence import owner_group, refusal
 from onceflow.sinks.kafka.settings import KafkaSinkSettings

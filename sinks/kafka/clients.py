@@ -22,7 +22,7 @@ from onceflow.clients.kafka import client
 from onceflow.clients.kafka.brokers import ASK_S, Brokers
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import SinkError
-from onceflow.core.spi.client_options import OptionValue
+from onceflow.core.spi.options import OptionValue
 from onceflow.sinks.kafka.refusals import advise_on_rights
 from onceflow.sinks.kafka.settings import TUNED_DEFAULTS, KafkaSinkSettings
 

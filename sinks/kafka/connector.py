@@ -18,8 +18,7 @@ from onceflow.core.errors import SinkError
 from onceflow.core.protocol.log.in_doubt import LogFacts
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.spi.connector import ServerAccess, SinkConnector
-from onceflow.core.spi.resource_manager import ResourceManager
+from onceflow.core.spi.connector import ResourceManager, ServerAccess, SinkConnector
 from onceflow.sinks.kafka import clients, fence
 from onceflow.sinks.kafka.committer import KafkaCommitter
 from onceflow.sinks.kafka.settings import KafkaSinkSettings

@@ -13,8 +13,7 @@ from typing_extensions import assert_never
 from onceflow.clients.kafka.keys import KEY_COLUMN
 from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_rows, to_plain_type
 from onceflow.core.arrow.nested_rows import filter_batch
-from onceflow.core.errors import ConfigError
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import ConfigError, InvariantViolation
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.formats.encoding import WrittenSchema, value_encoder
 from onceflow.formats.faulty_parts import ENCODING_ERRORS

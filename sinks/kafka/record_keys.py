@@ -11,8 +11,7 @@ from pyarrow import types as arrow
 from onceflow.clients.kafka.keys import KeyFormat
 from onceflow.core.arrow import kinds
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
-from onceflow.core.errors import ConfigError
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import ConfigError, InvariantViolation
 from onceflow.formats.encoding import WrittenSchema, value_encoder
 from onceflow.formats.faulty_parts import FaultyPart, prefix_path
 from onceflow.formats.json.encoder import JsonObjects, JsonValues

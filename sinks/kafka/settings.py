@@ -16,8 +16,7 @@ from onceflow.clients.kafka.settings import TopicOptions, TopicSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.settings.pipeline_settings import Delivery
-from onceflow.core.spi.client_options import OptionValue
-from onceflow.core.spi.options import BOOLEAN, DURATION, option, option_of
+from onceflow.core.spi.options import BOOLEAN, DURATION, OptionValue, option, option_of
 
 STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"
 """The reason why checkpoint storage is needed, for errors."""

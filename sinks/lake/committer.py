@@ -47,7 +47,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext, GlobalCommitter
-from onceflow.core.spi.refusals import waits_for_person
+from onceflow.core.spi.bad_rows import waits_for_person
 from onceflow.core.spi.staging import make_staged_committable, require_staging
 from onceflow.sinks.lake.table import (
     ChangesLabel,

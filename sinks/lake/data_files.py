@@ -38,11 +38,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.decoding import UnsafeName, resolve_stored_name
 from onceflow.core.errors import OnceflowError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.spi.staging import StagingArea, require_staging
-from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 from onceflow.sinks.lake.table import LakeTable
 
 

@@ -17,7 +17,7 @@ Files outside of the folder:
                                 in `all` too; the library in the contract "The engine knows no
                                 technology"
     sinks/__init__.py           the sink's public name, three times
-    core/imports/extras.py      which extra installs the library
+    core/imports.py      which extra installs the library
     docs/sinks/                 its page, and a line in README.md
     tests/integration/lake_sink_kit.py      its `LakeJob`: what tests of all formats ask of a format
     tests/support/lake_faults.py            faults of its commits
@@ -55,8 +55,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError, SinkError, TargetRefused
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided
 from onceflow.core.protocol.log.target_records import TargetRecord

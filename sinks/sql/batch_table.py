@@ -35,7 +35,7 @@ from onceflow.clients.sql.session import (
 from onceflow.clients.sql.tables import TableName
 from onceflow.core import errors
 from onceflow.core.backoff import Backoff
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 from onceflow.core.protocol import batches
 from onceflow.core.protocol.batches import forgotten_before
 from onceflow.core.protocol.committables import Committable

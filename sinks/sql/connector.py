@@ -12,7 +12,7 @@ from onceflow.clients.sql.session import Session, SqlError, TableMissing
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.spi.resource_manager import ResourceManager
+from onceflow.core.spi.connector import ResourceManager
 from onceflow.sinks.sql.sink import SqlSink
 
 _T = TypeVar("_T")

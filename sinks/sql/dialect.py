@@ -14,8 +14,7 @@ dialect, add a folder next to sinks/postgres:
     two_phase.py    its `TwoPhase`, only where transactions can be prepared
     server.py       its `ServerDiagnosis`: the queries of preflight and doctor to the server, and
                     the rules that judge the answers
-    connector.py    its `CONNECTOR`: what `onceflow txn` and `onceflow doctor` need; SQLite has it
-                    in sink.py, with resource_manager.py
+    connector.py    its `CONNECTOR`: what `onceflow txn` and `onceflow doctor` need
 
 Without `two_phase` every sink of the dialect is in ledger mode.
 
@@ -25,7 +24,7 @@ Files outside of the folder that every dialect needs:
                     driver, named in `all` too; the folder in the S608 exception of ruff;
                     the driver in the contract "Only a dialect's connection knows its driver"
     sinks/__init__.py           the sink's public name, three times
-    core/imports/extras.py      which extra installs the driver
+    core/imports.py      which extra installs the driver
     sinks/sql/ddl.py            a variant of `listed` if TEXT is short there
     cli/txn/where.py, cli/doctor/command.py     the URL in the help texts
     deploy/conda/recipe.yaml    the driver: conda knows no extras

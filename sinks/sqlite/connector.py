@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.in_doubt import LogFacts
-from onceflow.core.spi.connector import Questions, ServerAccess, SinkConnector
-from onceflow.core.spi.resource_manager import ResourceManager
+from onceflow.core.spi.connector import Questions, ResourceManager, ServerAccess, SinkConnector
 from onceflow.sinks.sql.connector import SqlResourceManager
 from onceflow.sinks.sql.diagnosis import SqlDiagnosis
 from onceflow.sinks.sqlite.sink import NO_TABLE, SQLiteSink

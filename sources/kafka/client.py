@@ -25,7 +25,7 @@ from onceflow.clients.kafka import client
 from onceflow.clients.kafka.brokers import Brokers
 from onceflow.core.errors import ConfigError, OnceflowError, SourceUnavailable
 from onceflow.core.spi import Outage
-from onceflow.core.spi.client_options import OptionValue
+from onceflow.core.spi.options import OptionValue
 from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
 
 logger = logging.getLogger("onceflow.sources.kafka")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.invariant import require
+from onceflow.core.errors import require
 
 NO_TIME = -1
 """The time of a record without a time, in Kafka's protocol."""

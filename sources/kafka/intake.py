@@ -22,8 +22,7 @@ from typing import Any, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, Message
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.invariant import require
+from onceflow.core.errors import ConfigError, require
 from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.fetched import wrap_records
 from onceflow.sources.kafka.messages import Records

@@ -26,8 +26,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from onceflow.clients.kafka.client import make_login_error
-from onceflow.core.errors import SourceUnavailable
-from onceflow.core.invariant import require
+from onceflow.core.errors import SourceUnavailable, require
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.events import Event, Gaps, classify_error, is_cut

@@ -18,8 +18,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from onceflow.clients.kafka.client import ClientTroubles, error_of
-from onceflow.core.errors import StateIncompatible
-from onceflow.core.invariant import InvariantViolation, require
+from onceflow.core.errors import InvariantViolation, StateIncompatible, require
 from onceflow.core.spi import EndOfInput, Outage, ReaderContext, SourceReader, Split
 from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.sources.kafka import client

@@ -16,8 +16,8 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.clients.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.core.invariant import InvariantViolation
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
+from onceflow.core.errors import InvariantViolation
 from onceflow.formats.decoding import BatchDecoder, Decoded, PlainDecoder
 from onceflow.formats.fitting import Faults
 from onceflow.formats.json.columns import CONVERSION_ERRORS, converter_of, record_type

@@ -27,8 +27,7 @@ from onceflow.clients.kafka.settings import TopicDescription, TopicOptions, Topi
 from onceflow.core.arrow.schema_text import SchemaLike
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
-from onceflow.core.spi.client_options import OptionValue
-from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
+from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, OptionValue, choice, option
 from onceflow.formats.schema_cache import SchemaCache
 from onceflow.formats.wire import KEY_SCHEMA_ID, VALUE_SCHEMA_ID
 

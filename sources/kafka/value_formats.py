@@ -20,8 +20,8 @@ import pyarrow as pa
 from confluent_kafka import Message
 from typing_extensions import assert_never
 
-from onceflow.core.invariant import InvariantViolation
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
+from onceflow.core.errors import InvariantViolation
 from onceflow.formats.decoding import BatchDecoder, read_headers
 from onceflow.formats.json import instants
 from onceflow.formats.json.columns import (

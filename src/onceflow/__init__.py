@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceflow.core.imports.lazy_names import lazy_names
+from onceflow.core.imports import lazy_names
 from onceflow.core.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
     from onceflow.connectors.spark.session import session
-    from onceflow.core.api.broadcast_stream import BroadcastStream
-    from onceflow.core.api.connected_streams import KeyedConnectedStreams, WindowedConnectedStreams
+    from onceflow.core.api.connected_streams import (
+        BroadcastStream,
+        KeyedConnectedStreams,
+        WindowedConnectedStreams,
+    )
     from onceflow.core.api.joined_streams import IntervalJoin, JoinedStreams
     from onceflow.core.api.pipeline import Job, Pipeline
     from onceflow.core.api.stream import (
@@ -155,12 +158,13 @@ else:
         __name__,
         {
             "onceflow.connectors.spark.session": "session",
-            "onceflow.core.api.broadcast_stream": "BroadcastStream",
+            "onceflow.core.api.connected_streams": (
+                "BroadcastStream KeyedConnectedStreams WindowedConnectedStreams"
+            ),
             "onceflow.core.settings.pipeline_settings": (
                 "Checkpointing Delivery Endpoint Metrics RuntimeSettings TlsFiles"
             ),
             "onceflow.core.settings.configuration": "Configuration",
-            "onceflow.core.api.connected_streams": "KeyedConnectedStreams WindowedConnectedStreams",
             "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.plan.event_time": "WatermarkStrategy",
@@ -168,8 +172,8 @@ else:
                 "FunctionCounter FunctionGauge FunctionHistogram MetricsAccess"
             ),
             "onceflow.core.plan.functions": (
-                "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess OutputTag"
-                " Record SideOutput StateAccess avg count max_ min_ sum_"
+                "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess "
+                "OutputTag Record SideOutput StateAccess avg count max_ min_ sum_"
             ),
             "onceflow.core.plan.join_functions": "ProcessJoinFunction",
             "onceflow.core.api.joined_streams": "IntervalJoin JoinedStreams",
@@ -180,26 +184,25 @@ else:
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
             "onceflow.core.runtime.cluster.local_processes": "LocalProcesses",
             "onceflow.core.runtime.events.job_events": (
-                "AttemptBegan AttemptEnded AttemptRunning CheckpointAcked CheckpointCompleted"
-                " CheckpointFailed CheckpointTriggered EventsDropped JobEnded JobEvent"
-                " JobRestarting JobStarted JobState LeftoversAborted Moment RecoveredSink"
-                " SavepointCompleted SavepointRestored SinkBlocked SinksRecovered SlotJoined"
-                " SlotLeft SlotReported SlotsDeployed SlotsJoined SplitsDiscovered StateDropped"
-                " SubtaskCommitted LagMeasured CheckpointCommitted"
+                "AttemptBegan AttemptEnded AttemptRunning CheckpointAcked CheckpointCommitted "
+                "CheckpointCompleted CheckpointFailed CheckpointTriggered EventsDropped "
+                "JobEnded JobEvent JobRestarting JobStarted JobState LagMeasured "
+                "LeftoversAborted Moment RecoveredSink SavepointCompleted SavepointRestored "
+                "SinkBlocked SinksRecovered SlotJoined SlotLeft SlotReported SlotsDeployed "
+                "SlotsJoined SplitsDiscovered StateDropped SubtaskCommitted"
             ),
             "onceflow.core.runtime.events.listeners": "JobListener",
             "onceflow.core.runtime.events.sink_status": "SinkStatus",
             "onceflow.core.runtime.events.status": (
-                "AttemptStats CheckpointFailure CheckpointStats JobStatus PendingCheckpoint"
-                " SavepointStats SlotStatus SubtaskCheckpointStats"
+                "AttemptStats CheckpointFailure CheckpointStats JobStatus PendingCheckpoint "
+                "SavepointStats SlotStatus SubtaskCheckpointStats"
             ),
             "onceflow.core.state": (
-                "AggregateFunction AggregatingState AggregatingStateDescriptor"
-                " BatchTimers BatchValueState HeapBackend KeyedBatch ListState ListStateDescriptor"
-                " MapState"
-                " MapStateDescriptor Namespace RawKeyedState ReducingState"
-                " ReducingStateDescriptor RocksDBBackend Serializer StateBackend StateTtlConfig"
-                " Timer Timers ValueState ValueStateDescriptor"
+                "AggregateFunction AggregatingState AggregatingStateDescriptor BatchTimers "
+                "BatchValueState HeapBackend KeyedBatch ListState ListStateDescriptor MapState "
+                "MapStateDescriptor Namespace RawKeyedState ReducingState "
+                "ReducingStateDescriptor RocksDBBackend Serializer StateBackend StateTtlConfig "
+                "Timer Timers ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage HdfsStorage MemoryStorage ObjectStorage",
             "onceflow.core.api.stream": (
@@ -211,8 +214,8 @@ else:
             ),
             "onceflow.core.api.windowed_stream": "WindowedStream",
             "onceflow.core.plan.windows": (
-                "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows"
-                " TumblingProcessingTimeWindows"
+                "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows "
+                "TumblingProcessingTimeWindows"
             ),
         },
     )

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, IcebergJob, one
 
+from onceflow.core.decoding import UnsafeName, resolve_stored_name
 from onceflow.core.errors import CheckpointCorrupt, OnceflowError, SinkError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
@@ -28,7 +29,6 @@ from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import LocalFileSystem
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.snapshots.state_files import discard
-from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 from onceflow.sinks.delta.data_files import DeltaFile, decode_files, encode_files
 from onceflow.sinks.delta.layout import TableLayout
 from onceflow.sinks.files.layout import SinkPaths, name_of

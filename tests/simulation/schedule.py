@@ -13,8 +13,7 @@ from tests.simulation.rewinds import may_go_back, put_targets_back
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
-from onceflow.core.errors import OnceflowError
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation, OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 
 CALM_AFTER_S = 4.0

@@ -21,12 +21,7 @@ from tests.support.dataframe_job import UID, frame_of, inputs_in, pipeline_of
 from tests.support.directory_sink import DirectorySink
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
-from onceflow.core.errors import (
-    ConfigError,
-    DataFrameFailed,
-    OffsetOutOfRange,
-    StateIncompatible,
-)
+from onceflow.core.errors import ConfigError, DataFrameFailed, OffsetOutOfRange, StateIncompatible
 from onceflow.core.plan.dataframe_source import DataFrameSource
 from onceflow.core.storage import FileSystemStorage
 

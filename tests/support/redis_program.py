@@ -7,7 +7,7 @@ from contextlib import closing
 
 from tests.support.servers.debian import PackageArchive, is_debian, own_loader
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers.process import exclusive
 
 _FETCH_TIMEOUT_S = 600.0

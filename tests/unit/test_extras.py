@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.core.imports.extras import EXTRA_OF_PACKAGE
+from onceflow.core.imports import EXTRA_OF_PACKAGE
 from onceflow.core.settings.configuration_file import parse_toml
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ FAILS = {
     "from onceflow.clients.kafka.registry import KeptSchema, SchemaKind\n"
     "from onceflow.formats.protobuf.schema import compile_schema\n"
     "compile_schema(KeptSchema(1, SchemaKind.PROTOBUF, 'message M {}'))": "protobuf",
-    "from onceflow.core.imports.extras import naming_extras\n"
+    "from onceflow.core.imports import naming_extras\n"
     "with naming_extras(): import onceflow.cli.main": "cli",
 }
 

@@ -14,13 +14,11 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Sink
-from onceflow.core.spi.batch_decisions import BatchDecisions
-from onceflow.core.spi.batch_notes import BatchNotes
+from onceflow.core.spi.batch_decisions import BatchDecisions, BatchNotes
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
-from onceflow.core.storage.log.batch_log import LoggedBatchDecisions
-from onceflow.core.storage.log.noted_batch_log import NotedBatchDecisions
+from onceflow.core.storage.log.batch_log import LoggedBatchDecisions, NotedBatchDecisions
 from onceflow.sinks.sql.batch_table import DecidedPart, SqlBatchDecisions
 from onceflow.sinks.sql.sink import SqlSink
 

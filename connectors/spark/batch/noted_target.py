@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import msgspec
 
 from onceflow.connectors.spark.options.option_table import sink_options
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.log.batch_log import decision_directory

@@ -24,7 +24,7 @@ from onceflow.core.storage import (
     checkpoint_storage,
     stored_checkpoints,
 )
-from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.described_storage import savepoint_directory
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 

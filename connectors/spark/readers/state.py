@@ -25,7 +25,7 @@ from onceflow.core.state.readers.stored import StatePiece, list_pieces, read_met
 from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.states.operator_state import Mode, find_mode, read_saved
 from onceflow.core.storage import CheckpointStorage
-from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.described_storage import savepoint_directory
 from onceflow.core.storage.stored_checkpoints import StoredCheckpoint, nearest
 
 _SPLITS = "splits"

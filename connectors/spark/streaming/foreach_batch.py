@@ -33,7 +33,7 @@ from onceflow.connectors.spark.streaming.first_sink import FirstSink
 from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
 from onceflow.connectors.spark.streaming.writer import this_task
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import require_package
+from onceflow.core.imports import require_package
 from onceflow.core.runtime.cluster.spark import use_own_interpreter
 from onceflow.core.spi import CommittedBy, OnBadRow, Sink
 from onceflow.core.spi.dead_letters import DEAD_LETTERS

@@ -18,8 +18,8 @@ import msgspec
 from onceflow.connectors.spark.batch.commits import BatchTarget, TaskReport
 from onceflow.connectors.spark.batch.identity import locate_target
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import Sink
 from onceflow.core.storage.filesystems.file_location import FileLocation

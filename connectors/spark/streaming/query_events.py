@@ -27,7 +27,7 @@ from pyspark.sql.streaming.listener import (
 )
 from typing_extensions import override
 
-from onceflow.core.imports.extras import require_package
+from onceflow.core.imports import require_package
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef

@@ -22,7 +22,7 @@ from onceflow.core.protocol.log.in_doubt import Resolution
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.batch_decisions import BatchDecisions
-from onceflow.core.spi.resource_manager import ResourceManager
+from onceflow.core.spi.connector import ResourceManager
 from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_committable
 from onceflow.sinks.sql.batch_table import SqlBatchDecisions
 from onceflow.sinks.sql.connector import SqlResourceManager

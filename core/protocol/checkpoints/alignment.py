@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
-from onceflow.core.invariant import require
+from onceflow.core.errors import require
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import CheckpointId
 

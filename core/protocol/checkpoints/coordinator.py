@@ -42,7 +42,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from onceflow.core.invariant import InvariantViolation, require
+from onceflow.core.errors import InvariantViolation, require
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,

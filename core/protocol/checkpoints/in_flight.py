@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
-from onceflow.core.invariant import require
+from onceflow.core.errors import require
 from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.ids import CheckpointId
 

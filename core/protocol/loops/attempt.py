@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 from typing_extensions import assert_never
 
 from onceflow.core import errors
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError, OnceflowError, SettingsRefused, SlotLost
-from onceflow.core.local_files.cache import make_private_directory
+from onceflow.core.local_files import make_private_directory
 from onceflow.core.runtime.cluster import process_host
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.slot import run_slot

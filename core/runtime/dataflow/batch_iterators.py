@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array_of_pandas
 from onceflow.core.arrow.instants import values_inside
 from onceflow.core.arrow.kinds import cast_rows, is_list
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
 
 _LEAVE_S = 10.0

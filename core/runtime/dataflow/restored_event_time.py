@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.msgspec_decoders import msgpack_decoder
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.protocol.watermarks import NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.state import hash_keys

@@ -15,8 +15,7 @@ import pyarrow as pa
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array
 from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.plan.functions import Record
-from onceflow.core.plan.record_copies import copy_value
+from onceflow.core.plan.functions import Record, copy_value
 from onceflow.core.runtime.dataflow.user_functions import result_error
 
 Results: TypeAlias = Record | Iterable[Record] | None

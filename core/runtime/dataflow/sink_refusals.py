@@ -13,12 +13,17 @@ import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from onceflow.core.errors import OnceflowError, PreCommitFailed, SinkError, TargetRefused
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import (
+    InvariantViolation,
+    OnceflowError,
+    PreCommitFailed,
+    SinkError,
+    TargetRefused,
+)
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.refusals import make_fingerprint
-from onceflow.core.spi.refusals import is_data_at_fault, may_pass
+from onceflow.core.spi.bad_rows import is_data_at_fault, may_pass
 
 _TRACE_LENGTH_MAX = 4000
 _ADVICE = (

@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 
 from onceflow.core.crash_points import reach
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import ConfigError
-from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId

@@ -20,10 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue, ConfigError
-from onceflow.core.plan.event_time import times_ms
+from onceflow.core.plan.event_time import LateRecords, times_ms
 from onceflow.core.plan.graph import ProcessConnected
 from onceflow.core.plan.join_functions import WindowPairs
-from onceflow.core.plan.late_records import LateRecords
 from onceflow.core.plan.window_batches import WindowBatches
 from onceflow.core.plan.window_functions import CoWindowedFunction
 from onceflow.core.plan.windows import EventTimeSessionWindows, pane_windows

@@ -24,8 +24,12 @@ from onceflow.core.runtime.driver.http_server import HttpServer
 from onceflow.core.runtime.driver.job_api import ControlledJob, JobApi
 from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.settings.pipeline_settings import Endpoint
-from onceflow.core.storage.log.driver_address import AddressFiles, DriverAddress
-from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
+from onceflow.core.storage.log.driver_files import (
+    EXPECTED_FORM,
+    AddressFiles,
+    DriverAddress,
+    is_token,
+)
 
 TOLD_TIMEOUT_S = 2.0
 """The time in seconds that an ended job waits for clients to read the outcome of their

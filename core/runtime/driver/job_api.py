@@ -38,8 +38,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver import job_views, web_page
 from onceflow.core.runtime.driver.health import HEALTH_PATH, READY_PATH, Health, answer_probe

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onceflow.core.imports.extras import require_package
+from onceflow.core.imports import require_package
 from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.runtime.driver.health import Health, JobHealth

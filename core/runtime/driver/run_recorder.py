@@ -15,7 +15,7 @@ from onceflow.core.errors import OnceflowError
 from onceflow.core.runtime.driver.background import Background
 from onceflow.core.runtime.events.job_events import JobState
 from onceflow.core.storage import JobStorage
-from onceflow.core.storage.log.last_run import ERROR_LENGTH_MAX, LastRun
+from onceflow.core.storage.log.driver_files import ERROR_LENGTH_MAX, LastRun
 
 END_TIMEOUT_S = 10.0
 """The time in seconds that an ended job waits until storage has the record. It ends in any case."""

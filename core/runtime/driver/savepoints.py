@@ -29,7 +29,7 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import LogMemory
 from onceflow.core.protocol.savepoints.savepoint import Savepoint, is_staged_for
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
-from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.described_storage import savepoint_directory
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 
 _log = logging.getLogger("onceflow.runtime.driver")

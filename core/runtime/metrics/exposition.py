@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onceflow.core.imports.extras import require_package
+from onceflow.core.imports import require_package
 from onceflow.core.runtime.metrics.metric_catalog import CATALOG, JOB_LABEL, Metric, MetricType
 from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.runtime.events import job_events

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.local_files.scratch import ScratchDirectory
+from onceflow.core.local_files import ScratchDirectory
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Acked, PartFailed, SinkCommitted
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport

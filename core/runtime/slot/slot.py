@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.local_files.scratch import ScratchDirectory
+from onceflow.core.local_files import ScratchDirectory
 from onceflow.core.protocol.loops.slot import RestoreEnded
 from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.json_logs import bind_process_fields, configure_slot_logs

@@ -27,8 +27,8 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import SettingsRefused, SlotLost
-from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.loops.slots import ADDRESS_ADVICE
 from onceflow.core.runtime.dataflow.channels import (

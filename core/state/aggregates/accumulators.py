@@ -22,8 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.errors import BadStateValue
-from onceflow.core.invariant import require
+from onceflow.core.errors import BadStateValue, require
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.aggregates.byte_values import BytesTotals, totals_of
 from onceflow.core.state.aggregates.encoded_totals import decode_totals, encode_totals

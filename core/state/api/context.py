@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from onceflow.core.invariant import require
+from onceflow.core.errors import require
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 
 __all__ = ["StateContext", "StateHandle", "StateReader", "StateWriter"]

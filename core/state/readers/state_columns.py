@@ -33,8 +33,8 @@ import pyarrow.compute as pc
 
 from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.arrow.kinds import cast_rows
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.aggregates.accumulator_shape import NAMESPACE, AccumulatorShape
 from onceflow.core.state.aggregates.byte_values import is_of_bytes, totals_of
 from onceflow.core.state.aggregates.encoded_totals import decode_totals

@@ -49,7 +49,7 @@ from rocksdict import (
 )
 
 from onceflow.core.errors import StateError
-from onceflow.core.local_files.full_disk import advise_on_disk
+from onceflow.core.local_files import advise_on_disk
 from onceflow.core.state.keys.key_index import to_fixed_binary
 from onceflow.core.state.snapshots.canonical import Groups, StateRows
 

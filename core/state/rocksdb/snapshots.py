@@ -28,8 +28,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.decoding import UnsafeName, msgpack_decoder, resolve_file_name
 from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompatible
-from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.rocksdb.database import (
@@ -54,7 +54,6 @@ from onceflow.core.state.snapshots.canonical import (
 from onceflow.core.state.snapshots.known_files import FileHandles
 from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot
-from onceflow.core.stored_names import UnsafeName, resolve_file_name
 
 FORMAT = 2
 """Format 2: decimal map keys have no trailing zeros, and instants are in their own unit."""

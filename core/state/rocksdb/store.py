@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from onceflow.core.local_files.full_disk import naming_full_disk
+from onceflow.core.local_files import naming_full_disk
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape, make_shape
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable

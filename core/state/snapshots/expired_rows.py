@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.msgspec_decoders import msgpack_decoder
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.snapshots.state_meta import StateKind
 from onceflow.core.state.types.serializers import ExpiringSerializer, Serializer

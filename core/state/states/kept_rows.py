@@ -29,8 +29,7 @@ import pyarrow as pa
 
 from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.arrow.kinds import cast_rows
-from onceflow.core.errors import BadStateValue, ConfigError
-from onceflow.core.invariant import require
+from onceflow.core.errors import BadStateValue, ConfigError, require
 from onceflow.core.state.aggregates.running import Grouping
 from onceflow.core.state.api.descriptors import ALONE, AccumulatorColumn
 from onceflow.core.state.keys.key_columns import Ints, KeyColumn

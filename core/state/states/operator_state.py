@@ -25,8 +25,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import BadStateValue, ConfigError, StateCorrupt, StateIncompatible
-from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.splits import redistribute_list
 from onceflow.core.state.api.context import StateReader, StateWriter

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.core import errors
-from onceflow.core.msgspec_decoders import msgpack_decoder
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.state.api.descriptors import ValueStateDescriptor
 from onceflow.core.state.keys import key_codec
 from onceflow.core.state.keys.key_groups import key_groups

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import inspect
 
-from onceflow.core.msgspec_decoders import type_info
+from onceflow.core.decoding import type_info
 
 Check: TypeAlias = Callable[[Any], None]
 """A function that raises ValueError unless a type takes a decoded MessagePack value completely."""

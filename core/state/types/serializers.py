@@ -22,8 +22,8 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
+from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import ConfigError
-from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.types import exact_numbers
 from onceflow.core.state.types.signatures import type_name
 

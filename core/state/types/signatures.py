@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from onceflow.core.msgspec_decoders import type_info
+from onceflow.core.decoding import type_info
 
 _WORDS: dict[type[inspect.Type], str] = {
     inspect.AnyType: "any",

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import naming_one_extra
+from onceflow.core.imports import naming_one_extra
 from onceflow.core.secret_references import follow_references, has_reference
 
 PART_BYTES = 8 * 1024 * 1024

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from onceflow.core.errors import ConfigError, StorageError
-from onceflow.core.imports.extras import naming_extras
+from onceflow.core.imports import naming_extras
 from onceflow.core.secret_references import follow_references, has_reference
 from onceflow.core.storage.filesystems.bucket_settings import Patience
 

@@ -25,8 +25,8 @@ from functools import partial
 
 import msgspec
 
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
-from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import rules

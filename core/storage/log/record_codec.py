@@ -17,9 +17,8 @@ from typing import TypeVar
 import msgspec
 from typing_extensions import assert_never
 
-from onceflow.core.errors import CheckpointCorrupt, StateIncompatible
-from onceflow.core.invariant import require
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
+from onceflow.core.errors import CheckpointCorrupt, StateIncompatible, require
 from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, LogEntry, LogRecord
 
 FORMAT = 1

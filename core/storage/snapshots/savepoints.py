@@ -24,7 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from onceflow.core import errors
-from onceflow.core.msgspec_decoders import json_decoder
+from onceflow.core.decoding import json_decoder
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,

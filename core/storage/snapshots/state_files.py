@@ -21,16 +21,15 @@ from typing import Generic, TypeVar
 import xxhash
 from typing_extensions import Buffer
 
-from onceflow.core.errors import CheckpointCorrupt, StorageError
-from onceflow.core.invariant import require
-from onceflow.core.local_files.full_disk import advise_on_disk
+from onceflow.core.decoding import UnsafeName, resolve_stored_name
+from onceflow.core.errors import CheckpointCorrupt, StorageError, require
+from onceflow.core.local_files import advise_on_disk
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle, paths_of
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.storage.filesystems.filesystem import AdoptsFiles, FileSystem
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES, LocalFileSystem, write_all
 from onceflow.core.storage.layout import JobPaths, StateNames, StatePaths
-from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 
 T = TypeVar("T", bytes, memoryview)
 

@@ -1,4 +1,4 @@
-"""The staged rows of a job as files of its checkpoint storage.
+"""The staged rows of a job as files of its checkpoint storage, and the input files of its sources.
 
 Each transaction is one file, `<job>/staged/<sink
 id>/<attempt>-<checkpoint>-<subtask>-<sequence>.arrow`:
@@ -17,9 +17,10 @@ from __future__ import annotations
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
@@ -33,7 +34,13 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.staging import StagedRows, StagingArea, make_staged_committable
 from onceflow.core.storage.filesystems.filesystem import FileSystem
-from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
+from onceflow.core.storage.filesystems.local import (
+    CHECKPOINT_STORAGE,
+    LocalFileSystem,
+    Modes,
+    sync_directory,
+    sync_file,
+)
 from onceflow.core.storage.layout import safe_name
 
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
@@ -337,3 +344,35 @@ def _frames(file: IO[bytes], size_bytes: int) -> Iterator[tuple[str, pa.RecordBa
             with pa.ipc.open_stream(file.read(body_bytes)) as stream:
                 for batch in stream:
                     yield part, batch
+
+
+@dataclass(frozen=True, slots=True)
+class InputFiles:
+    """A directory of `fs`, with one directory of files for each time that Spark wrote them."""
+
+    fs: FileSystem = field(repr=False)
+    directory: str
+
+    def make(self) -> None:
+        """Create the directory. Only users of checkpoint storage may write below it."""
+        self.fs.make_directory(self.directory)
+
+    def path(self, name: str = "") -> Path:
+        """Return the path of `name` on a machine that has mounted the storage."""
+        return Path(self.fs.location(self.directory)) / name
+
+    def make_durable(self, written: str) -> None:
+        """Make the files in directory `written` survive a crash, whichever process wrote them."""
+        directory = self.path(written)
+        for path in directory.iterdir():
+            sync_file(path)
+        sync_directory(str(directory))
+        sync_directory(str(self.path()))
+
+    def delete(self, *, besides: Collection[str] = ()) -> None:
+        """Delete all files except the directories in `besides`. Idempotent."""
+        for name in self.fs.list(self.directory):
+            if name not in besides:
+                self.fs.delete_tree(f"{self.directory}/{name}")
+        if not besides:
+            self.fs.delete_tree(self.directory)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from onceflow.core.errors import OnceflowError, SinkError, TargetRefused
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation, OnceflowError, SinkError, TargetRefused
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import SinkWriter
-from onceflow.core.spi.refusals import is_data_at_fault, may_pass
+from onceflow.core.spi.bad_rows import is_data_at_fault, may_pass
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.harness import Harness, Prepared

@@ -21,7 +21,7 @@ from typing import ClassVar
 from tests.support.servers.installer import run_installer
 from typing_extensions import override
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers.process import LOOPBACK, ServerProcess, exclusive
 from onceflow.integration.servers.server import ServerError
 

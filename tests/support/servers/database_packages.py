@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.servers.debian import PackageArchive, is_debian, own_loader
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers.mysql_programs import (
     DatabaseProgram,
     Flavor,

@@ -26,7 +26,7 @@ from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.main import app
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
 from onceflow.core.storage import checkpoint_storage
-from onceflow.core.storage.log.driver_address import DriverAddress
+from onceflow.core.storage.log.driver_files import DriverAddress
 
 SECRET = "the-operators-own-secret-0123456789"
 TOKEN = "the-token-of-the-driver-0123456789"

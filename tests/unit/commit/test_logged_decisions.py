@@ -54,7 +54,7 @@ def log_of(*steps: AttemptId | CompletedCheckpoint, alive: bool = False) -> LogF
     for step in steps:
         sequence, previous = view.last_sequence + 1, view.last_digest
         record: rules.LogRecord = (
-            rules.CheckpointDecided(sequence, step.attempt, step, previous)
+            rules.next_decision(view, step)
             if isinstance(step, CompletedCheckpoint)
             else rules.AttemptClaimed(sequence, step, "host:1", previous)
         )

@@ -16,7 +16,7 @@ from onceflow.core.commit.queue import Done, RetryAt, StepFailed, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy, recovery_retries
 from onceflow.core.commit.steps import CommitWhole, PlannedSteps, Step, to_aborts, to_commits
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,

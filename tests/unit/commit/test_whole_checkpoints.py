@@ -17,8 +17,7 @@ from onceflow.core.commit.whole_checkpoints import (
     find_undecided,
     plan_global_recovery,
 )
-from onceflow.core.errors import ConfigError
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import ConfigError, InvariantViolation
 from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision, CheckpointKind, FinishJob

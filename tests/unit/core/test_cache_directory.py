@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.core.local_files.cache import exclusive, is_private, make_private_directory, publish
+from onceflow.core.local_files import exclusive, is_private, make_private_directory, publish
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.core.errors import StateError
-from onceflow.core.local_files.full_disk import advise_on_disk, naming_full_disk
+from onceflow.core.local_files import advise_on_disk, naming_full_disk
 
 
 def test_a_directory_that_is_not_there_yet_is_on_the_disk_of_its_parent(tmp_path: Path) -> None:

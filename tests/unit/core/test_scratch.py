@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from onceflow.core.local_files.scratch import ScratchDirectory, directory_of_process
+from onceflow.core.local_files import ScratchDirectory, directory_of_process
 
 _PROGRAM = """
 import sys, time
 from pathlib import Path
-from onceflow.core.local_files.scratch import ScratchDirectory
+from onceflow.core.local_files import ScratchDirectory
 scratch = ScratchDirectory.create(Path(sys.argv[1]), "ledger-0")
 (scratch.path / "state").write_text("much")
 print(scratch.path, flush=True)

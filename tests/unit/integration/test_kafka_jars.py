@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers import ServerError
 from onceflow.integration.servers.kafka_jars import java_command, kafka_jars
 

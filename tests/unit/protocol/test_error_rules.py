@@ -12,11 +12,11 @@ from onceflow.core import errors
 from onceflow.core.errors import (
     BadRow,
     ConfigError,
+    InvariantViolation,
     SettingsRefused,
     SinkError,
     SlotLost,
 )
-from onceflow.core.invariant import InvariantViolation
 from onceflow.core.protocol.error_rules import RULES, Consequence, find_rule, is_final
 from onceflow.core.protocol.failures import EndJob, JobFailures
 from onceflow.core.protocol.restart import ExponentialDelay, GiveUp, RestartAfter

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.core.invariant import InvariantViolation, require, unreachable
+from onceflow.core.errors import InvariantViolation, require, unreachable
 from onceflow.core.protocol import ids
 from onceflow.core.spi import TransactionNamer, WriterContext
 

@@ -12,7 +12,7 @@ from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.refusals import STUCK_TRIES, make_fingerprint
-from onceflow.core.spi.refusals import is_data_at_fault, may_pass
+from onceflow.core.spi.bad_rows import is_data_at_fault, may_pass
 
 ONE = CheckpointId(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.splits import Split, SplitState
 from onceflow.core.protocol.watermarks import (
     IDLE,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from onceflow import RuntimeSettings
-from onceflow.core.local_files.scratch import ScratchDirectory
+from onceflow.core.local_files import ScratchDirectory
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, SlotMail
 from onceflow.core.runtime.transport.credentials import Credentials

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.sources.test_kafka_value_formats import settings_of
 
-from onceflow.core.errors import BadRecord
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import BadRecord, InvariantViolation
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.fetched import FetchedRecords, wrap_records
 from onceflow.sources.kafka.messages import messages_of, sample_times

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.spi.client_options import OptionRules, OptionValue
+from onceflow.core.spi.options import OptionRules, OptionValue
 
 RULES = OptionRules(
     what="Queue option",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints import alignment
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId

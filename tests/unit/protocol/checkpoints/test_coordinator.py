@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.protocol.checkpoints import coordination
 
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 from tests.unit.protocol.checkpoints import coordination
 
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints import alignment, decisions
 from onceflow.core.protocol.checkpoints.in_flight import (
     REPLAYED,

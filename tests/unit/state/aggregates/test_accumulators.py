@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceflow.core.errors import ConfigError, StateError
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import ConfigError, InvariantViolation, StateError
 from onceflow.core.state import AccumulatorColumn, AccumulatorTable
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.aggregates.byte_values import totals_of

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.storage.storage_samples import decision
 
-from onceflow.core.errors import CheckpointCorrupt, StateIncompatible
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import CheckpointCorrupt, InvariantViolation, StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,

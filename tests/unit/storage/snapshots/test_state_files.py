@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.storage.storage_samples import finish, start_python
 from typing_extensions import Buffer
 
-from onceflow.core.errors import BadStateValue, CheckpointCorrupt, StorageError
-from onceflow.core.invariant import InvariantViolation
+from onceflow.core.errors import BadStateValue, CheckpointCorrupt, InvariantViolation, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.state.api.context import StateReader, StateWriter

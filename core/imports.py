@@ -1,14 +1,19 @@
-"""The packages that extras of onceflow install, and the error that names a missing extra.
+"""The lazy import of public names (PEP 562), and the extras that install optional packages.
 
 Code imports such a package inside `naming_extras`. It uses `naming_one_extra` if several extras
 install the package, or if a dependency of the package comes with an extra.
+
+A package with lazy names lists each name three times: for type checkers (an import below
+`TYPE_CHECKING`), in `__all__`, and in the table of modules. A unit test compares the three.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Generator, Mapping
+import sys
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from types import MappingProxyType
 
 from onceflow.core.errors import MissingExtra
@@ -87,3 +92,29 @@ def make_missing(package: str, extra: str) -> MissingExtra:
         f"the package {package} is not installed here: install onceflow[{extra}] where the driver"
         " and where the slots run"
     )
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of `package`. `modules` maps module to public names.
+
+    At its first use a name becomes an ordinary attribute of the package, so later uses cost
+    nothing. Errors from importing its module are raised unchanged, except that a missing package of
+    an extra raises MissingExtra.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
+
+    def get_attribute(name: str) -> object:
+        module = module_of.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with naming_extras():
+            value: object = getattr(import_module(module), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_of})
+
+    return get_attribute, list_names
