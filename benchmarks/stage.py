@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +15,7 @@ from typing import Literal
 import msgspec
 import psycopg
 from psycopg import sql
+from tests.support.program import Program, python
 from tests.support.servers.database_packages import offer_packages
 from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import LiteralString
@@ -24,7 +23,7 @@ from typing_extensions import LiteralString
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import Database, JobResult, JobSpec
 from onceflow.core.errors import OnceflowError
-from onceflow.integration.faults.processes import children_of, kill_process, kill_tree
+from onceflow.integration.faults.processes import children_of, kill_process
 from onceflow.integration.judge import verify
 from onceflow.integration.servers import (
     EmbeddedKafka,
@@ -37,7 +36,6 @@ from onceflow.integration.workload import Payments, produce
 
 ROOT = Path(__file__).resolve().parent.parent
 _DRIVER_TIMEOUT_S = 1000.0
-_LOG_TAIL_CHARS = 4000
 
 
 class BenchmarkError(OnceflowError):
@@ -202,35 +200,21 @@ class DriverProcess:
     def __init__(self, ready: Ready) -> None:
         """Start it."""
         self._spec = ready.spec
-        self._log = ready.directory / "driver.log"
         self._result = ready.directory / "result.json"
         spec_path = ready.directory / "spec.json"
         spec_path.write_bytes(msgspec.json.encode(ready.spec))
-        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         self.began_at_s = time.time()
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.job", str(spec_path), str(self._result)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # Slots unpickle classes of this package: they need the same path as the driver.
-                env={
-                    **os.environ,
-                    **ready.environment,
-                    "PYSPARK_PYTHON": sys.executable,
-                    "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-                },
-            )
+        self._program = Program(
+            ready.directory / "driver.log",
+            *python("-m", "benchmarks.job", spec_path, self._result),
+            environment={**ready.environment, "PYSPARK_PYTHON": sys.executable},
+        )
 
     def __enter__(self) -> DriverProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            kill_tree(self._process.pid)
-            self._process.wait()
+        self._program.kill_tree()
 
     def result(self) -> JobResult:
         """Return what the job measured, once it has ended.
@@ -238,7 +222,7 @@ class DriverProcess:
         Raises:
             BenchmarkError: It failed; quotes the end of what it said.
         """
-        if self._process.wait(_DRIVER_TIMEOUT_S) != 0:
+        if self._program.wait(_DRIVER_TIMEOUT_S) != 0:
             raise self._failed()
         return msgspec.json.decode(self._result.read_bytes(), type=JobResult)
 
@@ -248,17 +232,15 @@ class DriverProcess:
         Raises:
             BenchmarkError: It has ended; quotes the end of what it said.
         """
-        if self._process.poll() is not None:
+        if self._program.poll() is not None:
             raise self._failed()
 
     def kill(self) -> None:
         """SIGKILL the driver and its JVM, as a dying machine would; slots are left on their own."""
-        for victim in (self._process.pid, *children_of(self._process.pid)):
+        for victim in (self._program.pid, *children_of(self._program.pid)):
             kill_process(victim)
-        self._process.wait()
+        self._program.wait()
 
     def _failed(self) -> BenchmarkError:
-        tail = self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
-        return BenchmarkError(
-            f"the driver of {self._spec} ended with {self._process.returncode}:\n{tail}"
-        )
+        status, tail = self._program.poll(), self._program.tail()
+        return BenchmarkError(f"the driver of {self._spec} ended with {status}:\n{tail}")

@@ -25,12 +25,12 @@ from tests.integration import postgres_sink_kit as postgres
 from tests.integration.cdc_lake_driver import JOB, TABLE, catalog_of
 from tests.integration.test_cdc_upsert import await_condition, change_rows
 from tests.support.debezium import debezium
+from tests.support.program import Program, python
 
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 
 _PROGRAM = Path(__file__).with_name("cdc_lake_driver.py")
-_ROOT = _PROGRAM.parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -42,21 +42,11 @@ class CopiesJob:
         self.directory, self._arguments = directory, (servers, topic, str(directory))
 
     @contextmanager
-    def running(self) -> Generator[subprocess.Popen[bytes], None, None]:
+    def running(self) -> Generator[Program, None, None]:
         """Have a driver run, and get SIGKILL at the end of the block."""
-        with (self.directory / "driver.log").open("ab") as log:
-            driver = subprocess.Popen(
-                [sys.executable, str(_PROGRAM), *self._arguments],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])},
-                stdout=log,
-                stderr=log,
-            )
-        try:
+        with Program(self.directory / "driver.log", *python(_PROGRAM, *self._arguments)) as driver:
             yield driver
-            assert not driver.poll(), (self.directory / "driver.log").read_text()[-4000:]
-        finally:
-            driver.kill()
-            driver.wait(30)
+            assert not driver.poll(), driver.tail()
 
     def kill_slot(self) -> None:
         status = self._ask("status", "--json")

@@ -86,7 +86,6 @@ def test_two_tables_and_postgres_say_the_same_after_kills_before_between_and_aft
     driver = job.start()
     job.wait_for_commits(1, driver)
     driver.kill()
-    driver.wait(30)
     job.finish(job.start())
     job.assert_targets_agree()
     job.assert_nothing_is_staged()

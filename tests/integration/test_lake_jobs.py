@@ -7,7 +7,6 @@ wrong here. All read the table back by DuckDB, and look through all its data fil
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -29,10 +28,10 @@ from pyiceberg.table import Table
 from tests.integration.lake_driver import catalog_properties
 from tests.support.changing_source import ChangingSource
 from tests.support.counting_source import SCHEMA
+from tests.support.program import Program, python
 from typing_extensions import override
 
 _PROGRAM = Path(__file__).with_name("lake_driver.py")
-_ROOT = _PROGRAM.parents[2]
 RECORDS = 30_000
 TIMEOUT_S = 120.0
 
@@ -53,19 +52,13 @@ class LakeJob(ABC):
         self.directory = directory
         self.gathered = 0
         """How many checkpoints a version is made of; 0: each has its own."""
-        self._drivers: list[subprocess.Popen[bytes]] = []
+        self._drivers: list[Program] = []
         (directory / "orders").mkdir()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        with (self.directory / f"driver-{len(self._drivers)}.log").open("wb") as log:
-            driver = subprocess.Popen(
-                [sys.executable, str(_PROGRAM), *map(str, self._arguments())],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])},
-                stdout=log,
-                stderr=log,
-            )
-        self._drivers.append(driver)
-        return driver
+    def start(self) -> Program:
+        log = self.directory / f"driver-{len(self._drivers)}.log"
+        self._drivers.append(Program(log, *python(_PROGRAM, *self._arguments())))
+        return self._drivers[-1]
 
     def _arguments(self) -> tuple[object, ...]:
         return self.format, self.directory, RECORDS, self.gathered
@@ -73,15 +66,12 @@ class LakeJob(ABC):
     def close(self) -> None:
         for driver in self._drivers:
             driver.kill()
-            driver.wait(30)
 
     def order(self, order: str) -> None:
         """Have the next commit of any driver kill or stop its process."""
         (self.directory / "orders" / order).touch()
 
-    def wait_until(
-        self, holds: Callable[[], bool], driver: subprocess.Popen[bytes] | None = None
-    ) -> None:
+    def wait_until(self, holds: Callable[[], bool], driver: Program | None = None) -> None:
         """Wait until it holds, while `driver` runs."""
         deadline = time.monotonic() + TIMEOUT_S
         while not holds():
@@ -89,17 +79,17 @@ class LakeJob(ABC):
             assert driver is None or driver.poll() is None, self.logs()
             time.sleep(0.02)
 
-    def wait_for_commits(self, count: int, driver: subprocess.Popen[bytes]) -> None:
+    def wait_for_commits(self, count: int, driver: Program) -> None:
         """Wait until `count` more versions have rows."""
         goal = len(self.checkpoints()) + count
         self.wait_until(lambda: len(self.checkpoints()) >= goal, driver)
 
-    def wait_for_stop(self, driver: subprocess.Popen[bytes]) -> None:
+    def wait_for_stop(self, driver: Program) -> None:
         """Wait until `driver` stands still."""
         stat = Path(f"/proc/{driver.pid}/stat")
         self.wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", driver)
 
-    def finish(self, driver: subprocess.Popen[bytes]) -> None:
+    def finish(self, driver: Program) -> None:
         """Let the input end, and `driver` with it."""
         (self.directory / "end").touch()
         assert driver.wait(TIMEOUT_S) == 0, self.logs()
@@ -328,7 +318,7 @@ def test_iceberg_17551_16016_zombie_driver_that_wakes_later_changes_nothing(
     job.wait_for_stop(zombie)
     driver = job.start()
     job.wait_for_commits(3, driver)
-    zombie.send_signal(signal.SIGCONT)
+    zombie.signal(signal.SIGCONT)
     job.wait_for_commits(2, driver)
     assert zombie.wait(TIMEOUT_S) != 0, "the zombie finds that a newer attempt owns the job"
     job.finish(driver)
@@ -401,7 +391,6 @@ def test_job_killed_again_and_again_at_random_moments_writes_each_row_once(job: 
         driver = job.start()
         job.wait_for_commits(1, driver)
         driver.kill()
-        driver.wait(30)
     job.finish(job.start())
     job.assert_each_row_once()
     job.assert_nothing_is_staged()
@@ -422,7 +411,7 @@ def test_gathered_commits_survive_killed_and_overtaken_drivers(job: LakeJob, mom
     second = job.start()
     job.wait_for_commits(2, second)
     if moment.startswith("stop"):
-        first.send_signal(signal.SIGCONT)
+        first.signal(signal.SIGCONT)
         assert first.wait(TIMEOUT_S) != 0, "it finds that a newer attempt owns the job"
     job.finish(second)
     job.assert_each_row_once()
@@ -448,7 +437,7 @@ def test_changes_by_key_are_applied_once_whenever_drivers_are_killed_or_overtake
     job.wait_for_stop(zombie)
     driver = job.start()
     job.wait_for_commits(2, driver)
-    zombie.send_signal(signal.SIGCONT)
+    zombie.signal(signal.SIGCONT)
     assert zombie.wait(TIMEOUT_S) != 0
     job.finish(driver)
     checkpoints = job.checkpoints()

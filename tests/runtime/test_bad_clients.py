@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.job_process import run_job
+from tests.support.job_process import JobProcess
 from tests.support.ledger import SETTINGS
 from typer.testing import CliRunner
 
@@ -125,7 +125,7 @@ def test_status_and_stop_answer_in_time_while_lingering_clients_hold_every_conne
     timeout_s = 30
     end = ("--ends-with", str(tmp_path / "end"))
     module = "tests.support.ledger_process"
-    with run_job(tmp_path, module, "--records", "2000", "--pause-s", "0.01", *end) as job:
+    with JobProcess(tmp_path, module, "--records", "2000", "--pause-s", "0.01", *end) as job:
         job.await_checkpoints(1)
         files = tmp_path / "checkpoints" / "ledger"
         url = json.loads((files / "driver.json").read_text())["url"]
@@ -136,6 +136,6 @@ def test_status_and_stop_answer_in_time_while_lingering_clients_hold_every_conne
                 result = CliRunner().invoke(app, [command, "ledger", *storage])
                 assert result.exit_code == 0, result.output
                 assert time.monotonic() - began < timeout_s
-            assert job.await_end() == 0
+            assert job.wait() == 0
     rows = DirectorySink(str(tmp_path / "out")).rows()
     assert len({row["id"] for row in rows}) == len(rows)

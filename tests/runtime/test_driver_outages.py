@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.job_process import JobProcess, run_job
+from tests.support.job_process import JobProcess
 from tests.support.ledger import assert_exactly_once
 from tests.support.own_names import OwnNames, require_own_names
 
@@ -45,7 +45,7 @@ def test_a_job_outlasts_the_absence_of_its_drivers_own_name(tmp_path: Path) -> N
     names = OwnNames(tmp_path, "driver.test")
     own_host = ("--driver-host", "driver.test", "--restart-delay-max-s", "2")
     arguments = [*_arguments(tmp_path), *own_host]
-    with run_job(tmp_path, MODULE, *arguments, prefix=names.prefix) as job:
+    with JobProcess(tmp_path, MODULE, *arguments, prefix=names.prefix) as job:
         running = job.await_checkpoints(2)
         names.take_away("driver.test")
         os.kill(_slot_pids(running)[0], signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_a_driver_that_stood_still_for_longer_than_its_slots_wait_names_itself_a
 ) -> None:
     # The slots wait for so long, and 5 s more. A loaded machine keeps it while nothing is stopped.
     silence = ("--heartbeat-timeout-s", str(SILENCE_S))
-    with run_job(tmp_path, MODULE, *_arguments(tmp_path), *silence) as job:
+    with JobProcess(tmp_path, MODULE, *_arguments(tmp_path), *silence) as job:
         slots = _slot_pids(job.await_checkpoints(2))
         os.kill(job.pid, signal.SIGSTOP)
         try:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from tests.support.program import Program, python
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -35,23 +32,18 @@ def await_line(path: Path, matches: Callable[[dict[str, Any]], bool]) -> dict[st
 
 @pytest.mark.only_proof
 def test_each_line_says_whose_it_is(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.ledger_process", str(tmp_path)]
-    log = tmp_path / "stderr"
-    with log.open("wb") as stderr:
-        driver = subprocess.Popen(
-            [*command, "--records", "1000000", "--pause-s", "0.01"],
-            cwd=ROOT,
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "ONCEFLOW_LOGGING_FORMAT": "json",
-                "ONCEFLOW_LOGGING_LEVEL": "info",
-                "ONCEFLOW_LOGGING_LEVELS": "onceflow.events=debug",
-            },
-            stdout=stderr,
-            stderr=stderr,
-        )
-    try:
+    log = tmp_path / "log"
+    driver = Program(
+        log,
+        *python("-m", "tests.support.ledger_process", tmp_path),
+        *("--records", "1000000", "--pause-s", "0.01"),
+        environment={
+            "ONCEFLOW_LOGGING_FORMAT": "json",
+            "ONCEFLOW_LOGGING_LEVEL": "info",
+            "ONCEFLOW_LOGGING_LEVELS": "onceflow.events=debug",
+        },
+    )
+    with driver:
         acked = await_line(log, lambda line: "has acked" in line["message"])
         assert (acked["job"], acked["attempt"], acked["logger"]) == (
             "ledger",
@@ -66,9 +58,6 @@ def test_each_line_says_whose_it_is(tmp_path: Path) -> None:
         assert (restart["job"], restart["error"]) == ("ledger", "SlotLost")
         assert restart["level"] == "warning"
         await_line(log, lambda line: line.get("attempt") == 2 and "is decided" in line["message"])
-    finally:
-        driver.kill()
-        driver.wait(30)
     # Slots that have lost their driver say so, and whose they are.
     exits = await_line(log, lambda line: line["logger"] == "onceflow.runtime.slot")
     assert (exits["job"], exits["attempt"]) == ("ledger", 2)

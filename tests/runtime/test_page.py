@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.support.chromium import Tab, open_tab, start_chromium
-from tests.support.driver_process import REPOSITORY
 from tests.support.page_job_process import PageJobProcess
 from tests.support.page_pictures import PICTURES, make_pictures
+from tests.support.program import REPOSITORY
 
 PATIENCE_MS = 60_000
 """A restart on a loaded machine; a page that is right is there within seconds."""

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.support.chromium import open_tab, start_chromium
-from tests.support.driver_process import REPOSITORY
 from tests.support.page_job_process import PageJobProcess
+from tests.support.program import REPOSITORY
 from typer.testing import CliRunner
 
 from onceflow import Checkpointing, LocalProcesses, Pipeline

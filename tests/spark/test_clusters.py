@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,8 @@ from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
-from tests.support.standalone import spawn, standalone_cluster
+from tests.support.program import Program, python
+from tests.support.standalone import standalone_cluster
 
 from onceflow.core.errors import ConfigError
 
@@ -31,16 +31,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 SOURCE = CountingSource(30_000, pause_s=0.002)
 
 
-def start_ledger(directory: Path, master: str, *, tls: str = "auto") -> subprocess.Popen[bytes]:
-    command = [
-        *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
-        *("--records", str(SOURCE.records), "--pause-s", str(SOURCE.pause_s)),
-        *("--ends-with", str(directory / "end")),
-        *("--master", master),
-        *("--tls", tls),
-    ]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return spawn(command, directory / "driver.log", environment)
+def start_ledger(directory: Path, master: str, *, tls: str = "auto") -> Program:
+    return Program(
+        directory / "driver.log",
+        *python("-m", "tests.support.ledger_process", directory),
+        *("--records", SOURCE.records, "--pause-s", SOURCE.pause_s),
+        *("--ends-with", directory / "end", "--master", master, "--tls", tls),
+    )
 
 
 def await_status(
@@ -101,7 +98,7 @@ def parent_of(pid: int) -> int:
     return int(output.stdout)
 
 
-def finish(process: subprocess.Popen[bytes], directory: Path) -> None:
+def finish(process: Program, directory: Path) -> None:
     (directory / "end").touch()
     process.wait(120)
     status = json.loads((directory / "status.json").read_text())
@@ -120,15 +117,12 @@ def test_an_executor_killed_in_local_cluster_mode_neither_loses_nor_doubles_a_ro
     tmp_path: Path,
 ) -> None:
     process = start_ledger(tmp_path, "local-cluster[2,1,1024]")
-    try:
+    with process:
         status = await_status(tmp_path, running(checkpoints=3))
         executor = parent_of(status["slots"][0][1])
         os.kill(executor, signal.SIGKILL)
         await_status(tmp_path, lambda s: s["restores"] >= 1)
         finish(process, tmp_path)
-    finally:
-        process.kill()
-        process.wait(60)
 
 
 @pytest.mark.slow  # the next one looks at the same on a standalone cluster
@@ -144,7 +138,6 @@ def test_with_tls_driver_and_slots_serve_nobody_without_a_certificate_of_the_att
         finish(process, tmp_path)
     finally:
         process.kill()
-        process.wait(60)
 
 
 @pytest.mark.parametrize("driver_too", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -161,14 +154,12 @@ def test_on_a_standalone_cluster_executors_and_the_driver_may_be_killed(
         status = await_status(tmp_path, running(checkpoints=5, restores=1))
         if driver_too:
             process.kill()
-            process.wait(60)
             (tmp_path / "status.json").unlink()
             process = start_ledger(tmp_path, standalone)
             await_status(tmp_path, lambda s: s["attempt"] > status["attempt"])
         finish(process, tmp_path)
     finally:
         process.kill()
-        process.wait(60)
 
 
 def test_more_slots_than_spark_has_are_refused_before_anything_runs(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -19,6 +17,7 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.dataframe_job import UID, frame_of, inputs_in, pipeline_of
 from tests.support.directory_sink import DirectorySink
+from tests.support.program import Program, python
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
 from onceflow.core.errors import ConfigError, DataFrameFailed, OffsetOutOfRange, StateIncompatible
@@ -78,20 +77,10 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_reads_the_same_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The DataFrame of the second driver would give other rows, and has other partitions."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.dataframe_job", str(tmp_path), str(_ROWS)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = python("-m", "tests.support.dataframe_job", tmp_path, _ROWS)
     sink = DirectorySink(str(tmp_path / "out"))
-    try:
-        _await(lambda: _committed(sink) or process.poll() is not None, 90)
-        assert process.poll() is None
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
+    with Program(tmp_path / "driver.log", *command) as process:
+        process.wait_until(lambda: _committed(sink), 90)
     evaluated = _evaluated(tmp_path)
     assert len(_written(sink)) < _ROWS
     (tmp_path / "released").touch()

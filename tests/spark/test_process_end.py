@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.support.program import Program, python
 
 pytestmark = pytest.mark.spark
 
-REPOSITORY = Path(__file__).parents[2]
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -40,25 +37,14 @@ raise LookupError("a mistake in the main thread")
 def test_a_main_thread_that_fails_ends_the_process_and_the_job_in_good_order(
     tmp_path: Path, interrupted: bool
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
+    with Program(tmp_path / "log", *python("-c", SCRIPT, tmp_path)) as process:
+        process.wait_until(lambda: "running\n" in process.output())
         if interrupted:
             time.sleep(0.1)
-            process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 1, err
+            process.signal(signal.SIGINT)
+        status = process.wait(60)
+    err = process.output()
+    assert status == 1, err
     assert "LookupError: a mistake in the main thread" in err
     assert "Fatal Python error" not in err
     assert "terminate called" not in err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.job_process import run_job
+from tests.support.job_process import JobProcess
 from tests.support.ledger import assert_exactly_once
 from tests.support.standalone import standalone_cluster
 
@@ -31,7 +31,7 @@ def test_a_job_outlasts_its_restarted_master_and_then_all_its_workers(tmp_path: 
     module = "tests.support.ledger_process"
     with (
         standalone_cluster(tmp_path) as cluster,
-        run_job(tmp_path, module, *arguments, "--master", cluster.url) as job,
+        JobProcess(tmp_path, module, *arguments, "--master", cluster.url) as job,
     ):
         job.await_checkpoints(2)
         cluster.kill_master()

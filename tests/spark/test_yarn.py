@@ -8,7 +8,6 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +20,13 @@ from tests.integration.kafka_feed import produce
 from tests.integration.postgres_sink_kit import await_lock_wait, ids_in, prepared, query
 from tests.spark import yarn_job
 from tests.support import packed_environment
+from tests.support.program import Program
 from tests.support.servers.hdfs import EmbeddedHdfs
 from tests.support.servers.yarn import YarnCluster, yarn_cluster
 from tests.support.standalone import SHORT_LIVED_JVM, SPARK_HOME
 
 from onceflow import HdfsStorage
-from onceflow.integration.faults.processes import kill_session, kill_tree, process_tree
+from onceflow.integration.faults.processes import kill_session, process_tree
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 
@@ -118,15 +118,10 @@ class Application:
     """One that was submitted to YARN."""
 
     yarn: YarnCluster
-    process: subprocess.Popen[bytes]
-    log: Path
+    process: Program
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert self.process.poll() is None, self.log.read_text()[-4000:]
-            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
-            time.sleep(0.05)
+        self.process.wait_until(condition, DEADLINE_S)
 
     def kill_container(self, program: str) -> None:
         """SIGKILL all processes of a container that runs `program`; return when another does."""
@@ -145,7 +140,7 @@ class Application:
         ]
         environment = os.environ | {"HADOOP_USER_NAME": getpass.getuser()}
         subprocess.run(stop, env=environment, check=True)
-        assert self.process.wait(DEADLINE_S) == 0, self.log.read_text()[-4000:]
+        assert self.process.wait(DEADLINE_S) == 0, self.process.tail()
 
 
 def containers(yarn: YarnCluster, program: str) -> set[int]:
@@ -182,24 +177,22 @@ def run_application(
             for process in ("driver", "executor", "yarn.am")
         },
     }
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"HADOOP_CONF_DIR": str(yarn.configuration), "SPARK_HOME": str(SPARK_HOME)}
+    environment = {
+        "PYTHONPATH": None,
+        "HADOOP_CONF_DIR": str(yarn.configuration),
+        "SPARK_HOME": str(SPARK_HOME),
+    }
     command: list[str | Path] = [
         *(SPARK_HOME / "bin" / "spark-submit", "--master", "yarn", "--deploy-mode", mode),
         *packed_environment.SEND_ENVIRONMENT,
         *(word for each in settings.items() for word in ("--conf", "=".join(each))),
         *(yarn_job.__file__, ledger.servers, ledger.topic, ledger.url, storage),
     ]
-    log = home / f"{mode}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=home, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
+    process = Program(home / f"{mode}.log", *command, cwd=home, environment=environment)
     try:
-        yield Application(yarn, process, log)
+        yield Application(yarn, process)
     finally:
-        kill_tree(process.pid)
-        process.wait(30)
+        process.kill_tree()
 
 
 @pytest.mark.parametrize("mode", ["client", "cluster"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import sqlite3
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,8 +15,8 @@ import pytest
 from examples import own_sink_query
 from pyspark.sql import SparkSession
 from tests.integration.postgres_sink_kit import query
+from tests.support.program import Program, python
 
-from onceflow.integration.faults.processes import kill_tree
 from onceflow.integration.servers import KafkaServer
 from onceflow.integration.workload import Payments, produce
 
@@ -91,17 +88,11 @@ def test_a_sink_of_ones_own_as_a_format_adds_nothing_twice_when_its_driver_is_ki
             return 0  # not made yet
 
     everything = own_sink_query.FILES * own_sink_query.PAYMENTS
-    log = tmp_path / "log"
-    process = spawned(["-m", "examples.own_sink_query", str(tmp_path)], log)
+    process = spawned(["-m", "examples.own_sink_query", str(tmp_path)], tmp_path / "log")
     try:
-        until = time.monotonic() + 200
-        while not total():
-            assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < until, log.read_text()[-2000:]
-            time.sleep(0.01)
+        process.wait_until(total, 200)
     finally:
-        kill_tree(process.pid)
-        process.wait(30)
+        process.kill_tree()
     assert 0 < total() < everything
     own_sink_query.main(str(tmp_path))
     assert capsys.readouterr().out.splitlines()[-1] == f"(10, {everything})"
@@ -133,26 +124,18 @@ def test_a_sink_in_a_module_beside_the_program_is_sent_to_workers_by_the_documen
 ) -> None:
     (tmp_path / "my_sink.py").write_text((ROOT / "examples" / "own_sink.py").read_text())
     (tmp_path / "job.py").write_text(_JOB_WITH_A_MODULE)
-    log = tmp_path / "log"
-    process = spawned([str(tmp_path / "job.py"), str(tmp_path)], log)
-    assert process.wait(500) == 0, log.read_text()[-2000:]
+    with spawned([str(tmp_path / "job.py"), str(tmp_path)], tmp_path / "log") as process:
+        assert process.wait(500) == 0, process.tail()
     with closing(sqlite3.connect(tmp_path / "own.db")) as database:
         assert database.execute("SELECT count(*), count(DISTINCT id) FROM a").fetchone() == (9, 9)
 
 
-def spawned(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
-    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                "PYSPARK_PYTHON": sys.executable,
-                "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
-            },
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+def spawned(arguments: list[str], log: Path) -> Program:
+    return Program(
+        log,
+        *python(*arguments),
+        environment={
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
+        },
+    )

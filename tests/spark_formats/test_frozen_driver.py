@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from tests.support.program import Program, python
+from typing_extensions import override
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
 
@@ -21,25 +18,17 @@ PROGRAM = Path(__file__).with_name("endless_query.py")
 DEADLINE_S = 400.0
 
 
-class Program:
+class Query(Program):
     """The query in a driver of its own: Python, its JVM and its workers, in one process group."""
 
-    def __init__(self, directory: Path, name: str, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, name: str) -> None:
         self._batches = directory / f"{name}.batches"
         self.error = directory / f"{name}.error"
-        self._log = directory / f"{name}.log"
-        log = stack.enter_context(self._log.open("wb"))
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(directory), name],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        stack.callback(self._end)
+        super().__init__(directory / f"{name}.log", *python(PROGRAM, directory, name))
 
-    def signal(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
+    @override
+    def __exit__(self, *failure: object) -> None:
+        self.end()
 
     @property
     def batches(self) -> int:
@@ -47,19 +36,8 @@ class Program:
         return len(self._batches.read_text().splitlines()) if self._batches.exists() else 0
 
     def await_batches(self, count: int) -> None:
-        await_true(lambda: self.batches >= count or self.error.exists(), str(self._log))
+        self.wait_until(lambda: self.batches >= count or self.error.exists(), DEADLINE_S)
         assert not self.error.exists(), self.error.read_text()
-
-    def _end(self) -> None:
-        self.signal(signal.SIGKILL)
-        self._process.wait()
-
-
-def await_true(condition: Callable[[], bool], log: str, pause_s: float = 0.05) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, Path(log).read_text()[-2000:]
-        time.sleep(pause_s)
 
 
 def newest(directory: Path) -> int:
@@ -69,19 +47,19 @@ def newest(directory: Path) -> int:
 
 def test_of_a_frozen_driver_and_its_successor_the_successor_goes_on(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        old = Program(tmp_path, "old", stack)
+        old = stack.enter_context(Query(tmp_path, "old"))
         old.await_batches(2)
         # As soon as Spark has written where a batch ends: the batch is not claimed yet, as a rule.
         offsets = tmp_path / "query" / "offsets"
         before = newest(offsets)
-        await_true(lambda: newest(offsets) > before, str(tmp_path / "old.log"), pause_s=0.0)
-        old.signal(signal.SIGSTOP)
-        new = Program(tmp_path, "new", stack)
+        old.wait_until(lambda: newest(offsets) > before, DEADLINE_S, pause_s=0.0)
+        old.signal_group(signal.SIGSTOP)
+        new = stack.enter_context(Query(tmp_path, "new"))
         new.await_batches(2)
-        old.signal(signal.SIGCONT)
-        await_true(old.error.exists, str(tmp_path / "old.log"))
+        old.signal_group(signal.SIGCONT)
+        old.wait_until(old.error.exists, DEADLINE_S)
         new.await_batches(new.batches + 5)
-        new.signal(signal.SIGKILL)
+        new.signal_group(signal.SIGKILL)
     rows = ds.dataset(tmp_path / "rows", format="parquet").to_table()
     ids = rows.column("id").to_pylist()
     assert Counter(ids) == Counter(range(len(ids)))

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.integration.postgres_sink_kit import await_lock_wait, ids_in, prepared, query
 from tests.support import packed_environment
+from tests.support.program import Program
 from tests.support.standalone import SPARK_HOME, standalone_cluster
 
 from onceflow.core.crash_points import VARIABLE
-from onceflow.integration.faults.processes import kill_tree
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(1200)]
 PROGRAM = Path(__file__).with_name("cluster_program.py")
@@ -66,9 +66,7 @@ def by_archives(directory: Path, wheel: Path) -> tuple[str, list[str]]:
     return packed_environment.ENVIRONMENT_PYTHON, packed_environment.SEND_ENVIRONMENT
 
 
-def submitted(
-    directory: Path, master: str, python: str, sent: Sequence[str], url: str
-) -> subprocess.Popen[bytes]:
+def submitted(directory: Path, master: str, python: str, sent: Sequence[str], url: str) -> Program:
     """Start it in `directory`, as the document says."""
     points = directory / "points"
     points.mkdir()
@@ -81,15 +79,16 @@ def submitted(
     }
     conf = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
     submit = SPARK_HOME / "bin" / "spark-submit"
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with (directory / "log").open("wb") as log:
-        return subprocess.Popen(
-            [submit, "--master", master, *sent, *conf, PROGRAM, str(directory), url],
-            cwd=directory,
-            env=kept | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    return Program(
+        directory / "log",
+        *(submit, "--master", master, *sent, *conf, PROGRAM, directory, url),
+        cwd=directory,
+        environment={
+            "PYTHONPATH": None,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_HOME": str(SPARK_HOME),
+        },
+    )
 
 
 def executor_of_a_waiting_task(url: str) -> int:
@@ -128,7 +127,6 @@ def test_on_a_cluster_to_which_the_package_is_sent_a_killed_executor_loses_and_d
         ids = range(number * ROWS, (number + 1) * ROWS)
         table = pa.table({"id": pa.array(ids, pa.int64())})
         pq.write_table(table, tmp_path / "in" / f"{number}.parquet")
-    log = tmp_path / "log"
     with psycopg.connect(postgres_database) as locked:
         locked.execute("LOCK TABLE ledger IN EXCLUSIVE MODE")
         process = submitted(tmp_path, master, python, sent, postgres_database)
@@ -136,11 +134,10 @@ def test_on_a_cluster_to_which_the_package_is_sent_a_killed_executor_loses_and_d
             await_lock_wait(postgres_database, timeout_s=DEADLINE_S)
             os.kill(executor_of_a_waiting_task(postgres_database), signal.SIGKILL)
             locked.rollback()
-            assert process.wait(DEADLINE_S) == 0, log.read_text()[-4000:]
+            assert process.wait(DEADLINE_S) == 0, process.tail()
         finally:
-            kill_tree(process.pid)
-            process.wait(30)
+            process.kill_tree()
     assert not (tmp_path / "points" / "prepared").exists()
-    assert "Lost executor" in log.read_text()
+    assert "Lost executor" in process.output()
     assert ids_in(postgres_database) == list(range(FILES * ROWS))
     assert prepared(postgres_database) == []

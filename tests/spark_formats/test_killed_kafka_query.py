@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,15 +13,14 @@ import psycopg
 import pytest
 from tests.integration.kafka_feed import produce, record
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from tests.support.program import Program, python
 from tests.support.stream_queries import STARVED
 
-from onceflow.integration.faults.processes import kill_tree
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
-_ROOT = Path(__file__).parents[2]
 _STARTS_MAX = 4
 _BATCH = 5_000
 """What the program reads at once, at the most."""
@@ -37,22 +34,10 @@ class Driver:
 
     def __init__(self, arguments: list[str], log: Path, records: int) -> None:
         self.arguments, self.log, self.records = arguments, log, records
-        self.begun = 0
-        """Where the log of the last start begins."""
 
-    def start(self) -> subprocess.Popen[bytes]:
-        paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-        self.begun = self.log.stat().st_size if self.log.exists() else 0
-        program = [sys.executable, "-m", "tests.spark_formats.kafka_to_postgres", *self.arguments]
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                program,
-                cwd=_ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def start(self) -> Program:
+        program = python("-m", "tests.spark_formats.kafka_to_postgres", *self.arguments)
+        return Program(self.log, *program)
 
     def killed_when(self, holds: Callable[[], bool]) -> None:
         """Start it and SIGKILL it with its JVM and workers, as soon as `holds`."""
@@ -61,13 +46,12 @@ class Driver:
             until = time.monotonic() + _DEADLINE_S
             while not holds():
                 if process.poll() is not None:
-                    self.expect_starved(process.returncode)
+                    self.expect_starved(process)
                     process = self.start()
-                assert time.monotonic() < until, f"nothing to kill it in: {self.tail()}"
+                assert time.monotonic() < until, f"nothing to kill it in: {process.tail()}"
                 time.sleep(0.01)
         finally:
-            kill_tree(process.pid)
-            process.wait(30)
+            process.kill_tree()
 
     def ended(self) -> None:
         """Start it and wait until it has read the whole topic.
@@ -77,23 +61,19 @@ class Driver:
         """
         statuses: list[int] = []
         while 0 not in statuses:
-            assert len(statuses) < _STARTS_MAX, f"{statuses}: {self.tail()}"
+            assert len(statuses) < _STARTS_MAX, statuses
             process = self.start()
             try:
                 statuses.append(process.wait(_DEADLINE_S))
             finally:
-                kill_tree(process.pid)
+                process.kill_tree()
             if statuses[-1] != 0:
-                self.expect_starved(statuses[-1])
+                self.expect_starved(process)
 
-    def expect_starved(self, status: int) -> None:
+    def expect_starved(self, process: Program) -> None:
         """Return when the driver ended by Spark's own impatience, and by nothing of ours."""
-        assert status != 0, "it read everything before it was killed"
-        log = self.log.read_bytes()[self.begun :].decode(errors="replace")
-        assert STARVED in log, f"{status}: {self.tail()}"
-
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-3000:]
+        assert process.poll() != 0, "it read everything before it was killed"
+        assert STARVED in process.output(), f"{process.poll()}: {process.tail()}"
 
 
 @pytest.fixture

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tarfile
-import time
-import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.program import Program
 
 from onceflow.core.local_files import cache_directory, publish
 from onceflow.integration.servers.kafka_jars import java_command
@@ -40,33 +38,10 @@ def apicurio(directory: Path) -> Generator[str, None, None]:
     jar = next(home.glob("*-runner.jar"))
     flags = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     log = directory / "apicurio.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [java_command(), *flags, "-jar", str(jar)],
-            cwd=directory,
-            env={**os.environ, **settings},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            _await(f"{address}/subjects", process, log)
-            yield address
-        finally:
-            process.kill()
-            process.wait(30)
-
-
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + _START_S
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            assert process.poll() is None, log.read_text(errors="replace")[-2000:]
-            assert time.monotonic() < until, log.read_text(errors="replace")[-2000:]
-            time.sleep(0.1)
+    command = (java_command(), *flags, "-jar", jar)
+    with Program(log, *command, cwd=directory, environment=settings) as program:
+        program.wait_until(lambda: program.read_page(f"{address}/subjects"), _START_S)
+        yield address
 
 
 def _program() -> Path:

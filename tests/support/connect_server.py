@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.standalone import SHORT_LIVED_JVM, SPARK_HOME, SPARK_JVM, spawn
+from tests.support.program import Program
+from tests.support.standalone import SHORT_LIVED_JVM, SPARK_HOME, SPARK_JVM
 
 
 @contextmanager
 def connect_server(directory: Path, *settings: str) -> Generator[tuple[str, int]]:
     """Run it for as long as the context lasts; yield its URL and the process id of its JVM."""
-    environment = os.environ | {
+    environment = {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LAUNCHER_OPTS": SHORT_LIVED_JVM,
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     given = (
         "spark.connect.grpc.binding.address=127.0.0.1",
@@ -36,14 +34,8 @@ def connect_server(directory: Path, *settings: str) -> Generator[tuple[str, int]
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
     ]
     log = directory / "connect-server.log"
-    process = spawn(command, log, environment)
-    try:
-        deadline = time.monotonic() + 120
-        while not (line := re.search(r"Connect server started at: .*?:(\d+)\s", log.read_text())):
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.05)
-        yield f"sc://127.0.0.1:{line[1]}", process.pid
-    finally:
-        process.kill()
-        process.wait(60)
+    with Program(log, *command, environment=environment) as server:
+        started = re.compile(r"Connect server started at: .*?:(\d+)\s")
+        server.wait_until(lambda: started.search(server.output()))
+        (port,) = started.findall(server.output())
+        yield f"sc://127.0.0.1:{port}", server.pid

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
-import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from tests.support.program import Program
 
 from onceflow.integration.servers.kafka_jars import KAFKA_VERSION, jars_of, java_command
 from onceflow.integration.servers.process import LOOPBACK, free_port
@@ -72,36 +71,13 @@ def debezium(
         lines = [f"{key}={value}\n" for key, value in settings.items()]
         (directory / f"{name}.properties").write_text("".join(lines))
     log = directory / "debezium.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                *(java_command(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-                *("-cp", f"{home}/*", "org.apache.kafka.connect.cli.ConnectStandalone"),
-                *("worker.properties", "connector.properties"),
-            ],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            _await(f"http://{LOOPBACK}:{port}/connectors/{_CONNECTOR}/status", process, log)
-            yield
-        finally:
-            process.kill()
-            process.wait(30)
-
-
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when the connector's task runs."""
-    until = time.monotonic() + _START_S
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                if response.read().count(b"RUNNING") >= 2:  # the connector and its task
-                    return
-        except OSError:
-            pass
-        assert process.poll() is None, log.read_text(errors="replace")[-4000:]
-        assert time.monotonic() < until, log.read_text(errors="replace")[-4000:]
-        time.sleep(0.1)
+    command = (
+        *(java_command(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *("-cp", f"{home}/*", "org.apache.kafka.connect.cli.ConnectStandalone"),
+        *("worker.properties", "connector.properties"),
+    )
+    status = f"http://{LOOPBACK}:{port}/connectors/{_CONNECTOR}/status"
+    with Program(log, *command, cwd=directory) as program:
+        # The connector and its task.
+        program.wait_until(lambda: program.read_page(status).count(b"RUNNING") >= 2, _START_S)
+        yield

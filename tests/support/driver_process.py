@@ -1,17 +1,13 @@
-"""A driver as a process of its own, killed and started again by crash tests and the demo."""
+"""Drivers of one job, one after another, killed and started again by crash tests."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onceflow.integration.faults import processes
+from tests.support.program import Program, python
 
-REPOSITORY = Path(__file__).parents[2]
-_LOG_TAIL_CHARS = 4000
+from onceflow.integration.faults import processes
 
 
 class DriverProcess:
@@ -20,48 +16,31 @@ class DriverProcess:
     def __init__(self, directory: Path) -> None:
         """Describe it; `directory` takes the log of all drivers."""
         self.log_path = directory / "driver.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: processes.Watchdog | None = None
-        self._sessions: list[int] = []
+        self._drivers: list[Program] = []
 
     def launch(
         self, module: str, arguments: Sequence[str | Path], environment: Mapping[str, str]
     ) -> None:
         """Run `module` of this repository with `arguments`, and `environment` over our own."""
-        self._reap()
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                cwd=REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}",
-                    **environment,
-                },
-            )
-        self._sessions.append(self._process.pid)
-        self._watchdog = processes.Watchdog(self._process.pid)
+        if self._drivers:
+            self._drivers[-1].wait()
+        command = python("-m", module, *arguments)
+        self._drivers.append(Program(self.log_path, *command, environment=environment))
 
     @property
     def pid(self) -> int:
         """The process that runs or ran last."""
-        if self._process is None:
-            raise RuntimeError("no driver has been started")
-        return self._process.pid
+        return self._drivers[-1].pid
 
     @property
     def starts(self) -> int:
         """How many drivers there have been."""
-        return len(self._sessions)
+        return len(self._drivers)
 
     @property
     def exit_status(self) -> int | None:
         """How the driver that was started last has ended; None while it runs."""
-        return None if self._process is None else self._process.poll()
+        return self._drivers[-1].poll() if self._drivers else None
 
     def kill(self) -> tuple[int, ...]:
         """SIGKILL the driver and its JVM, and nothing else; return their pids.
@@ -72,24 +51,14 @@ class DriverProcess:
         victims = (self.pid, *processes.children_of(self.pid))
         for victim in victims:
             processes.kill_process(victim)
-        self._reap()
+        self._drivers[-1].wait()
         return victims
 
     def end(self) -> None:
         """Kill everything that this and earlier drivers have left. Idempotent."""
-        for session in self._sessions:
-            processes.kill_session(session)
-        self._reap()
+        for driver in self._drivers:
+            driver.end()
 
     def log_tail(self) -> str:
-        """Return the end of what all drivers have printed."""
-        if not self.log_path.exists():
-            return ""
-        return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
-
-    def _reap(self) -> None:
-        if self._process is not None:
-            self._process.wait()
-        if self._watchdog is not None:
-            self._watchdog.release()
-            self._watchdog = None
+        """Return the end of what the last driver has printed."""
+        return self._drivers[-1].tail() if self._drivers else ""

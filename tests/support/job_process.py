@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.support.program import Program, python
 from typer.testing import CliRunner
 
 from onceflow.cli.jobs.client import Answer
 from onceflow.cli.main import app
 
-_REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 90.0
 
 
-class JobProcess:
-    """The job, whose checkpoints are in `directory`, and whose input ends at `directory`/end."""
+class JobProcess(Program):
+    """The job `ledger`, whose checkpoints are in `directory`, and whose input ends at its file end.
 
-    def __init__(self, directory: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    `module` is a program of tests that takes `directory` and `arguments`. `prefix` is a command
+    that runs another command.
+    """
+
+    def __init__(
+        self, directory: Path, module: str, *arguments: str, prefix: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
-        self._process = process
-        self._log = log
-
-    @property
-    def pid(self) -> int:
-        """The process of the driver."""
-        return self._process.pid
+        command = (*prefix, *python("-m", module, directory, *arguments))
+        super().__init__(directory / "driver.log", *command)
 
     def ask(self) -> Answer | None:
         """Return what `onceflow status --json` prints, or None if no driver answers yet."""
@@ -52,8 +49,8 @@ class JobProcess:
             status = self.ask() or status
             if status is not None and holds(status):
                 return status
-            assert self._process.poll() is None, (status, self._log_tail())
-            assert time.monotonic() < deadline, (status, self._log_tail())
+            assert self.poll() is None, (status, self.tail())
+            assert time.monotonic() < deadline, (status, self.tail())
             time.sleep(0.1)
 
     def await_checkpoints(self, more: int) -> Answer:
@@ -67,36 +64,4 @@ class JobProcess:
     def finish(self) -> None:
         """End the input, and the job with it."""
         (self.directory / "end").touch()
-        assert self.await_end() == 0, self._log_tail()
-
-    def await_end(self) -> int:
-        """Return the exit status of the driver's process."""
-        return self._process.wait(TIMEOUT_S)
-
-    def _log_tail(self) -> str:
-        return self._log.read_text(errors="replace")[-3000:]
-
-
-@contextmanager
-def run_job(
-    directory: Path, module: str, *arguments: str, prefix: Sequence[str] = ()
-) -> Generator[JobProcess, None, None]:
-    """Run `module`, a program of tests, with `directory` and `arguments`; kill it at the end.
-
-    `prefix` is a command that runs another command.
-    """
-    log = directory / "driver.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", module, str(directory), *arguments],
-            cwd=_REPOSITORY,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield JobProcess(directory, process, log)
-    finally:
-        process.kill()
-        process.wait(30)
+        assert self.wait(TIMEOUT_S) == 0, self.tail()

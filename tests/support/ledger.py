@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
+from tests.support.program import Program, python
 
 from onceflow import (
     Checkpointing,
@@ -84,31 +81,14 @@ def ledger(
     return pipeline, sink
 
 
-@contextmanager
-def ledger_process(
-    cluster: AnyCluster, directory: Path, source: CountingSource
-) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Run the same pipeline in a process of its own, with a cluster of that kind of its own.
-
-    It is killed after the block.
-    """
-    master = "" if isinstance(cluster, LocalProcesses) else "local[2]"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
-            *("--records", str(source.records), "--pause-s", str(source.pause_s)),
-            *("--master", master),
-        ],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def ledger_process(cluster: AnyCluster, directory: Path, source: CountingSource) -> Program:
+    """Run the same pipeline in a process of its own, with a cluster of that kind of its own."""
+    return Program(
+        directory / "driver.log",
+        *python("-m", "tests.support.ledger_process", directory),
+        *("--records", source.records, "--pause-s", source.pause_s),
+        *("--master", "" if isinstance(cluster, LocalProcesses) else "local[2]"),
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(30)
 
 
 def assert_exactly_once(sink: DirectorySink, source: CountingSource) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 from tests.support.chromium import open_tab, start_chromium
-from tests.support.driver_process import REPOSITORY
 from tests.support.page_job_process import PageJobProcess
+from tests.support.program import REPOSITORY
 
 RUNS_S = 40
 """Long enough for curves and a restart."""

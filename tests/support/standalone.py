@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+from tests.support.program import Program
 
-from onceflow.integration.faults.processes import kill_tree
 from onceflow.integration.servers.process import free_port
 
-REPOSITORY = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Neither optimizing compiler nor collector threads: there are more JVMs here than cores."""
 SPARK_JVM = os.environ.get("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
 """The same, and Spark's classes from an archive where there is one."""
 _PACKAGE = "org.apache.spark.deploy"
-
-
-def spawn(
-    command: Sequence[str | Path], log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start `command` in the repository, with its output in `log`."""
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
 
 
 class StandaloneCluster:
@@ -41,14 +27,16 @@ class StandaloneCluster:
         """Choose the master's port; nothing runs yet. Logs and work go to `directory`."""
         self._directory = directory
         self._port = free_port()
-        self._master: subprocess.Popen[bytes] | None = None
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._master: Program | None = None
+        self._workers: list[Program] = []
         self._starts = 0
         recovery = (
             "-Dspark.deploy.recoveryMode=FILESYSTEM"
             f" -Dspark.deploy.recoveryDirectory={directory / 'master'}"
         )
-        self._environment = os.environ | {
+        self._environment = {
+            # Executors find no more than their session gives them.
+            "PYTHONPATH": None,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_DAEMON_JAVA_OPTS": f"{SPARK_JVM} {recovery}",
@@ -62,14 +50,13 @@ class StandaloneCluster:
 
     def start_master(self) -> None:
         """Return once the master listens."""
-        self._master, log = self._start("master", "master.Master", "--port", str(self._port))
-        _await_line(log, r"I have been elected leader")
+        self._master = self._start("master", "master.Master", "--port", str(self._port))
+        _await_line(self._master, "I have been elected leader")
 
     def kill_master(self) -> None:
         """Kill the master; workers and sessions are left alone."""
         if self._master is not None:
             self._master.kill()
-            self._master.wait(60)
             self._master = None
 
     def start_workers(self) -> None:
@@ -77,15 +64,14 @@ class StandaloneCluster:
         for number in range(2):
             work = self._directory / f"work-{number}"
             options = ("--cores", "1", "--memory", "1g", "--work-dir", str(work), "--port", "0")
-            worker, log = self._start(f"worker-{number}", "worker.Worker", *options, self.url)
+            worker = self._start(f"worker-{number}", "worker.Worker", *options, self.url)
             self._workers.append(worker)
-            _await_line(log, "Successfully registered with master")
+            _await_line(worker, "Successfully registered with master")
 
     def kill_workers(self) -> None:
         """Kill the workers with their executors and all that those have started."""
         for worker in self._workers:
-            kill_tree(worker.pid)
-            worker.wait(60)
+            worker.kill_tree()
         self._workers.clear()
 
     def end(self) -> None:
@@ -93,20 +79,17 @@ class StandaloneCluster:
         self.kill_workers()
         self.kill_master()
 
-    def _start(self, name: str, entry: str, *options: str) -> tuple[subprocess.Popen[bytes], Path]:
+    def _start(self, name: str, entry: str, *options: str) -> Program:
         self._starts += 1
         log = self._directory / f"{name}-{self._starts}.log"
         spark_class = SPARK_HOME / "bin" / "spark-class"
         host = ("--host", "127.0.0.1", "--webui-port", "0")
         command: list[str | Path] = [spark_class, f"{_PACKAGE}.{entry}", *host, *options]
-        return spawn(command, log, self._environment), log
+        return Program(log, *command, environment=self._environment)
 
 
-def _await_line(log: Path, pattern: str) -> None:
-    deadline = time.monotonic() + 60
-    while not re.search(pattern, log.read_text(errors="replace")):
-        assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
-        time.sleep(0.05)
+def _await_line(program: Program, text: str) -> None:
+    program.wait_until(lambda: text in program.output(), 60)
 
 
 @contextmanager

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.lossy_cable import PREFIX, can_have_one
+from tests.support.program import Program, python
 
 from onceflow.clients.sql.silence import UNACKNOWLEDGED_S
 
@@ -48,21 +46,8 @@ def test_a_transfer_of_rows_whose_packets_are_lost_ends_by_the_same_limit(
 
 
 def run(directory: Path, kind: str, direction: str, outage_s: int) -> dict[str, Any]:
-    module = "tests.support.lost_packets"
-    log = directory / "run.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*PREFIX, sys.executable, "-m", module, str(directory), kind, direction, str(outage_s)],
-            cwd=Path(__file__).parents[3],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        assert process.wait(420) == 0, log.read_text(errors="replace")[-4000:]
-    finally:
-        process.kill()
-        process.wait(30)
+    command = python("-m", "tests.support.lost_packets", directory, kind, direction, outage_s)
+    with Program(directory / "run.log", *PREFIX, *command) as program:
+        assert program.wait(420) == 0, program.tail()
     outcome: dict[str, Any] = json.loads((directory / "outcome.json").read_text())
     return outcome

@@ -15,7 +15,7 @@ import psycopg
 import pymysql
 import pytest
 from tests.integration.sql.databases import Database, MySQL, Postgres
-from tests.support.job_process import JobProcess, run_job
+from tests.support.job_process import JobProcess
 from tests.support.own_names import OwnNames, require_own_names
 from tests.support.sql_job_process import RECORDS
 
@@ -38,7 +38,7 @@ def test_a_job_outlasts_a_database_whose_name_is_gone_for_a_while(
     require_own_names()
     names = OwnNames(tmp_path, "database.test")
     url = _at_host(database.url, "database.test")
-    with run_job(tmp_path, MODULE, "--url", url, prefix=names.prefix) as job:
+    with JobProcess(tmp_path, MODULE, "--url", url, prefix=names.prefix) as job:
         job.await_checkpoints(2)
         names.take_away("database.test")
         _end_sessions(database)
@@ -60,7 +60,7 @@ def test_a_job_outlasts_a_password_that_its_server_has_before_its_secret(
         secret.write_text(old_password)
         url = _without_password(login.url)
         reference = f"${{file:{secret}}}"
-        with run_job(tmp_path, MODULE, "--url", url, "--password", reference) as job:
+        with JobProcess(tmp_path, MODULE, "--url", url, "--password", reference) as job:
             job.await_checkpoints(2)
             word = "PASSWORD" if isinstance(guarded, Postgres) else "IDENTIFIED BY"
             guarded.query(f"ALTER USER {user} {word} '{NEW_PASSWORD}'")
