@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from tests.integration import kafka_sink_kit
 from tests.support.counting_source import CountingSource
-from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
+from tests.support.scripted_sink import ScriptedSink
 
 from onceflow import Checkpointing, FixedDelay, Job, JobState, LocalProcesses, Pipeline, count
 from onceflow.core.crash_points import VARIABLE, CrashPoint
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import Sink, SinkWriter, WriterContext
+from onceflow.core.spi import Sink
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
@@ -30,30 +26,11 @@ _RECORDS, _PAUSE_S = 16_000, 0.05
 """About 8 s; what the tests do comes in the first of them."""
 
 
-@dataclass(frozen=True)
-class WaitingSink(DirectorySink):
-    """Pre-commits no rows while the file `waits` is there in its directory; then `waiting` is."""
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        return _WaitingWriter(super().writer(context), Path(self.directory))
-
-
-class _WaitingWriter(SinkWriter):
-    def __init__(self, writer: SinkWriter, directory: Path) -> None:
-        self._writer = writer
-        self._directory = directory
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write(batch)
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        while (self._directory / "waits").exists():
-            (self._directory / "waiting").touch()
-            time.sleep(0.01)
-        return self._writer.pre_commit(checkpoint)
+def wait_while_told(directory: Path, *_: object) -> None:
+    """Wait while the file `waits` is there; make the file `waiting`."""
+    while (directory / "waits").exists():
+        (directory / "waiting").touch()
+        time.sleep(0.01)
 
 
 def build_pipeline(
@@ -135,7 +112,8 @@ def test_a_decision_that_is_late_keeps_no_transaction_open(
 ) -> None:
     """Readers wait for what is begun, but not until another sink is ready."""
     servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(2)
-    slow = WaitingSink(str(tmp_path / "out"))
+    out = tmp_path / "out"
+    slow = ScriptedSink(str(out), {"pre_commit": partial(wait_while_told, out)})
     source = CountingSource(_RECORDS, pause_s=_PAUSE_S)
     sink = KafkaSink(servers, topic=topic, key="account")
     job = build_pipeline(tmp_path, source, sink, slow).start()

@@ -15,7 +15,7 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_checkpoint, await_status, kill_a_slot, killed_and_rescaled
-from tests.support.throttled_sink import ThrottledSink
+from tests.support.scripted_sink import ScriptedSink, throttled_sink
 
 from onceflow import (
     BroadcastAccess,
@@ -59,8 +59,8 @@ def enriching(
     backend: StateBackend | None = None,
     parallelism: int = 2,
     unaligned: bool = False,
-) -> tuple[Pipeline, ThrottledSink]:
-    sink = ThrottledSink(str(directory / "out"))
+) -> tuple[Pipeline, ScriptedSink]:
+    sink = throttled_sink(directory / "out")
     pipeline = begin(
         cluster, directory, backend=backend, parallelism=parallelism, unaligned=unaligned
     )

@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.hindered_sink import SlowSink
 from tests.support.ledger import SETTINGS
+from tests.support.scripted_sink import ScriptedSink, Wait, released_in
 
 from onceflow import (
     BatchStates,
@@ -258,17 +259,15 @@ class TellsItsEnd(AlwaysOne):
         return super().on_end()
 
 
-@dataclass(frozen=True)
-class SlowAtTheEnd(SlowSink):
-    """Waits only once the functions have made their last rows."""
-
-    def _wait(self) -> None:
-        if (Path(self.directory) / "ended").exists():
-            super()._wait()
+def _wait_at_the_end(out: Path, *_: object) -> None:
+    """Wait only once the functions have made their last rows."""
+    if (out / "ended").exists():
+        Wait(released_in(out))()
 
 
 def test_rows_of_the_end_are_there_once_though_their_checkpoint_times_out(tmp_path: Path) -> None:
-    sink = SlowAtTheEnd(str(tmp_path / "out"))
+    out = tmp_path / "out"
+    sink = ScriptedSink(str(out), {"pre_commit": partial(_wait_at_the_end, out)})
     pipeline = Pipeline(
         LocalProcesses(),
         name="ends",
@@ -279,13 +278,13 @@ def test_rows_of_the_end_are_there_once_though_their_checkpoint_times_out(tmp_pa
         restart=NoRestart(),
         settings=SETTINGS,
     )
-    told = TellsItsEnd(str(tmp_path / "out" / "ended"))
+    told = TellsItsEnd(str(out / "ended"))
     pipeline.read(CountingSource(200), uid="records").process(told, uid="work").write(
         sink, uid="out"
     )
     job = pipeline.start()
     _await(lambda: job.status().checkpoints_failed > 0)
-    sink.go_on()
+    sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert _ids(sink) == [0, 1]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.scripted_sink import ScriptedSink
 
 from onceflow import (
     Checkpointing,
@@ -27,8 +28,6 @@ from onceflow import (
     RuntimeSettings,
 )
 from onceflow.core.errors import CommitFailed, ConfigError, OnceflowError
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.storage.filesystems.filesystem import StorageRefused
 
 
@@ -77,41 +76,12 @@ def test_an_error_that_no_message_can_spell_ends_the_job_by_its_name(
     str(raised.value).encode()
 
 
-@dataclass(frozen=True)
-class SlowToRecover(DirectorySink):
-    """A directory that takes `seconds` to say what it holds in doubt."""
-
-    seconds: float = 0.0
-
-    def committer(self, context: CommitterContext) -> Committer:
-        return _Slow(super().committer(context), self.seconds)
-
-
-class _Slow(Committer):
-    def __init__(self, committer: Committer, seconds: float) -> None:
-        self.commit = committer.commit  # type: ignore[method-assign]
-        self.abort = committer.abort  # type: ignore[method-assign]
-        self.close = committer.close  # type: ignore[method-assign]
-        self._in_doubt = committer.in_doubt
-        self._seconds = seconds
-
-    def commit(self, committable: Committable) -> Any: ...
-
-    def abort(self, committable: Committable) -> Any: ...
-
-    def in_doubt(self) -> Sequence[Committable]:
-        time.sleep(self._seconds)
-        return self._in_doubt()
-
-    def close(self) -> None: ...
-
-
 @pytest.mark.servers
 def test_a_recovery_that_outlasts_the_heartbeats_loses_no_slot(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(500)
-    slow = SlowToRecover(str(tmp_path / "out"), seconds=5.0)
+    slow = ScriptedSink(str(tmp_path / "out"), {"in_doubt": partial(time.sleep, 5)})
     impatient = RuntimeSettings(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0)
     pipeline, sink = ledger(cluster, tmp_path, source, sink=slow, settings=impatient)
     status = pipeline.run(90)
@@ -122,7 +92,7 @@ def test_a_recovery_that_outlasts_the_heartbeats_loses_no_slot(
 def test_a_recovery_that_hangs_ends_the_job_and_says_what_it_waits_for(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    hanging = SlowToRecover(str(tmp_path / "out"), seconds=60.0)
+    hanging = ScriptedSink(str(tmp_path / "out"), {"in_doubt": partial(time.sleep, 60)})
     impatient = RuntimeSettings(commit_deadline_s=1.0, cancel_timeout_s=1.0)
     pipeline, _ = ledger(
         cluster,

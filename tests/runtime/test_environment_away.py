@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from tests.support.counting_source import CountingSource
-from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.scripted_sink import ScriptedSink, When
 
 from onceflow import (
     ExponentialDelay,
@@ -25,33 +24,19 @@ from onceflow import (
     OnceflowError,
 )
 from onceflow.core.errors import ConfigError, SettingsRefused
-from onceflow.core.spi import CommitterContext
 
 TIMEOUT_S = 60.0
 ONE_MISTAKE = ExponentialDelay(initial_delay_s=0.02, max_delay_s=0.05, same_mistakes=2)
 """Gives up at once where equal errors count as one mistake of the program."""
 
 
-@dataclass(frozen=True)
-class TableAway(DirectorySink):
-    """A sink whose table is missing while the file `away` is there."""
-
-    away: str = ""
-
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        if Path(self.away).exists():
-            raise ConfigError("table payments does not exist: create it")
+TABLE_AWAY = ConfigError("table payments does not exist: create it")
+HOST_AWAY = OSError(-2, "Name or service not known")
 
 
-@dataclass(frozen=True)
-class HostAway(DirectorySink):
-    """A sink whose client raises an error of its own while the file `away` is there."""
-
-    away: str = ""
-
-    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        if Path(self.away).exists():
-            raise OSError(-2, "Name or service not known")
+def sink_in(directory: Path, away: Path, error: Exception) -> ScriptedSink:
+    """Return a sink that raises `error` at a start while the file `away` is there."""
+    return ScriptedSink(str(directory / "out"), {"validate": When(away, error)})
 
 
 @dataclass(frozen=True)
@@ -80,12 +65,12 @@ class WorkersAway(Cluster):
 
 
 CASES = pytest.mark.parametrize(
-    ("cluster_class", "sink_class", "words"),
+    ("cluster_class", "error", "words"),
     [
-        (Cluster, TableAway, "ConfigError: table payments does not exist"),
-        (Cluster, HostAway, "OSError: [Errno -2] Name or service not known"),
-        (NameAway, TableAway, "SettingsRefused: the driver cannot listen at driver.invalid"),
-        (WorkersAway, TableAway, "ConfigError: parallelism=2 needs 2 task slots"),
+        (Cluster, TABLE_AWAY, "ConfigError: table payments does not exist"),
+        (Cluster, HOST_AWAY, "OSError: [Errno -2] Name or service not known"),
+        (NameAway, TABLE_AWAY, "SettingsRefused: the driver cannot listen at driver.invalid"),
+        (WorkersAway, TABLE_AWAY, "ConfigError: parallelism=2 needs 2 task slots"),
     ],
     ids=["table", "host", "driver", "workers"],
 )
@@ -93,7 +78,7 @@ CASES = pytest.mark.parametrize(
 
 @CASES
 def test_a_job_that_has_run_outlasts_what_the_environment_takes_away(
-    tmp_path: Path, cluster_class: type[Cluster], sink_class: type[TableAway], words: str
+    tmp_path: Path, cluster_class: type[Cluster], error: Exception, words: str
 ) -> None:
     away, no_more = tmp_path / "away", tmp_path / "no more"
     source = CountingSource(2_000, pause_s=0.005, ends_with=str(no_more))
@@ -101,7 +86,7 @@ def test_a_job_that_has_run_outlasts_what_the_environment_takes_away(
         cluster_class(away=str(away)),
         tmp_path,
         source,
-        sink=sink_class(str(tmp_path / "out"), away=str(away)),
+        sink=sink_in(tmp_path, away, error),
         restart=ONE_MISTAKE,
     )
     job = pipeline.start()
@@ -122,7 +107,7 @@ def test_a_job_that_has_run_outlasts_what_the_environment_takes_away(
 
 @CASES
 def test_a_first_start_without_its_environment_ends_at_once_and_says_why(
-    tmp_path: Path, cluster_class: type[Cluster], sink_class: type[TableAway], words: str
+    tmp_path: Path, cluster_class: type[Cluster], error: Exception, words: str
 ) -> None:
     away = tmp_path / "away"
     away.touch()
@@ -130,7 +115,7 @@ def test_a_first_start_without_its_environment_ends_at_once_and_says_why(
         cluster_class(away=str(away)),
         tmp_path,
         CountingSource(100),
-        sink=sink_class(str(tmp_path / "out"), away=str(away)),
+        sink=sink_in(tmp_path, away, error),
         restart=ExponentialDelay(initial_delay_s=0.02),
     )
     job = pipeline.start()

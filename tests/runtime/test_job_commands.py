@@ -17,50 +17,39 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 import pytest
 from tests.runtime.test_timers import await_rows
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.program import Program, python
+from tests.support.scripted_sink import ScriptedSink, When
 from typer.testing import CliRunner
 
 from onceflow import JobState, LocalProcesses, NoRestart
 from onceflow.cli.jobs import client, command
 from onceflow.cli.main import app
 from onceflow.core.errors import SinkError
-from onceflow.core.spi import CommitterContext
 
 SOURCE = CountingSource(20_000)
 ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def a_job(directory: Path, *more: str) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Run the ledger in a process of its own until it has read something; kill what is left."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
-            *("--records", str(SOURCE.records), "--pause-s", "0.002"),
-            *("--ends-with", str(directory / "read all"), *more),
-        ],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def a_job(directory: Path, *more: str) -> Program:
+    """Run the ledger in a process of its own."""
+    return Program(
+        directory / "driver.log",
+        *python("-m", "tests.support.ledger_process", directory),
+        *("--records", SOURCE.records, "--pause-s", "0.002"),
+        *("--ends-with", directory / "read all", *more),
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(30)
 
 
 def run(directory: Path, command: str, *more: str, name: str = "ledger") -> tuple[int, str, str]:
@@ -204,7 +193,9 @@ def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path)
 
 def test_how_a_job_ended_is_told_for_ever_after(tmp_path: Path) -> None:
     """Stopped, cancelled, finished, failed with the error, and no record of one that is killed."""
-    failing = Failing(str(tmp_path / "out"))
+    # The target is never there.
+    full = When(tmp_path, SinkError("the directory is full"))
+    failing = ScriptedSink(str(tmp_path / "out"), {"open": full})
     source = CountingSource(1_000)
 
     def run_and_list(how: str) -> tuple[str, str]:
@@ -230,14 +221,6 @@ def test_how_a_job_ended_is_told_for_ever_after(tmp_path: Path) -> None:
     state, error = run_and_list("failed")
     assert state == "failed"
     assert "the directory is full" in error
-
-
-@dataclass(frozen=True)
-class Failing(DirectorySink):
-    """A sink whose target is never there."""
-
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        raise SinkError("the directory is full")
 
 
 @pytest.mark.only_proof

@@ -20,7 +20,7 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_status, killed_and_rescaled
-from tests.support.throttled_sink import ThrottledSink
+from tests.support.scripted_sink import ScriptedSink, throttled_sink
 
 from onceflow import (
     CoGroupBatch,
@@ -229,19 +229,19 @@ def test_each_pair_comes_once_through_kills_and_rescaling(
 ) -> None:
     """Joins other than the interval join are full outer ones: what is alone comes once, too."""
 
-    def make(parallelism: int) -> tuple[Pipeline, ThrottledSink]:
+    def make(parallelism: int) -> tuple[Pipeline, ScriptedSink]:
         pipeline = begin(
             cluster, tmp_path, backend=backend, parallelism=parallelism, unaligned=unaligned
         )
         # Where no rows need be in flight, the input goes on until the sink hurries.
-        ends = "" if unaligned else str(tmp_path / "out" / "hurry")
+        ends = "" if unaligned else str(tmp_path / "out" / "released")
         sides = [
             pipeline.read(replace(source, ends_with=ends), uid=uid, watermarks=TIME)
             .filter(partial(is_there, side))
             .key_by("account")
             for side, (source, uid) in enumerate(((LEFT, "orders"), (RIGHT, "payments")))
         ]
-        sink = ThrottledSink(str(tmp_path / "out"), pause_s=0.1 if unaligned else 0)
+        sink = throttled_sink(tmp_path / "out", pause_s=0.1 if unaligned else 0)
         pairs(*sides).write(sink, uid="out")
         return pipeline, sink
 

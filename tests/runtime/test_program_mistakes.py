@@ -6,9 +6,9 @@ import os
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +16,7 @@ from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
+from tests.support.scripted_sink import ScriptedSink
 
 from onceflow import (
     Checkpointing,
@@ -31,7 +32,6 @@ from onceflow import (
 from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError, TargetRefused, UserFunctionError
 from onceflow.core.plan.functions import Record
-from onceflow.core.spi import SinkWriter, WriterContext
 
 
 def begin(
@@ -166,21 +166,11 @@ def write_wrongly(batch: Any) -> None:
     batch.no_such_method()
 
 
-@dataclass(frozen=True)
-class MistakenSink(DirectorySink):
-    """Its writer calls something that is not there."""
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        writer: Any = super().writer(context)
-        writer.write = write_wrongly
-        return cast("SinkWriter", writer)
-
-
 def test_a_sink_with_a_mistake_ends_the_job_by_the_error_that_it_raised(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     pipeline, stream = begin(cluster, tmp_path)
-    stream.write(MistakenSink(str(tmp_path / "out")), uid="out")
+    stream.write(ScriptedSink(str(tmp_path / "out"), {"write": write_wrongly}), uid="out")
     job = pipeline.start()
     with pytest.raises(TargetRefused, match="AttributeError: .*no_such_method"):
         job.wait(60)

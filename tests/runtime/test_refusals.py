@@ -11,6 +11,7 @@ import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
+from tests.support.scripted_sink import ScriptedSink, When
 
 from onceflow import (
     Checkpointing,
@@ -20,10 +21,10 @@ from onceflow import (
     Pipeline,
 )
 from onceflow.core.errors import PreCommitFailed, SinkError, TargetRefused
-from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
+from onceflow.core.protocol.committables import Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
-from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
+from onceflow.core.spi import SinkWriter, WriterContext
 
 RECORDS = 500
 
@@ -54,29 +55,6 @@ class RefusingSink(DirectorySink):
 
         writer.pre_commit = refuse  # type: ignore[method-assign]
         return writer
-
-
-@dataclass(frozen=True)
-class StuckSink(DirectorySink):
-    """Its target refuses every commit until the file `mended` is there."""
-
-    mended: str = ""
-    error: type[Exception] | None = None
-    """What its committer raises then; None if it returns an outcome."""
-
-    def committer(self, context: CommitterContext) -> Committer:
-        committer = super().committer(context)
-        commit = committer.commit
-
-        def refuse(committable: Committable) -> CommitOutcome:
-            if not Path(self.mended).exists():
-                if self.error is not None:
-                    raise self.error("row 7 is in the way: remove it")
-                return RetryLater("row 7 is in the way: remove it", until_mended=True)
-            return commit(committable)
-
-        committer.commit = refuse  # type: ignore[method-assign]
-        return committer
 
 
 def pipeline_in(directory: Path, restart: RestartStrategy | None = None) -> Pipeline:
@@ -155,7 +133,11 @@ def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropp
     tmp_path: Path, error: type[Exception] | None
 ) -> None:
     mended = tmp_path / "mended"
-    sink = StuckSink(str(tmp_path / "out"), str(mended), error)
+    words = "row 7 is in the way: remove it"
+    answer = error(words) if error else RetryLater(words, until_mended=True)
+    # Its target refuses every commit until the file `mended` is there.
+    steps = {"commit": When(mended, answer, there=False)}
+    sink = ScriptedSink(str(tmp_path / "out"), steps)
     pipeline = pipeline_in(tmp_path)
     pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
     job = pipeline.start()

@@ -5,21 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.hindered_sink import FailingSink, SlowSink
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.scripted_sink import Once, ScriptedSink, Step, Wait, released_in
 
 from onceflow import JobEvent, JobState, NoRestart
 from onceflow.core.api.pipeline import Job
+from onceflow.core.errors import PreCommitFailed
 from onceflow.core.runtime.events.job_events import AttemptEnded
 from onceflow.core.runtime.events.status import JobStatus
-from onceflow.core.spi import SinkWriter, WriterContext
 
 
 def _await(job: Job, what: Callable[[JobStatus], bool], timeout_s: float = 90.0) -> JobStatus:
@@ -29,14 +28,6 @@ def _await(job: Job, what: Callable[[JobStatus], bool], timeout_s: float = 90.0)
         assert time.monotonic() < deadline, status
         time.sleep(0.01)
     return status
-
-
-def _await_file(file: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{file} never came")
-        time.sleep(0.01)
 
 
 def _source(tmp_path: Path) -> CountingSource:
@@ -57,7 +48,7 @@ def _goes_on(cluster: AnyCluster, tmp_path: Path, sink: DirectorySink) -> None:
 def test_stop_whose_checkpoint_fails_the_attempt_is_asked_again_of_the_next(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    sink = FailingSink(str(tmp_path / "out"))
+    sink = _failing_sink(tmp_path / "out")
     pipeline, _ = ledger(cluster, tmp_path, _source(tmp_path), sink=sink, interval=None)
     job = pipeline.start()
     _await(job, lambda status: status.records_in > 0)
@@ -69,26 +60,18 @@ def test_stop_whose_checkpoint_fails_the_attempt_is_asked_again_of_the_next(
     _goes_on(cluster, tmp_path, sink)
 
 
-@dataclass(frozen=True)
-class FailingSinkThatClosesLate(FailingSink):
-    """Every writer of an attempt waits until the file `asked` is there before it closes."""
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        writer = super().writer(context)
-        close = writer.close
-
-        def close_late() -> None:
-            _await_file(Path(self.directory) / "asked")
-            close()
-
-        writer.close = close_late  # type: ignore[method-assign]
-        return writer
+def _failing_sink(directory: Path, **steps: Step) -> ScriptedSink:
+    """Return a sink whose first pre-commit of the job raises."""
+    first = Once(directory / "failed", PreCommitFailed("the first pre-commit fails"))
+    return ScriptedSink(str(directory), {"pre_commit": first, **steps})
 
 
 def test_stop_that_is_asked_for_while_an_attempt_ends_is_carried_out_by_the_next(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    sink = FailingSinkThatClosesLate(str(tmp_path / "out"))
+    asked = tmp_path / "out" / "asked"
+    # Every writer of an attempt waits before it closes.
+    sink = _failing_sink(tmp_path / "out", close=Wait(asked))
     pipeline, _ = ledger(cluster, tmp_path, _source(tmp_path), sink=sink, interval=None)
     job = pipeline.start()
     attempt_ended = threading.Event()
@@ -103,7 +86,7 @@ def test_stop_that_is_asked_for_while_an_attempt_ends_is_carried_out_by_the_next
     assert attempt_ended.wait(60)
     with pytest.raises(TimeoutError):
         job.stop(0.0)
-    (tmp_path / "out" / "asked").touch()
+    asked.touch()
     status = job.wait(60)
     assert (status.state, status.restores) == (JobState.STOPPED, 1)
     _goes_on(cluster, tmp_path, sink)
@@ -112,7 +95,8 @@ def test_stop_that_is_asked_for_while_an_attempt_ends_is_carried_out_by_the_next
 def test_stop_whose_checkpoint_times_out_is_repeated_in_the_same_attempt(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    sink = SlowSink(str(tmp_path / "out"))
+    out = tmp_path / "out"
+    sink = ScriptedSink(str(out), {"pre_commit": Wait(released_in(out))})
     pipeline, _ = ledger(
         cluster,
         tmp_path,
@@ -128,7 +112,7 @@ def test_stop_whose_checkpoint_times_out_is_repeated_in_the_same_attempt(
     with pytest.raises(TimeoutError):
         job.stop(0.0)
     _await(job, lambda status: status.checkpoints_failed > 0)
-    sink.go_on()
+    sink.release()
     status = job.wait(60)
     assert (status.state, status.restores) == (JobState.STOPPED, 0)
     assert sink.prepared() == []
@@ -138,7 +122,7 @@ def test_stop_whose_checkpoint_times_out_is_repeated_in_the_same_attempt(
 def test_checkpoint_that_was_asked_for_and_failed_is_taken_by_the_next_attempt(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    sink = FailingSink(str(tmp_path / "out"))
+    sink = _failing_sink(tmp_path / "out")
     pipeline, _ = ledger(cluster, tmp_path, _source(tmp_path), sink=sink, interval=None)
     job = pipeline.start()
     _await(job, lambda status: status.records_in > 0)

@@ -76,7 +76,7 @@ def test_a_job_walks_through_parallelisms_with_every_record_once(
         _await_state(job, through)
         kill_a_slot(job, step)
         if step == len(parallelisms):
-            sink.hurry()
+            sink.release()
             assert job.wait(60).state is JobState.FINISHED
         elif through == "savepoint":
             savepoint = job.stop(60, savepoint=str(tmp_path / f"kept-{step}")).savepoints[-1].place

@@ -14,12 +14,13 @@ from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
-from tests.support.reluctant_sink import ReluctantSink
+from tests.support.scripted_sink import ScriptedSink, When
 from typer.testing import CliRunner
 
 from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
 from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError, PreparedTransactionLost
+from onceflow.core.protocol.committables import RetryLater
 from onceflow.core.spi import Sink
 from onceflow.core.storage import FileSystemStorage
 from onceflow.sinks import FileSink
@@ -55,19 +56,25 @@ def job_in(
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> ReluctantSink:
-    return ReluctantSink(str(tmp_path / "out"))
+def out(tmp_path: Path) -> ScriptedSink:
+    refuse = When(_shut_file(tmp_path / "out"), RetryLater("the target takes no commit for now"))
+    return ScriptedSink(str(tmp_path / "out"), {"commit": refuse})
 
 
-def leave_decided_and_uncommitted(pipeline: Pipeline, sink: ReluctantSink) -> None:
+def _shut_file(out: Path | str) -> Path:
+    """Return the file that shuts the target."""
+    return Path(out, "shut")
+
+
+def leave_decided_and_uncommitted(pipeline: Pipeline, sink: ScriptedSink) -> None:
     """Run the job until its target has taken rows and then refused some that were decided."""
     job = pipeline.start()
     job.wait_for(checkpoints=2)
-    sink.shut()
+    _shut_file(sink.directory).touch()
     job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
     assert job.cancel(60).state is JobState.CANCELLED
     assert sink.prepared()
-    sink.reopen()
+    _shut_file(sink.directory).unlink()
 
 
 def ids_of(sink: DirectorySink) -> list[int]:
@@ -75,7 +82,7 @@ def ids_of(sink: DirectorySink) -> list[int]:
 
 
 def test_changed_sink_id_is_refused_by_what_it_would_leave_behind(
-    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ScriptedSink
 ) -> None:
     leave_decided_and_uncommitted(
         job_in(cluster, tmp_path, {"out": ("old", out)}, source=SLOWLY), out
@@ -92,7 +99,7 @@ def test_changed_sink_id_is_refused_by_what_it_would_leave_behind(
 
 
 def test_renamed_uid_of_a_sink_is_refused_too_and_needs_no_more_than_the_old_id(
-    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ScriptedSink
 ) -> None:
     leave_decided_and_uncommitted(
         job_in(cluster, tmp_path, {"out": (None, out)}, source=SLOWLY), out
@@ -107,7 +114,7 @@ def test_renamed_uid_of_a_sink_is_refused_too_and_needs_no_more_than_the_old_id(
 
 @ON_BOTH
 def test_retired_sink_is_settled_and_the_job_goes_on_without_it(
-    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ScriptedSink
 ) -> None:
     leave_decided_and_uncommitted(
         job_in(cluster, tmp_path, {"out": ("old", out)}, source=SLOWLY), out
@@ -126,7 +133,7 @@ def test_retired_sink_is_settled_and_the_job_goes_on_without_it(
 
 
 def test_removed_sink_is_refused_though_it_has_nothing_decided(
-    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ScriptedSink
 ) -> None:
     """What its older attempts prepared and nobody decided would stay prepared for ever."""
     second = DirectorySink(str(tmp_path / "second"))
@@ -144,7 +151,7 @@ def test_removed_sink_is_refused_though_it_has_nothing_decided(
 
 
 def test_sink_that_was_settled_by_hand_is_retired_without_asking_its_target(
-    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink, monkeypatch: pytest.MonkeyPatch
+    cluster: AnyCluster, tmp_path: Path, out: ScriptedSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_decided_and_uncommitted(
         job_in(cluster, tmp_path, {"out": ("old", out)}, source=SLOWLY), out
@@ -171,7 +178,7 @@ def test_sink_that_was_settled_by_hand_is_retired_without_asking_its_target(
 
 
 def test_job_under_another_name_is_refused_where_its_sink_id_tells(
-    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ScriptedSink
 ) -> None:
     leave_decided_and_uncommitted(
         job_in(cluster, tmp_path, {"out": ("ledger", out)}, source=SLOWLY), out

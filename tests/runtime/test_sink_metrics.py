@@ -16,33 +16,15 @@ from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 from tests.support.picky_sink import REFUSED_AMOUNT, PickySink
+from tests.support.scripted_sink import ScriptedSink, When
 
 from onceflow import Checkpointing, FixedDelay, Job, JobState, JobStatus, Pipeline
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.events.sink_status import SinkStatus
-from onceflow.core.spi import Committer, CommitterContext, GlobalCommitter
+from onceflow.core.spi import CommitterContext, GlobalCommitter
 
 RECORDS = 6_000
-
-
-@dataclass(frozen=True)
-class GatedSink(DirectorySink):
-    """Commits nothing before the file `gate` is there; what waits stays prepared."""
-
-    gate: str = ""
-
-    def committer(self, context: CommitterContext) -> Committer:
-        committer = super().committer(context)
-        commit = committer.commit
-
-        def wait(committable: Committable) -> CommitOutcome:
-            if not Path(self.gate).exists():
-                return RetryLater("the gate is closed")
-            return commit(committable)
-
-        committer.commit = wait  # type: ignore[method-assign]
-        return committer
 
 
 def pipeline_in(cluster: AnyCluster, directory: Path) -> Pipeline:
@@ -106,7 +88,8 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
 ) -> None:
     gate = tmp_path / "gate"
     source = CountingSource(RECORDS, pause_s=0.02)
-    sink = GatedSink(str(tmp_path / "out"), str(gate))
+    closed = When(gate, RetryLater("the gate is closed"), there=False)
+    sink = ScriptedSink(str(tmp_path / "out"), {"commit": closed})
     pipeline = pipeline_in(cluster, tmp_path)
     pipeline.read(source, uid="records").write(sink, uid="ledger")
     job = pipeline.start()

@@ -9,17 +9,21 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
-from tests.support.reluctant_sink import ReluctantSink
+from tests.support.scripted_sink import ScriptedSink, When
 
 from onceflow import Checkpointing, JobState, NoRestart, Pipeline
+from onceflow.core.protocol.committables import RetryLater
 from onceflow.integration.conformance.processes import eventually
 
 
 def test_a_job_is_finished_when_the_slower_of_two_sinks_has_committed_every_row(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    fast, slow = DirectorySink(str(tmp_path / "fast")), ReluctantSink(str(tmp_path / "slow"))
-    slow.shut()
+    shut = tmp_path / "shut"
+    shut.touch()
+    refuse = When(shut, RetryLater("the target takes no commit for now"))
+    fast = DirectorySink(str(tmp_path / "fast"))
+    slow = ScriptedSink(str(tmp_path / "slow"), {"commit": refuse})
     pipeline = Pipeline(
         cluster,
         name="two",
@@ -39,7 +43,7 @@ def test_a_job_is_finished_when_the_slower_of_two_sinks_has_committed_every_row(
     with pytest.raises(TimeoutError):
         job.wait(0.3)
     assert slow.rows() == []
-    slow.reopen()
+    shut.unlink()
     assert job.wait(90).state is JobState.FINISHED
     assert sorted(row["id"] for row in slow.rows()) == list(range(300))
     assert slow.prepared() == []

@@ -70,7 +70,7 @@ def test_rows_in_flight_come_once_through_kills_while_they_are_persisted_and_rep
     pipeline, sink = held_up(cluster, tmp_path, parallelism=after, backend=backend)
     job = pipeline.start()
     await_rows_in_flight(job)
-    sink.hurry()
+    sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert_each_once(sink)
 
@@ -91,7 +91,7 @@ def test_rows_in_flight_come_once_though_a_slot_dies_at_a_step_of_theirs(
         kill_a_slot(job, 0)
         restores += 1
     await_status(job, lambda s: s.restores > restores and s.state is JobState.RUNNING)
-    sink.hurry()
+    sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert_each_once(sink)
 
@@ -104,7 +104,7 @@ def test_a_checkpoint_takes_no_longer_than_a_batch_however_many_rows_wait(
     job = pipeline.start()
     await_status(job, lambda status: status.checkpoints_completed >= 12)
     history = job.status().history[4:]
-    sink.hurry()
+    sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert all(one.unaligned and one.kind == "periodic" for one in history)
     assert sorted(one.duration_ms for one in history)[len(history) // 2] < 1_000
@@ -124,7 +124,7 @@ def test_restarts_add_nothing_to_the_rows_in_flight_however_many_come(
         kill_a_slot(job, 0)
     restored = job.status().attempts[-1].restored_checkpoint
     assert restored is not None
-    sink.hurry()
+    sink.release()
     assert job.wait(60).state is JobState.FINISHED
     # Into each of two operators: what may wait in the channel, and what its sender has besides.
     assert 0 < rows_in_flight(tmp_path, restored) <= 2 * (CHANNEL_BATCHES + 1) * source.batch_rows
@@ -144,7 +144,7 @@ def test_the_last_rows_of_the_input_are_checkpointed_while_they_wait(
     restored = job.status().attempts[-1].restored_checkpoint
     assert restored is not None
     assert restored >= last
-    sink.hurry()
+    sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert_each_once(sink, source)
 
@@ -153,7 +153,7 @@ def test_a_stop_leaves_no_rows_in_flight(cluster: AnyCluster, tmp_path: Path) ->
     pipeline, sink = held_up(cluster, tmp_path)
     job = pipeline.start()
     await_rows_in_flight(job)
-    sink.hurry()
+    sink.release()
     status = job.stop(60)
     last = status.history[-1]
     assert (last.kind, last.in_flight_bytes) == ("stop", 0)
@@ -162,7 +162,7 @@ def test_a_stop_leaves_no_rows_in_flight(cluster: AnyCluster, tmp_path: Path) ->
     with pytest.raises(StateIncompatible, match="state of seen"):
         pipeline.run(60)
     pipeline, sink = held_up(cluster, tmp_path, unaligned=False)
-    sink.hurry()
+    sink.release()
     assert pipeline.run(60).state is JobState.FINISHED
     assert committed < SOURCE.records
     assert_each_once(sink)
@@ -174,7 +174,7 @@ def test_a_barrier_that_waits_its_turn_overtakes_when_its_time_has_come(
     pipeline, sink = held_up(cluster, tmp_path, aligned_checkpoint_timeout=0.05)
     job = pipeline.start()
     await_rows_in_flight(job)
-    sink.hurry()
+    sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert_each_once(sink)
 
@@ -235,7 +235,7 @@ def test_rows_in_flight_without_an_operator_are_refused_by_name_or_dropped_where
     job.cancel(60)
     restored = job.status().history[-1].checkpoint
     pipeline, sink = held_up(cluster, tmp_path, ignore_in_flight_of=restored)
-    sink.hurry()
+    sink.release()
     status = pipeline.run(60)
     assert status.state is JobState.FINISHED
     assert any("rows in flight into" in dropped for dropped in status.dropped_state)

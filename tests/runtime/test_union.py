@@ -14,7 +14,7 @@ from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_checkpoint, kill_a_slot, killed_and_rescaled
 from tests.support.ledger import SETTINGS
-from tests.support.throttled_sink import ThrottledSink
+from tests.support.scripted_sink import ScriptedSink, throttled_sink
 
 from onceflow import (
     Checkpointing,
@@ -89,9 +89,9 @@ def united(
     backend: StateBackend | None = None,
     parallelism: int = 2,
     unaligned: bool = False,
-) -> tuple[Pipeline, ThrottledSink]:
+) -> tuple[Pipeline, ScriptedSink]:
     """Unite before an exchange by key, on one thread, and where chains meet without exchange."""
-    sink = ThrottledSink(str(directory / "out"))
+    sink = throttled_sink(directory / "out")
     pipeline = begin(
         cluster, directory, backend=backend, parallelism=parallelism, unaligned=unaligned
     )

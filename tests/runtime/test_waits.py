@@ -11,47 +11,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.support.counting_source import CountingReader, CountingSource
-from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.scripted_sink import ScriptedSink, Wait
 from typer.testing import CliRunner
 
 from onceflow import Job, JobState, JobStatus, LocalProcesses
 from onceflow.cli.jobs.client import Answer
 from onceflow.cli.main import app
 from onceflow.core import spi
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import CheckpointId
 
 TIMEOUT_S = 90.0
-
-
-@dataclass(frozen=True)
-class HangingSink(DirectorySink):
-    """A sink whose target answers no pre-commit while the file `hangs` is there."""
-
-    hangs: str = ""
-
-    def describe_target(self) -> str:
-        return "database 'shop' at db.example:5432"
-
-    def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
-        return _HangingWriter(super().writer(context), Path(self.hangs))
-
-
-class _HangingWriter(spi.SinkWriter):
-    def __init__(self, inner: spi.SinkWriter, hangs: Path) -> None:
-        self._inner, self._hangs = inner, hangs
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._inner.write(batch)
-
-    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        while self._hangs.exists():
-            time.sleep(0.02)
-        return self._inner.pre_commit(checkpoint)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @dataclass(frozen=True)
@@ -91,7 +60,8 @@ def test_status_names_the_servers_that_a_running_job_waits_for_until_they_answer
 ) -> None:
     silent, hangs, no_more = tmp_path / "silent", tmp_path / "hangs", tmp_path / "no more"
     source = SilentSource(1_000, pause_s=0.005, ends_with=str(no_more), silent=str(silent))
-    sink = HangingSink(str(tmp_path / "out"), hangs=str(hangs))
+    steps = {"pre_commit": Wait(hangs, there=True)}
+    sink = ScriptedSink(str(tmp_path / "out"), steps, "database 'shop' at db.example:5432")
     pipeline, _ = ledger(LocalProcesses(), tmp_path, source, sink=sink)
     job = pipeline.start()
     try:

@@ -14,7 +14,7 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, assert_exactly_once
-from tests.support.throttled_sink import ThrottledSink
+from tests.support.scripted_sink import ScriptedSink, throttled_sink
 
 from onceflow import (
     Checkpointing,
@@ -48,9 +48,9 @@ def held_up(
     source: CountingSource = SOURCE,
     pause_s: float = 0.04,
     retained: int = 1,
-) -> tuple[Pipeline, ThrottledSink]:
+) -> tuple[Pipeline, ScriptedSink]:
     """Build source -> running balance -> count by another key -> a slow sink."""
-    sink = ThrottledSink(str(directory / "out"), pause_s=pause_s)
+    sink = throttled_sink(directory / "out", pause_s=pause_s)
     pipeline = Pipeline(
         cluster,
         name="held-up",
@@ -111,7 +111,7 @@ def await_checkpoint(job: Job) -> None:
 
 
 def killed_and_rescaled(
-    make: Callable[[int], tuple[Pipeline, ThrottledSink]], *, unaligned: bool
+    make: Callable[[int], tuple[Pipeline, ScriptedSink]], *, unaligned: bool
 ) -> Sequence[Mapping[str, Any]]:
     """Run the job that `make` builds for a parallelism: two slots, then three, one killed of each.
 
@@ -128,7 +128,7 @@ def killed_and_rescaled(
         if parallelism == 2:
             await_checkpoint(job)
             job.cancel(60)
-    sink.hurry()
+    sink.release()
     assert job.wait(120).state is JobState.FINISHED
     return sink.rows()
 

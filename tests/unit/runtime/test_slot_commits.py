@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from tests.support.counting_source import SCHEMA
 from tests.support.directory_sink import DirectorySink
-from tests.support.hindered_sink import SlowlyCommittingSink
+from tests.support.scripted_sink import ScriptedSink, Wait, released_in
 from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.commit.early import HELD_MAX_S
@@ -86,7 +86,9 @@ def test_a_subtask_confirms_no_more_than_the_slowest_of_its_sinks_has_committed(
 ) -> None:
     mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
     commits = SlotCommits(slot_context(tmp_path / "checkpoints", mail.put))
-    fast, slow = DirectorySink(str(tmp_path / "fast")), SlowlyCommittingSink(str(tmp_path / "slow"))
+    released = Wait(released_in(tmp_path / "slow"))
+    fast = DirectorySink(str(tmp_path / "fast"))
+    slow = ScriptedSink(str(tmp_path / "slow"), {"commit": released})
     for uid, sink in (("fast", fast), ("slow", slow)):
         context = replace(CONTEXT, sink_id=uid, schema=SCHEMA)
         sink.open(CommitterContext("job", uid, uid, ids.AttemptId(1), "log"), SCHEMA)
@@ -102,7 +104,7 @@ def test_a_subtask_confirms_no_more_than_the_slowest_of_its_sinks_has_committed(
     assert isinstance(report, messages.SinkCommitted)
     assert report.uid == "fast"
     assert commits.record_progress(report) == []
-    slow.go_on()
+    slow.release()
     report = mail.get(timeout=60)
     assert isinstance(report, messages.SinkCommitted)
     assert report.uid == "slow"
