@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -129,7 +129,6 @@ class SinkRecovery:
             if sink is not None:
                 self._targets.append(target(sink, sink_id, sink_id, None))
         self._committers: dict[str, spi.Committer] = {}
-        self._global: dict[str, spi.GlobalCommitter] = {}
 
     def ask_targets(self) -> tuple[TargetRecord, ...]:
         """Return the record that each target keeps of its sink id; leave out targets without one.
@@ -160,11 +159,9 @@ class SinkRecovery:
             if target.context.sink_id not in sink_ids:
                 continue
             self._begin(f"what sink {target.context.uid} holds in doubt")
+            committer, delivered = self._committer(target), GENESIS
             if target.commits_whole:
-                committer: spi.Committer = self._global_committer(target)
                 delivered = self._log.view.completed[-1].delivered_through
-            else:
-                committer, delivered = self._committer(target), GENESIS
             in_doubt.update(c.transaction for c in committer.in_doubt() if c.checkpoint > delivered)
         return frozenset(in_doubt)
 
@@ -220,25 +217,9 @@ class SinkRecovery:
         """
         # Query the targets again: a driver with other storage could commit until `open` fenced it.
         require_not_behind(self._log.view, self.ask_targets(), self._log_location)
-        counts: list[RecoveredSink] = []
-        for target in self._targets:
-            if target.commits_whole:
-                counts.append(self._recover_whole(target, restored))
-                continue
-            plan, committer = self._plan(target, restored)
-            # Commits before aborts: if the target fails in between, the decided rows are visible.
-            steps = [*to_commits(plan.commit), *to_aborts(plan.abort)]
-            committed = self._settle(target.context.uid, committer, steps)
-            counts.append(
-                RecoveredSink(
-                    target.context.uid,
-                    target.context.sink_id,
-                    committed=len(committed),
-                    rows_committed=sum(c.rows for c in committed),
-                    aborted=len(plan.abort),
-                )
-            )
-        return tuple(counts)
+        return tuple(
+            self._settle(target, self._plan_recovery(target, restored)) for target in self._targets
+        )
 
     def sweep(self, completed: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
         """Abort transactions that a slot of an older attempt prepared after `recover` looked (I3).
@@ -247,19 +228,13 @@ class SinkRecovery:
         older copy. Commits no others: the attempt's own slots commit the transactions that
         `completed` lists. From the next decision on, the log no longer contains the retired sinks.
         """
-        counts: list[RecoveredSink] = []
-        for target in self._targets:
-            uid, sink_id = target.context.uid, target.context.sink_id
-            if target.commits_whole:
-                aborted = self._sweep_whole(target, completed)
-                counts.append(RecoveredSink(uid, sink_id, aborted=aborted))
-                continue
-            plan, committer = self._plan(target, completed)
-            self._settle(uid, committer, [*to_commits(plan.returned), *to_aborts(plan.abort)])
-            counts.append(RecoveredSink(uid, sink_id, aborted=len(plan.abort)))
+        counts = [
+            self._settle(target, self._plan_sweep(target, completed)) for target in self._targets
+        ]
         # Last, because the next attempt must ask again for what this attempt could not sweep.
         self._log.settle(self._retired)
-        return tuple(counts)
+        # The attempt's own slots count commits.
+        return tuple(RecoveredSink(c.uid, c.sink_id, aborted=c.aborted) for c in counts)
 
     def list_written_sinks(self) -> Iterator[tuple[spi.Sink, spi.CommitterContext]]:
         """Yield every sink that is not retired, with the context of its committers."""
@@ -278,12 +253,40 @@ class SinkRecovery:
         """Close every committer."""
         for committer in self._committers.values():
             committer.close()
-        for whole in self._global.values():
-            whole.close()
         self._committers.clear()
-        self._global.clear()
 
-    def _recover_whole(self, target: _Target, restored: CompletedCheckpoint) -> RecoveredSink:
+    # --- plans ----------------------------------------------------------------------------------
+
+    def _plan_recovery(self, target: _Target, restored: CompletedCheckpoint) -> Sequence[Step]:
+        """Return the steps after which the sink agrees with `restored`.
+
+        Commits come before aborts: if the target fails in between, the decided rows are visible.
+        """
+        if target.commits_whole:
+            return self._plan_whole_recovery(target, restored)
+        plan = self._plan_transactions(target, restored)
+        return [*to_commits(plan.commit), *to_aborts(plan.abort)]
+
+    def _plan_sweep(self, target: _Target, completed: CompletedCheckpoint) -> Sequence[Step]:
+        """Return the steps that settle what older attempts have left, without new commits."""
+        if not target.commits_whole:
+            plan = self._plan_transactions(target, completed)
+            return [*to_commits(plan.returned), *to_aborts(plan.abort)]
+        sink_id = target.context.sink_id
+        self._begin(f"what sink id {sink_id} holds in doubt")
+        # The global committers commit what `completed` decides.
+        left = find_undecided(
+            completed,
+            self._committer(target).in_doubt(),
+            sink_id=sink_id,
+            attempt=self._log.attempt,
+            memory=self._log.view.memory,
+        )
+        return to_aborts(left)
+
+    def _plan_whole_recovery(
+        self, target: _Target, restored: CompletedCheckpoint
+    ) -> Sequence[Step]:
         committer, context = self._global_committer(target), target.context
         self._begin(f"what sink {context.uid} has committed last and holds in doubt")
         through = committer.read_committed_through()
@@ -308,54 +311,14 @@ class SinkRecovery:
             raise errors.PreparedTransactionLost(
                 f"{plan.behind}. docs/operations.md says what to do"
             )
-        steps = [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)]
-        done = self._settle(context.uid, committer, steps)
-        return RecoveredSink(
-            context.uid,
-            context.sink_id,
-            committed=len(done),
-            rows_committed=sum(committable.rows for committable in done),
-            aborted=len(plan.abort),
-        )
+        return [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)]
 
-    def _sweep_whole(self, target: _Target, completed: CompletedCheckpoint) -> int:
-        """Abort the leftovers of older attempts.
-
-        The global committers commit what `completed` decides.
-        """
-        committer, sink_id = self._global_committer(target), target.context.sink_id
-        self._begin(f"what sink id {sink_id} holds in doubt")
-        left = find_undecided(
-            completed,
-            committer.in_doubt(),
-            sink_id=sink_id,
-            attempt=self._log.attempt,
-            memory=self._log.view.memory,
-        )
-        self._settle(target.context.uid, committer, to_aborts(left))
-        return len(left)
-
-    def _global_committer(self, target: _Target) -> spi.GlobalCommitter:
-        sink_id = target.context.sink_id
-        if sink_id not in self._global:
-            self._global[sink_id] = open_global_committer(target.sink, target.context)
-        return self._global[sink_id]
-
-    def _committer(self, target: _Target) -> spi.Committer:
-        sink_id = target.context.sink_id
-        if sink_id not in self._committers:
-            self._committers[sink_id] = target.sink.committer(target.context)
-        return self._committers[sink_id]
-
-    def _plan(
-        self, target: _Target, checkpoint: CompletedCheckpoint
-    ) -> tuple[CommitPlan, spi.Committer]:
+    def _plan_transactions(self, target: _Target, checkpoint: CompletedCheckpoint) -> CommitPlan:
         sink_id = target.context.sink_id
         self._begin(f"what sink {target.context.uid} holds in doubt")
-        committer = self._committer(target)
         plan = plan_commits(
             committables_of(checkpoint),
-            committer.in_doubt(),
+            self._committer(target).in_doubt(),
             sink_ids=(sink_id,),
             attempt=self._log.attempt,
             memory=self._log.view.memory,
@@ -377,12 +340,28 @@ class SinkRecovery:
                 len(plan.returned),
                 plan.returned[0].transaction,
             )
-        return plan, committer
+        return plan
 
-    def _settle(
-        self, uid: str, committer: spi.Committer, steps: Iterable[Step]
-    ) -> list[committables.Committable]:
-        """Carry out `steps` of sink `uid`; return the committables that these calls committed."""
+    # --- committers and their calls ---------------------------------------------------------------
+
+    def _committer(self, target: _Target) -> spi.Committer:
+        sink_id = target.context.sink_id
+        if sink_id not in self._committers:
+            self._committers[sink_id] = (
+                open_global_committer(target.sink, target.context)
+                if target.commits_whole
+                else target.sink.committer(target.context)
+            )
+        return self._committers[sink_id]
+
+    def _global_committer(self, target: _Target) -> spi.GlobalCommitter:
+        committer = self._committer(target)
+        assert isinstance(committer, spi.GlobalCommitter), target
+        return committer
+
+    def _settle(self, target: _Target, steps: Sequence[Step]) -> RecoveredSink:
+        """Carry out `steps`; return the counts. Commits count if these calls made them."""
+        context, committer = target.context, self._committer(target)
         committed: list[committables.Committable] = []
         is_refused = False
         planned = loop.TimedSteps(PlannedSteps(steps, recovery_retries(self._deadline_s)))
@@ -390,7 +369,7 @@ class SinkRecovery:
             if isinstance(ended, RetryAt) or is_refused:
                 is_refused = isinstance(ended, RetryAt)
                 is_stuck = isinstance(ended, RetryAt) and ended.is_stuck
-                self._publish(CommitRefused(uid, _describe_refusal(step, ended), is_stuck))
+                self._publish(CommitRefused(context.uid, _describe_refusal(step, ended), is_stuck))
             match ended:
                 case StepFailed():
                     raise self._error_of(step, ended)
@@ -398,7 +377,13 @@ class SinkRecovery:
                     committed += to_committables(step)
                 case Done() | RetryAt():
                     pass
-        return committed
+        return RecoveredSink(
+            context.uid,
+            context.sink_id,
+            committed=len(committed),
+            rows_committed=sum(committable.rows for committable in committed),
+            aborted=sum(isinstance(step, AbortOne) for step in steps),
+        )
 
     def _carry_out(
         self, committer: spi.Committer, step: Step
