@@ -11,7 +11,7 @@ from onceflow.core.api.windowed_stream import lateness_ms_of, window_input
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan import join_functions
 from onceflow.core.plan.functions import OutputTag
-from onceflow.core.plan.graph import Feed, GraphBuilder, JoinConnected, ProcessConnected, Work
+from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.process_functions import CoProcessFunction
 from onceflow.core.plan.window_batches import CoGroupBatchFunction, WindowBatches
 from onceflow.core.plan.window_functions import (
@@ -21,6 +21,7 @@ from onceflow.core.plan.window_functions import (
     WindowInput,
 )
 from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.plan.work import JoinConnected, ProcessConnected, Work
 from onceflow.core.state import MapStateDescriptor
 
 
@@ -109,7 +110,7 @@ class KeyedConnectedStreams(Generic[StreamT]):
         else:
             schema = function.output_schema(self._feeds[0][0].schema, self._feeds[1][0].schema)
             work = ProcessConnected(self.keys, function)
-        operator = self._graph.add(work, *self._feeds, verb="connect", uid=uid, schema=schema)
+        operator = self._graph.add(work, *self._feeds, uid=uid, schema=schema)
         return self._stream(self._graph, Feed(operator.uid, schema))
 
     def window(

@@ -17,7 +17,8 @@ from onceflow.core.argument_types import check_arguments, check_fields
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.plan.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.plan.event_time import WatermarkStrategy
-from onceflow.core.plan.graph import NAME, Feed, GraphBuilder, ReadFrom
+from onceflow.core.plan.graph import NAME, Feed, GraphBuilder
+from onceflow.core.plan.work import ReadFrom
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import RestartStrategy
@@ -403,9 +404,7 @@ class Pipeline:
             )
         if watermarks is not None:
             watermarks.check(source.schema)
-        operator = self._graph.add(
-            ReadFrom(source, watermarks), verb="read", uid=uid, schema=source.schema
-        )
+        operator = self._graph.add(ReadFrom(source, watermarks), uid=uid, schema=source.schema)
         if dead_letters is not None:
             self._graph.add_dead_letters(operator, dead_letters)
         return Stream(self._graph, Feed(uid, source.schema))

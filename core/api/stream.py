@@ -28,28 +28,7 @@ from onceflow.core.compiled import load_kernel, translate_function
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan import functions
 from onceflow.core.plan.functions import ArrowIteratorFunction, BatchFunction
-from onceflow.core.plan.graph import (
-    AggregateWindows,
-    Feed,
-    FilterRecords,
-    FlatMapRecords,
-    GraphBuilder,
-    JoinConnected,
-    JoinTable,
-    MapBatches,
-    MapInArrow,
-    MapInPandas,
-    MapRecords,
-    ProcessBatches,
-    ProcessBroadcast,
-    ProcessConnected,
-    ProcessKeyed,
-    ProcessRecords,
-    RunAggregates,
-    SelectSql,
-    Work,
-    WriteTo,
-)
+from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.join_functions import JoinKind, JoinSide
 from onceflow.core.plan.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
 from onceflow.core.plan.process_functions import (
@@ -58,6 +37,23 @@ from onceflow.core.plan.process_functions import (
 )
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.plan.work import (
+    FilterRecords,
+    FlatMapRecords,
+    JoinTable,
+    MapBatches,
+    MapInArrow,
+    MapInPandas,
+    MapRecords,
+    ProcessBatches,
+    ProcessBroadcast,
+    ProcessKeyed,
+    ProcessRecords,
+    RunAggregates,
+    SelectSql,
+    Work,
+    WriteTo,
+)
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
@@ -65,17 +61,6 @@ from onceflow.core.state.keys.key_columns import check_key_type, check_rows_can_
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-_WITH_SIDE_OUTPUTS = (
-    AggregateWindows,
-    ProcessBatches,
-    ProcessKeyed,
-    ProcessConnected,
-    JoinConnected,
-    ProcessBroadcast,
-    ProcessRecords,
-)
 
 
 class Stream:
@@ -124,7 +109,7 @@ class Stream:
         """
         feed = self._feeds[0]
         work = self._graph.graph().operator(feed.uid).work
-        if len(self._feeds) > 1 or feed.tag is not None or not isinstance(work, _WITH_SIDE_OUTPUTS):
+        if len(self._feeds) > 1 or feed.tag is not None or not work.has_side_outputs:
             raise ConfigError(
                 f"side_output({tag.name!r}): this stream is not the output of process() or"
                 " process_batches(), which alone have side outputs. Call side_output() on the"
@@ -154,7 +139,7 @@ class Stream:
             work: Work = MapInArrow(cast("ArrowIteratorFunction", function))
         else:
             work = MapBatches(cast("BatchFunction", function))
-        return self._then(work, "map_batches", uid, schema)
+        return self._then(work, uid, schema)
 
     def map_pandas(
         self,
@@ -170,7 +155,7 @@ class Stream:
         pandas.
         """
         users_mistakes.require_function(function, "map_pandas")
-        return self._then(MapInPandas(function), "map_pandas", uid, schema)
+        return self._then(MapInPandas(function), uid, schema)
 
     def map(
         self,
@@ -181,7 +166,7 @@ class Stream:
     ) -> Stream:
         """Apply `function` to each record, a dict. `schema` is the schema of the result."""
         users_mistakes.require_function(function, "map")
-        return self._then(MapRecords(function), "map", uid, schema)
+        return self._then(MapRecords(function), uid, schema)
 
     def flat_map(
         self,
@@ -192,7 +177,7 @@ class Stream:
     ) -> Stream:
         """Replace each record by the records that `function` returns, in the same order."""
         users_mistakes.require_function(function, "flat_map")
-        return self._then(FlatMapRecords(function), "flat_map", uid, schema)
+        return self._then(FlatMapRecords(function), uid, schema)
 
     def join(
         self,
@@ -220,7 +205,7 @@ class Stream:
         keys = (on,) if isinstance(on, str) else tuple(on)
         lookup = LookupTable(table, self.schema, keys, bytes_max)
         work = JoinTable(lookup, how)
-        return self._then(work, "join", uid, lookup.to_joined_schema(self.schema, how))
+        return self._then(work, uid, lookup.to_joined_schema(self.schema, how))
 
     @check_arguments
     def sql(self, query: str, *, uid: str | None = None) -> Stream:
@@ -237,14 +222,14 @@ class Stream:
                 the word.
         """
         sql = StreamSql(query, self.schema)
-        return self._then(SelectSql(sql), "sql", uid, sql.resolve_schema())
+        return self._then(SelectSql(sql), uid, sql.resolve_schema())
 
     def filter(
         self, function: Callable[[functions.Record], Any], *, uid: str | None = None
     ) -> Stream:
         """Keep the records for which `function` returns a true value."""
         users_mistakes.require_function(function, "filter")
-        return self._then(FilterRecords(function), "filter", uid, None)
+        return self._then(FilterRecords(function), uid, None)
 
     @check_arguments
     def key_by(self, *columns: str) -> KeyedStream:
@@ -263,7 +248,7 @@ class Stream:
         """
         users_mistakes.require_function_object(function, ProcessFunction, "process")
         work = ProcessRecords(function)
-        return self._then(work, "process", uid, function.output_schema(self.schema))
+        return self._then(work, uid, function.output_schema(self.schema))
 
     @check_arguments
     def broadcast(self, *states: MapStateDescriptor[Any, Any]) -> BroadcastStream:
@@ -331,14 +316,14 @@ class Stream:
                 )
         name = sink_id or self._graph.sink_id(uid)
         written = self._graph.add(
-            WriteTo(sink, name, policy), self._feeds, verb="write", uid=uid, schema=self.schema
+            WriteTo(sink, name, policy), self._feeds, uid=uid, schema=self.schema
         )
         if dead_letters is not None:
             self._graph.add_dead_letters(written, dead_letters)
 
-    def _then(self, work: Work, verb: str, uid: str | None, schema: SchemaLike | None) -> Stream:
+    def _then(self, work: Work, uid: str | None, schema: SchemaLike | None) -> Stream:
         made = self.schema if schema is None else schema_of(schema)
-        operator = self._graph.add(work, self._feeds, verb=verb, uid=uid, schema=made)
+        operator = self._graph.add(work, self._feeds, uid=uid, schema=made)
         return Stream(self._graph, Feed(operator.uid, made))
 
 
@@ -514,7 +499,7 @@ class KeyedStream:
         return join_side(name, self.schema, self._graph.event_time_of(self._feeds), time, late)
 
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
-        operator = self._graph.add(work, self._feeds, verb="keyed", uid=uid, schema=schema)
+        operator = self._graph.add(work, self._feeds, uid=uid, schema=schema)
         return Stream(self._graph, Feed(operator.uid, schema))
 
 
@@ -566,9 +551,7 @@ class BroadcastConnectedStream:
         )
         schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)
         work = ProcessBroadcast(self._key, function, self._broadcast.states)
-        operator = self._graph.add(
-            work, self._feeds, self._broadcast.feeds, verb="connect", uid=uid, schema=schema
-        )
+        operator = self._graph.add(work, self._feeds, self._broadcast.feeds, uid=uid, schema=schema)
         return Stream(self._graph, Feed(operator.uid, schema))
 
 

@@ -12,7 +12,7 @@ from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.event_time import check_late, event_time_column
 from onceflow.core.plan.functions import Aggregate, OutputTag, Record
-from onceflow.core.plan.graph import AggregateWindows, Feed, GraphBuilder, ProcessKeyed, Work
+from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.window_functions import (
     KeptAccumulators,
     KeptRecords,
@@ -22,10 +22,10 @@ from onceflow.core.plan.window_functions import (
     WindowInput,
 )
 from onceflow.core.plan.windows import (
-    TumblingProcessingTimeWindows,
     WindowAssigner,
     window_schema,
 )
+from onceflow.core.plan.work import AggregateWindows, ProcessKeyed, Work
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state import AggregateFunction
 from onceflow.core.state.api.descriptors import TypeSpec
@@ -40,7 +40,7 @@ def lateness_ms_of(windows: WindowAssigner, allowed_lateness: float | str) -> in
         ConfigError: It is not a duration, or these windows do not allow lateness.
     """
     lateness_ms = round(seconds_of(allowed_lateness, setting="allowed_lateness") * 1000)
-    if lateness_ms and isinstance(windows, TumblingProcessingTimeWindows):
+    if lateness_ms and windows.by_clock:
         raise ConfigError(_BY_THE_CLOCK)
     return lateness_ms
 
@@ -62,7 +62,7 @@ def window_input(
     """
     schema = feeds[0].schema
     check_late(late, schema, parameters[1])
-    if isinstance(windows, TumblingProcessingTimeWindows):
+    if windows.by_clock:
         if time is not None or late is not None:
             raise ConfigError(_BY_THE_CLOCK)
         return WindowInput(key, None)

@@ -15,211 +15,21 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
 
 import pyarrow as pa
-from typing_extensions import assert_never
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan import functions, process_functions
-from onceflow.core.plan.compiled_function import CompiledFunction
-from onceflow.core.plan.event_time import WatermarkStrategy
-from onceflow.core.plan.join_functions import TimedJoin
-from onceflow.core.plan.lookup_tables import JoinType, LookupTable
-from onceflow.core.plan.stream_sql import StreamSql
-from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.plan.lookup_tables import LookupTable
+from onceflow.core.plan.work import JoinTable, ReadFrom, Work, WriteTo
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
-from onceflow.core.spi import OnBadRow, Sink, Source
+from onceflow.core.spi import Sink, Source
 from onceflow.core.spi.dead_letters import DEAD_LETTERS, DEAD_LETTERS_TAG
-from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """The pattern of a job's name and of an operator's uid."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFrom:
-    """Reads a source."""
-
-    source: Source
-    watermarks: WatermarkStrategy | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MapBatches:
-    """Applies a function to whole Arrow record batches."""
-
-    function: Callable[[pa.RecordBatch], pa.RecordBatch]
-
-
-@dataclass(frozen=True, slots=True)
-class MapInArrow:
-    """Applies a function of an iterator of Arrow record batches."""
-
-    function: functions.ArrowIteratorFunction
-
-
-@dataclass(frozen=True, slots=True)
-class MapInPandas:
-    """Applies a function of an iterator of pandas DataFrames."""
-
-    function: functions.PandasIteratorFunction
-
-
-@dataclass(frozen=True, slots=True)
-class JoinTable:
-    """Adds the columns of a table in memory to each record."""
-
-    table: LookupTable
-    how: JoinType
-
-
-@dataclass(frozen=True, slots=True)
-class SelectSql:
-    """Replaces each batch by the result of a query that computes row by row."""
-
-    sql: StreamSql
-
-
-@dataclass(frozen=True, slots=True)
-class MapRecords:
-    """Applies a function to one record at a time: one in, one out."""
-
-    function: Callable[[functions.Record], functions.Record]
-
-
-@dataclass(frozen=True, slots=True)
-class FlatMapRecords:
-    """Applies a function to one record at a time: one in, any number out."""
-
-    function: Callable[[functions.Record], Iterable[functions.Record]]
-
-
-@dataclass(frozen=True, slots=True)
-class FilterRecords:
-    """Keeps the records for which a function returns a true value."""
-
-    function: Callable[[functions.Record], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessKeyed:
-    """Applies a keyed function with state."""
-
-    key: tuple[str, ...]
-    function: functions.KeyedFunction
-    compiled: CompiledFunction | None = None
-    """The function in the form that slots compile, or None to run it as Python."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessConnected:
-    """Applies a function of two streams with the state of their key."""
-
-    keys: tuple[tuple[str, ...], tuple[str, ...]]
-    function: process_functions.CoProcessFunction
-
-
-@dataclass(frozen=True, slots=True)
-class JoinConnected:
-    """Joins two streams by key and by distance in time."""
-
-    keys: tuple[tuple[str, ...], tuple[str, ...]]
-    join: TimedJoin
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessBroadcast:
-    """Applies a function of a stream and a broadcast stream."""
-
-    key: tuple[str, ...]
-    """The key of the first stream; empty if the stream is not keyed."""
-    function: process_functions.BroadcastProcessFunction
-    states: tuple[MapStateDescriptor[Any, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessRecords:
-    """Applies a function with state of its subtask."""
-
-    function: process_functions.ProcessFunction
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessBatches:
-    """Applies a function of whole batches and the states of their keys."""
-
-    key: tuple[str, ...]
-    function: functions.KeyedBatchFunction
-
-
-@dataclass(frozen=True, slots=True)
-class RunAggregates:
-    """Adds running aggregates of each key as columns, batch by batch."""
-
-    key: tuple[str, ...]
-    aggregates: Mapping[str, functions.Aggregate]
-    ttl: StateTtlConfig | None = None
-    """The time without records after which a key's aggregates start again, or None for never."""
-
-
-@dataclass(frozen=True, slots=True)
-class AggregateWindows:
-    """Replaces the records of each key and window by aggregates, batch by batch."""
-
-    key: tuple[str, ...]
-    windows: WindowAssigner
-    time: str | None
-    """The column of event time, or None for processing time."""
-    lateness_ms: int
-    aggregates: Mapping[str, functions.Aggregate]
-    late: functions.OutputTag | None = None
-    """The side output for records that are too late, or None to drop them."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriteTo:
-    """Writes to a two-phase sink."""
-
-    sink: Sink
-    sink_id: str
-    on_bad_row: OnBadRow = OnBadRow.FAIL
-    takes_dead_letters: bool = False
-    """True if the sink gets the dead letters of its input instead of its output."""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The columns by which rows are routed; empty if any subtask may write any row."""
-        return self.sink.routing_key()
-
-
-StatelessWork: TypeAlias = (
-    ReadFrom
-    | MapBatches
-    | MapInArrow
-    | MapInPandas
-    | JoinTable
-    | SelectSql
-    | MapRecords
-    | FlatMapRecords
-    | FilterRecords
-)
-"""The kinds of work without key and state that are not notified of the end of input."""
-Work: TypeAlias = (
-    StatelessWork
-    | ProcessKeyed
-    | ProcessConnected
-    | JoinConnected
-    | ProcessBroadcast
-    | ProcessRecords
-    | ProcessBatches
-    | RunAggregates
-    | AggregateWindows
-    | WriteTo
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +166,7 @@ class Graph:
 
     def makes_last_rows(self) -> bool:
         """Return True if a function may emit rows at the end of its input."""
-        return any(_has_on_end(operator.work) for operator in self.operators)
+        return any(operator.work.makes_last_rows for operator in self.operators)
 
     def sinks(self) -> tuple[tuple[Operator, WriteTo], ...]:
         """Return every sink with its operator."""
@@ -413,29 +223,12 @@ class Graph:
 
     def _exchange(self, operator: Operator, number: int) -> tuple[Exchange, tuple[str, ...]]:
         """Return the exchange and the key of input `number` of `operator`."""
-        key: tuple[str, ...] = ()
         work = operator.work
-        if isinstance(work, StatelessWork):
-            return Exchange.FORWARD, key
-        match work:
-            case ProcessBroadcast() if number:
-                return Exchange.BROADCAST, ()
-            case ProcessConnected(keys=keys) | JoinConnected(keys=keys):
-                key = keys[number]
-            case (
-                ProcessKeyed(key=key)
-                | ProcessBroadcast(key=key)
-                | ProcessBatches(key=key)
-                | RunAggregates(key=key)
-                | AggregateWindows(key=key)
-            ):
-                pass
-            case WriteTo():
-                key = () if self._have_met(operator, work) else work.key
-            case ProcessRecords():
-                pass
-            case _:
-                assert_never(work)
+        if work.is_broadcast(number):
+            return Exchange.BROADCAST, ()
+        key = work.input_key(number)
+        if isinstance(work, WriteTo) and self._have_met(operator, work):
+            key = ()
         return (Exchange.BY_KEY if key else Exchange.FORWARD), key
 
     def _have_met(self, operator: Operator, work: WriteTo) -> bool:
@@ -443,9 +236,7 @@ class Graph:
         feeds = operator.feeds
         if work.takes_dead_letters or len(feeds) != 1:
             return False
-        before = self.operator(feeds[0].uid).work
-        # RunAggregates leaves its key columns unchanged.
-        return isinstance(before, RunAggregates) and before.key == work.key
+        return self.operator(feeds[0].uid).work.output_key == work.key
 
     def _with_event_time(self) -> frozenset[str]:
         """Return the uids of the operators that emit watermarks."""
@@ -523,7 +314,6 @@ class GraphBuilder:
         self,
         work: Work,
         *inputs: tuple[Feed, ...],
-        verb: str,
         uid: str | None,
         schema: pa.Schema,
     ) -> Operator:
@@ -535,7 +325,7 @@ class GraphBuilder:
         # The default name has the operator's position. It stays the same if operators are only
         # added after it. State is found by this name, so the documentation advises a uid for
         # operators with state.
-        name = uid if uid is not None else f"{verb}-{len(self._operators)}"
+        name = uid if uid is not None else f"{work.verb}-{len(self._operators)}"
         if not NAME.fullmatch(name):
             raise ConfigError(
                 f"uid={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
@@ -553,31 +343,4 @@ class GraphBuilder:
         uid = f"{refusing.uid}-dead-letters"
         work = WriteTo(sink, self.sink_id(uid), takes_dead_letters=True)
         letters = (Feed(refusing.uid, DEAD_LETTERS, DEAD_LETTERS_TAG),)
-        self.add(work, letters, verb="write", uid=uid, schema=DEAD_LETTERS)
-
-
-def _has_on_end(work: Work) -> bool:
-    if isinstance(work, StatelessWork):
-        return False
-    match work:
-        case (
-            ProcessKeyed(function=function)
-            | ProcessConnected(function=function)
-            | ProcessBroadcast(function=function)
-            | ProcessRecords(function=function)
-            | ProcessBatches(function=function)
-        ):
-            # Test whether the user has overridden `on_end`: an inherited method is the same object
-            # as that of its base class.
-            known = (
-                functions.KeyedFunction,
-                functions.KeyedBatchFunction,
-                process_functions.ProcessFunction,
-                process_functions.CoProcessFunction,
-                process_functions.BroadcastProcessFunction,
-            )
-            return all(type(function).on_end is not base.on_end for base in known)
-        case JoinConnected() | RunAggregates() | AggregateWindows() | WriteTo():
-            return False
-        case _:
-            assert_never(work)
+        self.add(work, letters, uid=uid, schema=DEAD_LETTERS)

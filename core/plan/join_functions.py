@@ -7,8 +7,9 @@ clock when the record arrives, and the interval is the time for which each side 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from onceflow.core.plan.event_time import check_late
 from onceflow.core.plan.functions import OutputTag, Record, StateAccess, copy_records
 from onceflow.core.plan.process_functions import FunctionOfKeys
 from onceflow.core.plan.window_functions import CoGroupFunction, TimeWindow
+from onceflow.core.plan.windows import describe_time
 from onceflow.core.state.states.kept_rows import check_rows_can_be_kept
 
 STEP_MS = 1_000
@@ -29,6 +31,15 @@ FOREVER_MS = 1 << 60
 
 Results: TypeAlias = Record | Iterable[Record] | None
 JoinKind: TypeAlias = Literal["inner", "left", "right", "full"]
+OUTER_SIDES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "inner": frozenset[str](),
+        "left": frozenset({"left"}),
+        "right": frozenset({"right"}),
+        "full": frozenset({"left", "right"}),
+    }
+)
+"""The sides of a join whose records are also emitted without a partner, by the kind of join."""
 
 
 class ProcessJoinFunction(FunctionOfKeys, ABC):
@@ -182,6 +193,17 @@ class TimedJoin:
     def output_schema(self) -> pa.Schema:
         """Return the output schema of the function."""
         return self.function.output_schema(*(side.schema for side in self.sides))
+
+    def time_settings(self) -> dict[str, str]:
+        """Return the kind of the join and its limits by name, as checkpoints record them."""
+        names = zip(("left", "right"), self.sides, strict=True)
+        outer = frozenset(name for name, side in names if side.outer)
+        return {
+            "how": next(how for how, sides in OUTER_SIDES.items() if sides == outer),
+            "time": describe_time(self.by_clock),
+            "lower": f"{self.lower_ms} ms",
+            "upper": f"{self.upper_ms} ms",
+        }
 
 
 class WindowPairs(CoGroupFunction):

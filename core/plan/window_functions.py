@@ -27,7 +27,6 @@ from onceflow.core.plan.windows import (
     EventTimeSessionWindows,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
-    TumblingProcessingTimeWindows,
     WindowAssigner,
     pane_windows,
 )
@@ -410,7 +409,7 @@ class WindowsOfRecords:
     @property
     def by_clock(self) -> bool:
         """True if the windows are in processing time."""
-        return isinstance(self.windows, TumblingProcessingTimeWindows)
+        return self.windows.by_clock
 
     def _register_at(self, moment: int) -> None:
         if self.by_clock:

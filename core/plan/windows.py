@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
@@ -44,6 +44,7 @@ class TumblingEventTimeWindows:
     negative: for days in China use `offset="-8 h"`.
     """
 
+    by_clock: ClassVar[bool] = False
     size: float | str
     offset: float | str = 0
 
@@ -57,6 +58,7 @@ class TumblingEventTimeWindows:
 class SlidingEventTimeWindows:
     """Overlapping windows of length `size`. One starts every `slide`, shifted by `offset`."""
 
+    by_clock: ClassVar[bool] = False
     size: float | str
     slide: float | str
     offset: float | str = 0
@@ -76,6 +78,7 @@ class SlidingEventTimeWindows:
 class TumblingProcessingTimeWindows:
     """Adjacent windows in processing time, by the slot's clock when it processes a record."""
 
+    by_clock: ClassVar[bool] = True
     size: float | str
     offset: float | str = 0
 
@@ -89,6 +92,7 @@ class TumblingProcessingTimeWindows:
 class EventTimeSessionWindows:
     """Session windows. A session ends when its key has had no record for `gap`."""
 
+    by_clock: ClassVar[bool] = False
     gap: float | str
 
     def __post_init__(self) -> None:
@@ -105,6 +109,8 @@ PaneAssigner: TypeAlias = (
 )
 """The assigners whose window bounds do not depend on the records."""
 WindowAssigner: TypeAlias = PaneAssigner | EventTimeSessionWindows
+LATENESS = "allowed lateness"
+"""The name under which checkpoints record the allowed lateness of windows."""
 
 
 def pane_windows(windows: PaneAssigner, lateness_ms: int) -> PaneWindows:
@@ -114,6 +120,25 @@ def pane_windows(windows: PaneAssigner, lateness_ms: int) -> PaneWindows:
     if isinstance(windows, SlidingEventTimeWindows):
         slide_ms = _ms(windows.slide, "slide")
     return PaneWindows(size_ms, slide_ms, offset_ms % slide_ms, lateness_ms)
+
+
+def describe_windows(windows: WindowAssigner, lateness_ms: int) -> dict[str, str]:
+    """Return the settings of the windows by name, as checkpoints record them."""
+    of_all = {"time": describe_time(windows.by_clock), LATENESS: f"{lateness_ms} ms"}
+    if isinstance(windows, EventTimeSessionWindows):
+        return {"windows": "sessions", "gap": f"{windows.gap_ms} ms"} | of_all
+    panes = pane_windows(windows, lateness_ms)
+    return {
+        "windows": "of one size",
+        "size": f"{panes.size_ms} ms",
+        "slide": f"{panes.slide_ms} ms",
+        "offset": f"{panes.offset_ms} ms",
+    } | of_all
+
+
+def describe_time(by_clock: bool) -> str:
+    """Return the name of the kind of time, as checkpoints record it."""
+    return "processing time" if by_clock else "event time"
 
 
 WINDOW_COLUMNS = ("window_start", "window_end")

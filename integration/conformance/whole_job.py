@@ -41,7 +41,7 @@ _BATCH_ROWS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobParameters:
     """The parameters that all attempts of a job share."""
 
     sink: Sink
@@ -62,7 +62,7 @@ class KillPlan:
     """The number of the attempt's checkpoint at which the crash point is armed, from 1."""
 
 
-def run_attempt(link: Link, work: Work, plan: KillPlan) -> bool:
+def run_attempt(link: Link, work: JobParameters, plan: KillPlan) -> bool:
     """Run the driver of one attempt. Return True if all rows are committed, False if a slot died.
 
     Runs in a new process without open resources.

@@ -29,7 +29,7 @@ from onceflow import (
 )
 from onceflow.core.api.joined_streams import mark_outer_sides, regular_join
 from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
-from onceflow.core.plan.graph import Feed, JoinConnected
+from onceflow.core.plan.graph import Feed
 from onceflow.core.plan.join_functions import (
     STEP_MS,
     JoinKind,
@@ -37,6 +37,7 @@ from onceflow.core.plan.join_functions import (
     MergedColumns,
     TimedJoin,
 )
+from onceflow.core.plan.work import JoinConnected
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch

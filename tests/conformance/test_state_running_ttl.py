@@ -19,7 +19,7 @@ from onceflow import sum_
 from onceflow.core import state
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.plan.functions import check_running_ttl, running_schema
-from onceflow.core.plan.graph import RunAggregates
+from onceflow.core.plan.work import RunAggregates
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.state.api.clock import StateClock

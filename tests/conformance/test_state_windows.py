@@ -25,8 +25,9 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.plan.graph import AggregateWindows, Feed
+from onceflow.core.plan.graph import Feed
 from onceflow.core.plan.windows import WINDOW_COLUMNS, PaneAssigner, WindowAssigner, window_schema
+from onceflow.core.plan.work import AggregateWindows
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -19,7 +19,8 @@ import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import ProcessFunction, Record
-from onceflow.core.plan.graph import Graph, Operator, ProcessRecords
+from onceflow.core.plan.graph import Graph, Operator
+from onceflow.core.plan.work import ProcessRecords
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,

@@ -34,10 +34,11 @@ from onceflow import (
 )
 from onceflow.core.errors import StateIncompatible, UserFunctionError
 from onceflow.core.plan import window_functions
-from onceflow.core.plan.graph import AggregateWindows, Feed, ProcessConnected, ProcessKeyed
+from onceflow.core.plan.graph import Feed
 from onceflow.core.plan.join_functions import MergedColumns, WindowPairs
 from onceflow.core.plan.window_functions import KeptRecords
 from onceflow.core.plan.windows import WindowAssigner, window_schema
+from onceflow.core.plan.work import AggregateWindows, ProcessConnected, ProcessKeyed
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch

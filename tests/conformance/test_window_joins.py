@@ -33,11 +33,12 @@ from onceflow import (
     WindowRows,
 )
 from onceflow.core.errors import ConfigError, UserFunctionError
-from onceflow.core.plan.graph import Feed, ProcessConnected
+from onceflow.core.plan.graph import Feed
 from onceflow.core.plan.join_functions import MergedColumns, WindowPairs
 from onceflow.core.plan.window_batches import WindowBatches
 from onceflow.core.plan.window_functions import CoWindowedFunction, KeptRecords, WindowInput
 from onceflow.core.plan.windows import WindowAssigner, pane_windows
+from onceflow.core.plan.work import ProcessConnected
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow import window_joins

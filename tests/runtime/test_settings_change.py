@@ -43,9 +43,10 @@ from onceflow import (
     count,
 )
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.plan.graph import Feed, GraphBuilder, ReadFrom
+from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.join_functions import JoinKind
 from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.plan.work import ReadFrom
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.state import StateBackend
 
@@ -113,7 +114,7 @@ def described(work: Work, uid: str = "windows") -> dict[str, str]:
     """Return what checkpoints of a pipeline say of one operator."""
     graph = GraphBuilder("settings")
     source = ReadFrom(SOURCE, WatermarkStrategy("id"))
-    graph.add(source, verb="read", uid="records", schema=SOURCE.schema)
+    graph.add(source, uid="records", schema=SOURCE.schema)
     work(Stream(graph, Feed("records", SOURCE.schema)))
     (operator,) = [one for one in graph.graph().operators if one.uid == uid]
     return describe_operator(operator)

@@ -29,7 +29,7 @@ from onceflow.core.plan.compiled_function import (
     dtype_of,
     kind_of_value,
 )
-from onceflow.core.plan.graph import ProcessKeyed
+from onceflow.core.plan.work import ProcessKeyed
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator, apply_keyed

@@ -16,10 +16,16 @@ import pyarrow as pa
 
 from onceflow.core import state
 from onceflow.core.errors import BadStateValue
-from onceflow.core.plan import graph
 from onceflow.core.plan.functions import Record
 from onceflow.core.plan.process_functions import BroadcastProcessFunction, ProcessFunction
 from onceflow.core.plan.window_functions import WindowsOfRecords
+from onceflow.core.plan.work import (
+    ProcessBatches,
+    ProcessBroadcast,
+    ProcessConnected,
+    ProcessKeyed,
+    ProcessRecords,
+)
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -188,7 +194,7 @@ class KeyedBatchProcessor(TimedOperator):
     def __init__(
         self,
         uid: str,
-        work: graph.ProcessBatches,
+        work: ProcessBatches,
         store: state.KeyedStateStore,
         states: OperatorStateStore,
         input_schema: pa.Schema,
@@ -364,7 +370,7 @@ class KeyedProcessor(KeyedFunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: graph.ProcessKeyed,
+        work: ProcessKeyed,
         store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
@@ -386,7 +392,7 @@ class CoProcessor(KeyedFunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: graph.ProcessConnected,
+        work: ProcessConnected,
         store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
@@ -422,7 +428,7 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: graph.ProcessBroadcast,
+        work: ProcessBroadcast,
         store: state.KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
@@ -512,7 +518,7 @@ class BroadcastProcessor(FunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: graph.ProcessBroadcast,
+        work: ProcessBroadcast,
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
@@ -539,7 +545,7 @@ class RecordProcessor(FunctionOperator):
     def __init__(
         self,
         uid: str,
-        work: graph.ProcessRecords,
+        work: ProcessRecords,
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
@@ -560,7 +566,7 @@ def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -
 
 def _broadcast_rows(
     uid: str,
-    work: graph.ProcessBroadcast,
+    work: ProcessBroadcast,
     states: function_context.BroadcastStates,
     results: ResultRows,
     batch: Batch,

@@ -25,8 +25,8 @@ import pyarrow as pa
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.plan.event_time import LateRecords, times_ms
 from onceflow.core.plan.functions import Record
-from onceflow.core.plan.graph import JoinConnected
 from onceflow.core.plan.join_functions import MergedColumns, ProcessJoinFunction
+from onceflow.core.plan.work import JoinConnected
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch

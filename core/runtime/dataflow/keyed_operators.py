@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
-from onceflow.core.plan.graph import RunAggregates
+from onceflow.core.plan.work import RunAggregates
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.plan.graph import JoinTable
 from onceflow.core.plan.lookup_tables import LookupTable
+from onceflow.core.plan.work import JoinTable
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.state import hash_keys

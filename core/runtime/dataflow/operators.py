@@ -15,8 +15,15 @@ from itertools import chain
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan import graph
 from onceflow.core.plan.functions import Record
+from onceflow.core.plan.graph import Feed
+from onceflow.core.plan.work import (
+    FilterRecords,
+    FlatMapRecords,
+    MapBatches,
+    MapRecords,
+    SelectSql,
+)
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import Wait
@@ -102,7 +109,7 @@ class RunningOperator(ABC):
         """Return the external servers for which the operator waits. Any thread."""
         return ()
 
-    def outlet(self, feed: graph.Feed) -> list[Emit]:
+    def outlet(self, feed: Feed) -> list[Emit]:
         """Return the list of receivers of `feed`, which leaves this operator.
 
         The caller adds to it.
@@ -221,7 +228,7 @@ class RunningOperator(ABC):
 class BatchMapper(RunningOperator):
     """An operator that applies a function to whole batches."""
 
-    def __init__(self, uid: str, work: graph.MapBatches, schema: pa.Schema) -> None:
+    def __init__(self, uid: str, work: MapBatches, schema: pa.Schema) -> None:
         super().__init__(uid)
         self._function = work.function
         self._schema = schema
@@ -235,7 +242,7 @@ class BatchMapper(RunningOperator):
 class SqlMapper(RunningOperator):
     """An operator that applies a query to whole batches."""
 
-    def __init__(self, uid: str, work: graph.SelectSql, schema: pa.Schema) -> None:
+    def __init__(self, uid: str, work: SelectSql, schema: pa.Schema) -> None:
         super().__init__(uid)
         self._sql = work.sql
         self._schema = schema
@@ -285,9 +292,7 @@ class BatchIteratorMapper(RunningOperator):
 class RecordMapper(RunningOperator):
     """An operator that applies a function from a record to one or several records."""
 
-    def __init__(
-        self, uid: str, work: graph.MapRecords | graph.FlatMapRecords, schema: pa.Schema
-    ) -> None:
+    def __init__(self, uid: str, work: MapRecords | FlatMapRecords, schema: pa.Schema) -> None:
         super().__init__(uid)
         self._results = ResultRows(uid, schema)
         self._step = _step_of(work, self._results.take_record)
@@ -299,7 +304,7 @@ class RecordMapper(RunningOperator):
 
 
 def _step_of(
-    work: graph.MapRecords | graph.FlatMapRecords, take_record: Callable[[Record], None]
+    work: MapRecords | FlatMapRecords, take_record: Callable[[Record], None]
 ) -> Callable[[Iterator[Record]], None]:
     def map_records(function: Callable[[Record], Record], records: Iterator[Record]) -> None:
         for record in records:
@@ -313,16 +318,16 @@ def _step_of(
                 take_record(result)
 
     match work:
-        case graph.MapRecords(function):
+        case MapRecords(function):
             return partial(map_records, function)
-        case graph.FlatMapRecords(expand):
+        case FlatMapRecords(expand):
             return partial(flat_map_records, expand)
 
 
 class RecordFilter(RunningOperator):
     """An operator that keeps the records for which a function returns a true value."""
 
-    def __init__(self, uid: str, work: graph.FilterRecords) -> None:
+    def __init__(self, uid: str, work: FilterRecords) -> None:
         super().__init__(uid)
         self._keeps = work.function
 

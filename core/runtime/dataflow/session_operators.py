@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
-from onceflow.core.plan.graph import AggregateWindows
 from onceflow.core.plan.windows import EventTimeSessionWindows
+from onceflow.core.plan.work import AggregateWindows
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.runtime.dataflow.window_operators import WindowOperator

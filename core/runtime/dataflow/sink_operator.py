@@ -14,9 +14,7 @@ from typing import Protocol
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.graph import (
-    WriteTo,
-)
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId

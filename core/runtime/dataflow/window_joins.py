@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.plan.event_time import LateRecords, times_ms
-from onceflow.core.plan.graph import ProcessConnected
 from onceflow.core.plan.join_functions import WindowPairs
 from onceflow.core.plan.window_batches import WindowBatches
 from onceflow.core.plan.window_functions import CoWindowedFunction
-from onceflow.core.plan.windows import EventTimeSessionWindows, pane_windows
+from onceflow.core.plan.windows import PaneAssigner, pane_windows
+from onceflow.core.plan.work import ProcessConnected
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.due_windows import (
@@ -85,7 +85,7 @@ class WindowJoinOperator(SnapshottedOperator):
         """Create the operator. `work` must have a function of windows that `takes_batches`."""
         of_windows = work.function
         assert isinstance(of_windows, CoWindowedFunction)
-        assert not isinstance(of_windows.windows, EventTimeSessionWindows)
+        assert isinstance(of_windows.windows, PaneAssigner)
         function = of_windows.records.function
         super().__init__(uid, function, store, states, schema)
         self._keys = work.keys

@@ -21,12 +21,8 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
 from onceflow.core.plan.event_time import times_ms
-from onceflow.core.plan.graph import AggregateWindows
-from onceflow.core.plan.windows import (
-    EventTimeSessionWindows,
-    TumblingProcessingTimeWindows,
-    pane_windows,
-)
+from onceflow.core.plan.windows import PaneAssigner, pane_windows
+from onceflow.core.plan.work import AggregateWindows
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -152,7 +148,7 @@ class WindowAggregator(WindowOperator):
         restored: Sequence[bytes] = (),
     ) -> None:
         super().__init__(uid, work, store, schema, key_groups, restored)
-        assert not isinstance(work.windows, EventTimeSessionWindows)
+        assert isinstance(work.windows, PaneAssigner)
         self._windows = windows = pane_windows(work.windows, work.lateness_ms)
         self._table = store.accumulators(
             f"onceflow.panes-{windows.pane_ms}-{windows.offset_ms}",
@@ -162,7 +158,7 @@ class WindowAggregator(WindowOperator):
         )
         self.dropped = store.finish_open()
         self._clock: StateClock | None = None
-        if isinstance(work.windows, TumblingProcessingTimeWindows):
+        if work.windows.by_clock:
             self._clock = StateClock()
         self._panes = {self._pane_at(start) for start in self._table.namespaces().tolist()}
         self._next_ms = windows.next_ms(self._panes, self._watermark)

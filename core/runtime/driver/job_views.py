@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onceflow.core.commit.committers import read_target_record
 from onceflow.core.commit.proof import SinkProof, describe_unreachable, judge_sink
 from onceflow.core.errors import OnceflowError
-from onceflow.core.plan.graph import Chain, Graph, Operator, ReadFrom, WriteTo
+from onceflow.core.plan.graph import Chain, Graph, Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
@@ -81,15 +82,11 @@ def describe_graph(graph: Graph, parallelism: int) -> GraphView:
 
 def _describe_operator(operator: Operator, chain: str) -> OperatorView:
     inputs = tuple(dict.fromkeys(feed.uid for feed in operator.feeds))
-    match operator.work:
-        case ReadFrom(source):
-            return OperatorView(operator.uid, "source", type(source).__name__, chain, inputs)
-        case WriteTo(sink, sink_id, takes_dead_letters=takes):
-            name = type(sink).__name__
-            return OperatorView(operator.uid, "sink", name, chain, inputs, sink_id, takes)
-        case work:
-            name = type(work).__name__
-            return OperatorView(operator.uid, name, name, chain, inputs)
+    work = operator.work
+    view = OperatorView(operator.uid, work.kind, work.label, chain, inputs)
+    if isinstance(work, WriteTo):
+        return replace(view, sink_id=work.sink_id, takes_dead_letters=work.takes_dead_letters)
+    return view
 
 
 def _describe_edges(chain: Chain) -> Iterable[EdgeView]:

@@ -12,21 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.plan.graph import (
-    AggregateWindows,
-    Exchange,
-    Graph,
-    JoinConnected,
-    ProcessBatches,
-    ProcessBroadcast,
-    ProcessConnected,
-    ProcessKeyed,
-    ProcessRecords,
-    ReadFrom,
-    RunAggregates,
-    Work,
-    WriteTo,
-)
+from onceflow.core.plan.graph import Exchange, Graph
+from onceflow.core.plan.work import OwnedState, Work
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,
@@ -75,25 +62,22 @@ def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ..
 
 
 def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
-    match work:
-        case (
-            ProcessKeyed()
-            | ProcessBatches()
-            | ProcessConnected()
-            | JoinConnected()
-            | ProcessBroadcast(key=(_, *_))
-        ):
-            return snapshot.lists.keys() <= {EVENT_TIME}
-        case ProcessBroadcast() | ProcessRecords():
-            return not (snapshot.lists or snapshot.keyed)
-        case RunAggregates():
-            return not (snapshot.lists or snapshot.raw)
-        case AggregateWindows():
-            return not snapshot.raw
-        case ReadFrom():
-            return not (snapshot.keyed or snapshot.raw)
-        case _:
-            return not (snapshot.keyed or snapshot.lists or snapshot.raw)
+    owned = OwnedState.NOTHING if work is None else work.owned_state
+    return _find_parts(snapshot) in owned
+
+
+def _find_parts(snapshot: OperatorSnapshot) -> OwnedState:
+    """Return the parts of an operator's state that are in `snapshot`."""
+    parts = OwnedState.NOTHING
+    if snapshot.keyed:
+        parts |= OwnedState.OF_KEYS
+    if snapshot.raw:
+        parts |= OwnedState.OF_SUBTASK
+    if EVENT_TIME in snapshot.lists:
+        parts |= OwnedState.EVENT_TIME
+    if snapshot.lists.keys() - {EVENT_TIME}:
+        parts |= OwnedState.SPLITS
+    return parts
 
 
 def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
@@ -258,31 +242,35 @@ def assign_state(
     dropped = find_changed_operators(graph, restored)
     for operator in graph.operators:
         old = () if operator.uid in dropped else restored.operator(operator.uid)
-        match operator.work:
-            case ReadFrom():
-                elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]
-                for slot, mine in enumerate(_divide_splits(elements, parallelism)):
-                    operators[slot].append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
-            case WriteTo():
-                pass
-            case _:
-                handles = [h for _, o in old for h in o.keyed]
-                by_owner = _by_owner(handles, _itself, groups, parallelism)
-                raw = _without_key([o for _, o in old], parallelism)
-                bytes_of_groups = _by_owner(_raw_keyed(old), _itself, groups, parallelism)
-                event_times = tuple(e for _, o in old for e in o.lists.get(EVENT_TIME, ()))
-                lists = {EVENT_TIME: event_times} if event_times else {}
-                if old:
-                    slots = zip(operators, by_owner, raw, bytes_of_groups, strict=True)
-                    for of_slot, keyed, unkeyed, owned in slots:
-                        others = (*unkeyed, *owned)
-                        of_slot.append(
-                            RestoredOperator(operator.uid, keyed=keyed, lists=lists, raw=others)
-                        )
+        owned = operator.work.owned_state
+        if OwnedState.SPLITS in owned:
+            elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]
+            for slot, mine in enumerate(_divide_splits(elements, parallelism)):
+                operators[slot].append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
+        elif owned and old:
+            by_slot = _divide_state(operator.uid, old, groups, parallelism)
+            for of_slot, restored_operator in zip(operators, by_slot, strict=True):
+                of_slot.append(restored_operator)
     flying = [part for chain in graph.chains() for part in restored.in_flight(chain.id)]
     in_flight = _by_owner(flying, lambda part: part.handle, groups, parallelism)
     pairs = zip(operators, in_flight, strict=True)
     return [RestoredSlot(tuple(of_slot), replayed) for of_slot, replayed in pairs]
+
+
+def _divide_state(
+    uid: str, old: Sequence[tuple[int, OperatorSnapshot]], groups: int, parallelism: int
+) -> list[RestoredOperator]:
+    """Return, by slot, the state that is not of splits."""
+    snapshots = [snapshot for _, snapshot in old]
+    by_owner = _by_owner([h for o in snapshots for h in o.keyed], _itself, groups, parallelism)
+    unkeyed = _without_key(snapshots, parallelism)
+    bytes_of_groups = _by_owner(_raw_keyed(old), _itself, groups, parallelism)
+    event_times = tuple(e for o in snapshots for e in o.lists.get(EVENT_TIME, ()))
+    lists = {EVENT_TIME: event_times} if event_times else {}
+    return [
+        RestoredOperator(uid, keyed=keyed, lists=lists, raw=(*others, *owned))
+        for keyed, others, owned in zip(by_owner, unkeyed, bytes_of_groups, strict=True)
+    ]
 
 
 def _divide_splits(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:

@@ -8,41 +8,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.compiled import CompiledFunction
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost, StateIncompatible
-from onceflow.core.plan.graph import (
-    AggregateWindows,
-    Chain,
-    Edge,
-    Exchange,
-    FilterRecords,
-    FlatMapRecords,
-    JoinConnected,
-    JoinTable,
-    MapBatches,
-    MapInArrow,
-    MapInPandas,
-    MapRecords,
-    Operator,
-    ProcessBatches,
-    ProcessBroadcast,
-    ProcessConnected,
-    ProcessKeyed,
-    ProcessRecords,
-    ReadFrom,
-    RunAggregates,
-    SelectSql,
-    WriteTo,
-)
-from onceflow.core.plan.windows import EventTimeSessionWindows
+from onceflow.core.plan.graph import Chain, Edge, Exchange, Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
 from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd
 from onceflow.core.protocol.ids import SubtaskRef
-from onceflow.core.protocol.messages import Deploy, RestoredOperator
-from onceflow.core.protocol.splits import key_group_range
+from onceflow.core.protocol.messages import Deploy
 from onceflow.core.runtime.dataflow import function_operators
-from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     CollectedChannel,
@@ -52,18 +26,10 @@ from onceflow.core.runtime.dataflow.channels import (
     decode_batches,
     join_batches,
 )
-from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
-from onceflow.core.runtime.dataflow.join_operators import JoinOperator
-from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedOperator
-from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
+from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator
 from onceflow.core.runtime.dataflow.operators import (
-    BatchIteratorMapper,
-    BatchMapper,
-    RecordFilter,
-    RecordMapper,
     RunningOperator,
-    SqlMapper,
 )
 from onceflow.core.runtime.dataflow.partitioners import (
     BroadcastPartitioner,
@@ -72,26 +38,19 @@ from onceflow.core.runtime.dataflow.partitioners import (
     Partitioner,
     SinkPartitioner,
 )
-from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
-from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
-from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
-from onceflow.core.runtime.dataflow.source_operator import SPLITS, SourceOperator, decode_split
+from onceflow.core.runtime.dataflow.source_operator import SourceOperator
 from onceflow.core.runtime.dataflow.subtask import (
     LeavingEdge,
     ReceivingSubtask,
     SourceSubtask,
     Subtask,
 )
-from onceflow.core.runtime.dataflow.window_joins import connect_streams
-from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
+from onceflow.core.runtime.slot.operator_builders import OperatorParts, build_operator
 from onceflow.core.runtime.slot.program import Program
 from onceflow.core.runtime.transport.data_plane import FlightChannel, SlotIdentity
 from onceflow.core.settings.pipeline_settings import Delivery
-from onceflow.core.spi import ReaderContext, WriterContext
-from onceflow.core.state import KeyedStateStore, StateContext
-from onceflow.core.state.states.operator_state import OperatorStateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,174 +231,10 @@ class ChainBuilder:
         return built
 
     def _operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
-        uid = operator.uid
-        match operator.work:
-            case ReadFrom():
-                return self._source(operator.work, uid)
-            case (MapBatches() | MapInArrow() | MapInPandas() | JoinTable() | SelectSql()) as work:
-                return _batch_mapper(uid, work, operator.schema)
-            case (MapRecords() | FlatMapRecords() | FilterRecords()) as work:
-                return _record_mapper(uid, work, operator.schema)
-            case (
-                ProcessKeyed() | ProcessConnected() | ProcessBroadcast() | ProcessRecords()
-            ) as work:
-                return self._function_operator(work, operator)
-            case (
-                ProcessBatches() | JoinConnected() | RunAggregates() | AggregateWindows()
-            ) as work:
-                return self._batch_operator(work, operator)
-            case WriteTo() as work:
-                return self._sink(operator, work, ref)
-
-    def _source(self, work: ReadFrom, uid: str) -> SourceOperator:
-        elements: Sequence[bytes] = self._find_restored(uid).lists.get(SPLITS, ())
-        context = ReaderContext(
-            job=self._plan.job,
-            uid=uid,
-            subtask=self._context.slot,
-            parallelism=self._plan.parallelism,
-            attempt=self._plan.attempt,
-            by_split=work.watermarks is not None,
+        context, deploy = self._context, self._deploy
+        return build_operator(
+            OperatorParts(operator, ref, context, self._backend, deploy, self._commits)
         )
-        states = [decode_split(element) for element in elements]
-        reader = work.source.reader([state.split for state in states], context)
-        return SourceOperator(uid, reader, self._context.beside, work.watermarks, states)
-
-    def _batch_operator(
-        self,
-        work: ProcessBatches | JoinConnected | RunAggregates | AggregateWindows,
-        operator: Operator,
-    ) -> KeyedOperator:
-        uid, schema, input_schema = operator.uid, operator.schema, operator.input_schema
-        store = self._store(uid)
-        match work:
-            case JoinConnected():
-                states, event_time = self._operator_state(uid), self._event_time(uid)
-                return JoinOperator(uid, work, store, states, schema, event_time=event_time)
-            case ProcessBatches():
-                states, event_time = self._operator_state(uid), self._event_time(uid)
-                return function_operators.KeyedBatchProcessor(
-                    uid, work, store, states, input_schema, schema, event_time
-                )
-            case RunAggregates():
-                return AggregateRunner(uid, work, store, input_schema, schema)
-            case AggregateWindows():
-                event_times = self._find_restored(uid).lists.get(EVENT_TIME, ())
-                groups = self._key_groups()
-                if isinstance(work.windows, EventTimeSessionWindows):
-                    return SessionAggregator(
-                        uid, work, store, input_schema, schema, groups, event_times
-                    )
-                return WindowAggregator(uid, work, store, input_schema, schema, groups, event_times)
-
-    def _event_time(self, uid: str) -> RestoredEventTime:
-        elements = self._find_restored(uid).lists.get(EVENT_TIME, ())
-        return RestoredEventTime(elements, self._key_groups(), self._plan.max_parallelism)
-
-    def _key_groups(self) -> range:
-        plan = self._plan
-        return key_group_range(plan.max_parallelism, plan.parallelism, self._context.slot)
-
-    def _store(self, uid: str) -> KeyedStateStore:
-        plan = self._plan
-        groups = self._key_groups()
-        context = StateContext(
-            uid=uid,
-            subtask=self._context.slot,
-            key_groups=groups,
-            max_parallelism=plan.max_parallelism,
-            scratch_dir=self._context.scratch.path,
-            allow_non_restored_state=plan.allow_non_restored_state,
-        )
-        return self._backend.open(
-            context, self._find_restored(uid).keyed, self._context.storage.reader()
-        )
-
-    def _function_operator(
-        self,
-        work: ProcessKeyed | ProcessConnected | ProcessBroadcast | ProcessRecords,
-        operator: Operator,
-    ) -> RunningOperator:
-        uid, schema = operator.uid, operator.schema
-        states = self._operator_state(uid)
-        match work:
-            case ProcessKeyed(compiled=CompiledFunction()):
-                store = self._store(uid)
-                return CompiledProcessor(uid, work, store, states, operator.input_schema, schema)
-            case ProcessKeyed():
-                event_time = self._event_time(uid)
-                return function_operators.KeyedProcessor(
-                    uid, work, self._store(uid), states, schema, event_time
-                )
-            case ProcessConnected():
-                event_time, store = self._event_time(uid), self._store(uid)
-                return connect_streams(uid, work, store, states, schema, event_time)
-            case ProcessBroadcast() if work.key:
-                event_time, store = self._event_time(uid), self._store(uid)
-                return function_operators.KeyedBroadcastProcessor(
-                    uid, work, store, states, schema, event_time
-                )
-            case ProcessBroadcast():
-                return function_operators.BroadcastProcessor(uid, work, states, schema)
-            case ProcessRecords():
-                return function_operators.RecordProcessor(uid, work, states, schema)
-
-    def _operator_state(self, uid: str) -> OperatorStateStore:
-        return OperatorStateStore(
-            uid,
-            subtask=self._context.slot,
-            parallelism=self._plan.parallelism,
-            key_groups=self._key_groups(),
-            max_parallelism=self._plan.max_parallelism,
-            is_restored=self._deploy.operator(uid) is not None,
-            handles=self._find_restored(uid).raw,
-            reader=self._context.storage.reader(),
-            allow_non_restored_state=self._plan.allow_non_restored_state,
-        )
-
-    def _sink(self, operator: Operator, work: WriteTo, ref: SubtaskRef) -> SinkOperator:
-        context = WriterContext(
-            job=self._plan.job,
-            uid=operator.uid,
-            sink_id=work.sink_id,
-            subtask=ref.index,
-            parallelism=self._plan.parallelism,
-            attempt=self._plan.attempt,
-            first_checkpoint=self._deploy.next_checkpoint,
-            schema=operator.schema,
-            staging=self._context.storage.staging(work.sink_id),
-            on_bad_row=work.on_bad_row,
-        )
-        worker = self._commits.worker(ref, operator, work)
-        writer = work.sink.writer(context)
-        return SinkOperator(operator.uid, work, writer, worker, context)
-
-    def _find_restored(self, uid: str) -> RestoredOperator:
-        return self._deploy.operator(uid) or RestoredOperator(uid)
-
-
-def _record_mapper(
-    uid: str, work: MapRecords | FlatMapRecords | FilterRecords, schema: pa.Schema
-) -> RunningOperator:
-    if isinstance(work, FilterRecords):
-        return RecordFilter(uid, work)
-    return RecordMapper(uid, work, schema)
-
-
-def _batch_mapper(
-    uid: str, work: MapBatches | MapInArrow | MapInPandas | JoinTable | SelectSql, schema: pa.Schema
-) -> RunningOperator:
-    match work:
-        case MapBatches():
-            return BatchMapper(uid, work, schema)
-        case MapInArrow(function):
-            return BatchIteratorMapper(uid, ArrowFunction(uid, function, schema))
-        case MapInPandas(function):
-            return BatchIteratorMapper(uid, PandasFunction(uid, function, schema))
-        case JoinTable():
-            return LookupJoiner(uid, work, schema)
-        case SelectSql():
-            return SqlMapper(uid, work, schema)
 
 
 def _partitioner_class(edge: Edge, chain: Chain) -> type[Partitioner]:

@@ -32,7 +32,8 @@ from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import PreCommits
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SinkError
-from onceflow.core.plan.graph import Operator, WriteTo
+from onceflow.core.plan.graph import Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol import messages
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef

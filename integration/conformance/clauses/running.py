@@ -21,9 +21,9 @@ from onceflow.integration.conformance.harness import Harness
 from onceflow.integration.conformance.sink_job import JOB
 from onceflow.integration.conformance.target import NotTestable, expect
 from onceflow.integration.conformance.whole_job import (
+    JobParameters,
     KilledJob,
     KillPlan,
-    Work,
     find_decided_rows,
     run_attempt,
 )
@@ -53,7 +53,7 @@ class _JobRun(KilledJob):
         self._harness = harness
         self.ids = harness.ids(rows)
         storage = str(harness.directory / "job")
-        work = Work(
+        work = JobParameters(
             harness.described,
             harness.job.sink_id,
             storage,

@@ -23,7 +23,8 @@ from unittest.mock import patch
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import Checkpointing, LocalProcesses, Pipeline, RuntimeSettings
-from onceflow.core.plan.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
+from onceflow.core.plan.graph import Chain, Edge, Exchange, Graph, Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     NotifyAbort,
@@ -139,7 +140,9 @@ class _Builder(ChainBuilder):
             return [channels.LocalChannel(self.gates[chain.id], first)]
         return [channels.LocalChannel(one.gates[chain.id], first + me) for one in self.others]
 
-    def _sink(self, operator: Operator, work: WriteTo, ref: SubtaskRef) -> Any:
+    def _operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
+        if not isinstance(operator.work, WriteTo):
+            return super()._operator(operator, ref)
         self.sinks[operator.uid] = CollectingSink(operator.uid)
         return self.sinks[operator.uid]
 

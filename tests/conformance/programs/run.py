@@ -18,7 +18,7 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import HeapBackend, RocksDBBackend
 from onceflow.core.errors import StateIncompatible, UserFunctionError
-from onceflow.core.plan.graph import ReadFrom
+from onceflow.core.plan.work import ReadFrom
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import SplitState

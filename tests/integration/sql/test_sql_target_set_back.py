@@ -20,7 +20,8 @@ from tests.integration.sql.databases import Database, SqlServer
 
 from onceflow.core.commit.by_hand import InDoubtTransactions, SinkResourceManager
 from onceflow.core.errors import CommitOutcomeUnknown, PreparedTransactionLost
-from onceflow.core.plan.graph import Graph, Operator, WriteTo
+from onceflow.core.plan.graph import Graph, Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef

@@ -15,7 +15,7 @@ from onceflow import KeyedFunction
 from onceflow.core.compiled import CompiledFunction, translate_function
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.functions import Record
-from onceflow.core.plan.graph import ProcessKeyed
+from onceflow.core.plan.work import ProcessKeyed
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.compiled_operator import UNCOMPILED_BATCHES, CompiledProcessor
 from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor

@@ -13,7 +13,8 @@ from tests.support.counting_source import SCHEMA
 
 from onceflow import RuntimeSettings
 from onceflow.core.errors import PreparedTransactionLost
-from onceflow.core.plan.graph import Graph, Operator, WriteTo
+from onceflow.core.plan.graph import Graph, Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import (
     Aborted,

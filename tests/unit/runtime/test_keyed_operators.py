@@ -11,7 +11,7 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import HeapBackend, StateTtlConfig, count, sum_
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.plan.graph import RunAggregates
+from onceflow.core.plan.work import RunAggregates
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.graph import JoinTable
 from onceflow.core.plan.lookup_tables import LOOKUP_BYTES_MAX, LookupTable
+from onceflow.core.plan.work import JoinTable
 from onceflow.core.runtime.dataflow import lookup_join
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner

@@ -12,12 +12,11 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.plan.graph import (
+from onceflow.core.plan.graph import Feed, Graph, Operator
+from onceflow.core.plan.windows import TumblingEventTimeWindows
+from onceflow.core.plan.work import (
     AggregateWindows,
-    Feed,
-    Graph,
     MapRecords,
-    Operator,
     ProcessBroadcast,
     ProcessKeyed,
     ProcessRecords,
@@ -25,7 +24,6 @@ from onceflow.core.plan.graph import (
     RunAggregates,
     WriteTo,
 )
-from onceflow.core.plan.windows import TumblingEventTimeWindows
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,
@@ -91,9 +89,9 @@ _OF_TIME = OperatorSnapshot("op", lists={EVENT_TIME: (b"",)})
         (RunAggregates(("key",), {}), (_OF_KEYS,)),
         (
             AggregateWindows(("key",), TumblingEventTimeWindows(1.0), "key", 0, {}),
-            (_OF_KEYS, _OF_LISTS, _OF_TIME),
+            (_OF_KEYS, _OF_TIME),
         ),
-        (ReadFrom(_SOURCE), (_OF_LISTS, _OF_TIME)),
+        (ReadFrom(_SOURCE), (_OF_LISTS,)),
         (MapRecords(_ANY), ()),
     ],
 )

@@ -12,7 +12,8 @@ import pytest
 from tests.support.directory_sink import DirectorySink
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.graph import Feed, WriteTo
+from onceflow.core.plan.graph import Feed
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -17,7 +17,8 @@ from onceflow.core.errors import (
     PreparedTransactionLost,
     StorageBehind,
 )
-from onceflow.core.plan.graph import Graph, Operator, WriteTo
+from onceflow.core.plan.graph import Graph, Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import (
     Aborted,

@@ -25,7 +25,8 @@ from onceflow.core.commit.early import HELD_MAX_S
 from onceflow.core.commit.queue import CommitQueue
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.errors import ConfigError, PreparedTransactionLost
-from onceflow.core.plan.graph import Operator, WriteTo
+from onceflow.core.plan.graph import Operator
+from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol import committables, ids, messages
 from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
 from onceflow.core.runtime.slot import commits as slot_commits

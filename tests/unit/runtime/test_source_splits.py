@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from tests.support.counting_source import CountingSource
 
-from onceflow.core.plan.graph import Graph, Operator, ReadFrom
+from onceflow.core.plan.graph import Graph, Operator
+from onceflow.core.plan.work import ReadFrom
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.splits import SplitState, with_lists

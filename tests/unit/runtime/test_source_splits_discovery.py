@@ -12,7 +12,8 @@ import pytest
 from tests.support.counting_source import CountingSource
 
 from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable
-from onceflow.core.plan.graph import Graph, Operator, ReadFrom
+from onceflow.core.plan.graph import Graph, Operator
+from onceflow.core.plan.work import ReadFrom
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.loops.attempt_facts import DiscoveryAnswered
 from onceflow.core.protocol.messages import OfferSplits

@@ -14,7 +14,7 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
 from onceflow.core.plan.functions import Record
-from onceflow.core.plan.graph import ProcessKeyed
+from onceflow.core.plan.work import ProcessKeyed
 from onceflow.core.protocol.loops.slots import slot_error
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -22,8 +22,9 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.plan.graph import AggregateWindows, Feed
+from onceflow.core.plan.graph import Feed
 from onceflow.core.plan.windows import WindowAssigner, window_schema
+from onceflow.core.plan.work import AggregateWindows
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
