@@ -49,14 +49,15 @@ if TYPE_CHECKING:
         Unknown,
     )
     from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-    from onceflow.core.protocol.log.in_doubt import (
+    from onceflow.core.protocol.log.target_records import (
         InDoubtStatus,
         LogFacts,
         LoggedDecision,
         RecoveryAction,
         Resolution,
+        TargetRecord,
+        to_record,
     )
-    from onceflow.core.protocol.log.target_records import TargetRecord, to_record
     from onceflow.core.secret_references import follow_references
     from onceflow.core.spi import (
         CommittedBy,
@@ -124,10 +125,10 @@ else:
                 "Committed Lost RetryLater Unknown"
             ),
             "onceflow.core.protocol.ids": "AttemptId CheckpointId TransactionId",
-            "onceflow.core.protocol.log.in_doubt": (
-                "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
+            "onceflow.core.protocol.log.target_records": (
+                "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution TargetRecord "
+                "to_record"
             ),
-            "onceflow.core.protocol.log.target_records": "TargetRecord to_record",
             "onceflow.core.secret_references": "follow_references",
             "onceflow.core.spi": (
                 "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter OnBadRow "

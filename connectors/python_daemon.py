@@ -36,7 +36,7 @@ PRELOADED = (
     "pyarrow.compute",
     "pyarrow.parquet",
     "onceflow.core.runtime.slot.slot",
-    "onceflow.core.state.snapshots.expired_rows",
+    "onceflow.core.state.stores.store_parts",
     "onceflow.core.state.heap.store",
     "onceflow.core.state.rocksdb.store",
     "onceflow.core.storage.filesystems.bucket",

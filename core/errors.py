@@ -59,7 +59,7 @@ class OnceflowError(Exception):
     domain: ClassVar[Domain] = "internal"
     retry: ClassVar[Retry] = "job"
     """The possible retry: none, the next checkpoint, or a new attempt of the job. This holds for a
-    first start. For a job that has already run, see `protocol.error_rules`.
+    first start. For a job that has already run, see `protocol.failures`.
     """
 
     def __init__(self, message: str, *, fingerprint: str = "") -> None:

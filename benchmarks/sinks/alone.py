@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from benchmarks.sinks.rows import SCHEMA
 from benchmarks.stage import BenchmarkError
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitRetryPolicy
 from onceflow.core.protocol.committables import CommitOutcome, Committable, Committed, RetryLater
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, GlobalCommitter, Sink, WriterContext

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from onceflow.cli.jobs.client import Answer
 from onceflow.cli.terminal import print_listing
-from onceflow.core.runtime.events.moments import describe_moment
+from onceflow.core.runtime.events.status_parts import describe_moment
 
 ROWS_SHOWN_MAX = 12
 """The maximum number of rows in a section. The most important rows come first."""

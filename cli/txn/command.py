@@ -20,7 +20,7 @@ from onceflow.cli.txn import settling
 from onceflow.cli.txn.where import Where, add_where_options
 from onceflow.core.commit.by_hand import TransactionSettler
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.protocol.log.in_doubt import Resolution
+from onceflow.core.protocol.log.target_records import Resolution
 
 txn = typer.Typer(
     no_args_is_help=True,

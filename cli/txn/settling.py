@@ -22,7 +22,7 @@ from onceflow.core.commit.by_hand import (
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction, Resolution
+from onceflow.core.protocol.log.target_records import LoggedDecision, RecoveryAction, Resolution
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1

@@ -32,15 +32,19 @@ from types import TracebackType
 
 from typing_extensions import Self, override
 
-from onceflow.core.commit.committers import read_target_record
 from onceflow.core.commit.logged_decisions import describe_lag, in_doubt_status, refusal
+from onceflow.core.commit.loop import read_target_record
 from onceflow.core.errors import ConfigError, OnceflowError, StateCorrupt, StorageError
+from onceflow.core.protocol.checkpoints.snapshots import commit_order
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.log.in_doubt import InDoubtStatus, LogFacts, Resolution
 from onceflow.core.protocol.log.rules import LogView
-from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.protocol.recovery import commit_order
+from onceflow.core.protocol.log.target_records import (
+    InDoubtStatus,
+    LogFacts,
+    Resolution,
+    TargetRecord,
+)
 from onceflow.core.spi import Committer, CommitterContext, Sink
 from onceflow.core.spi.connector import ResourceManager
 from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_committable

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from onceflow.core.commit.batch_plans import BatchMemory
-from onceflow.core.commit.planner import Standing, judge_transaction
+from onceflow.core.commit.planner import BatchMemory, Standing, judge_transaction
 from onceflow.core.protocol.batches import BatchClaim
+from onceflow.core.protocol.checkpoints.snapshots import committables_of
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.log.in_doubt import (
+from onceflow.core.protocol.log.target_records import (
     InDoubtStatus,
     LogFacts,
     LoggedDecision,
     RecoveryAction,
     Resolution,
+    TargetRecord,
+    last_unknown_commit,
 )
-from onceflow.core.protocol.log.target_records import TargetRecord, last_unknown_commit
-from onceflow.core.protocol.recovery import committables_of
 
 
 def in_doubt_status(
@@ -68,7 +68,7 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
     """Return the verdict of the decisions in `seen` on `committable`, held by the target.
 
     An attempt that was overtaken decides nothing more, so "undecided" stays true from then on. The
-    next batch acts as `batch_plans.plan_claimed` says.
+    next batch acts as `planner.plan_claimed` says.
     """
     transaction = committable.transaction
     attempt = transaction.attempt

@@ -1,4 +1,6 @@
-"""The loop that commits or aborts transactions: for slots, recovery, batches and people.
+"""The loop that commits or aborts transactions, and the opening of its committers.
+
+It serves slots, recovery, batches and people.
 
 A queue chooses the next step, when it is retried, and when it is given up. A committer carries it
 out. The loop connects the two and decides nothing. Its caller reports the meaning of a given-up
@@ -18,11 +20,50 @@ from typing import Generic, TypeVar
 from onceflow.core import errors
 from onceflow.core.commit.queue import Commit, RetryAt, StepEnd, StepFailed, WaitUntil
 from onceflow.core.commit.steps import AbortOne, CommitOne, CommitWhole, PlannedSteps, Step
-from onceflow.core.errors import InvariantViolation, require
+from onceflow.core.errors import ConfigError, InvariantViolation, require
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Unknown
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.spi import Committer, GlobalCommitter
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.spi import CommittedBy, Committer, CommitterContext, GlobalCommitter, Sink
 from onceflow.core.spi.bad_rows import may_pass
+
+
+def open_global_committer(sink: Sink, context: CommitterContext) -> GlobalCommitter:
+    """Return the committer of whole checkpoints of `sink`, whose `committed_by` is the driver.
+
+    Raises:
+        ConfigError: The sink returns a committer of single transactions.
+    """
+    committer = sink.committer(context)
+    if isinstance(committer, GlobalCommitter):
+        return committer
+    committer.close()
+    raise ConfigError(
+        f"sink {context.uid}: {sink!r} sets `committed_by` to the driver, but its committer is a"
+        f" {type(committer).__name__}. Derive the committer from GlobalCommitter, or do not set"
+        " `committed_by`"
+    )
+
+
+def read_target_record(sink: Sink, context: CommitterContext) -> TargetRecord | None:
+    """Return the target's record of the sink id, or None if the target keeps none.
+
+    If the driver commits the sink's checkpoints, the record contains how far they are committed.
+    Changes nothing.
+
+    Raises:
+        ConfigError: Another job owns the sink id.
+        SinkError: The target cannot be asked now.
+    """
+    record = sink.target_record(context)
+    if record is not None or sink.committed_by is CommittedBy.SLOTS:
+        return record
+    committer = open_global_committer(sink, context)
+    try:
+        return TargetRecord(context.sink_id, through=committer.read_committed_through())
+    finally:
+        committer.close()
+
 
 _logger = logging.getLogger("onceflow.commit")
 

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from onceflow.core.protocol.checkpoints.snapshots import committables_of
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.log import target_records
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.rules import LogView
-from onceflow.core.protocol.recovery import committables_of
 
 
 class Agreement(Enum):

@@ -1,4 +1,4 @@
-"""The queues of commits: the next commit, and the consequence of its outcome.
+"""The queues of commits: the next commit, its early begin, its retries, and what follows from it.
 
     pre-committed -> decided (a completed checkpoint at or after it) -> committed
     committed_through <= decided through;  checkpoint n is committed whole before n + 1 begins
@@ -9,6 +9,24 @@ same rules.
 
 The transactions of an aborted checkpoint n stay pending: the stream before n is also before n + 1,
 so the next completed checkpoint decides them.
+
+Early begin:
+
+A commit may begin once its transaction is durable and everything before it is committed. Then
+little is left to do when the decision arrives. A begun commit may block readers of the target, so
+it is undone if the decision is late. The transaction itself stays pre-committed.
+
+    begun => everything before it is committed, and it is not decided
+    begun for at most `HELD_MAX_S` after its pre-commit, plus the time of one call
+
+Retries:
+
+`CommitRetryPolicy` holds the numbers. The queues of `queue`, `steps` and `whole_checkpoints` apply
+them. While a job runs, slots and the driver use the defaults with the deadline of the settings.
+Recovery and batches of Spark use `recovery_retries`. `onceflow txn` tries once: its user repeats
+the command.
+
+    initial_delay_s <= pause <= max_delay_s;  last try <= first try + deadline_s
 """
 
 from __future__ import annotations
@@ -19,8 +37,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.errors import require, unreachable
+from onceflow.core.protocol.checkpoints.snapshots import commit_order
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,
@@ -31,9 +49,128 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
+from onceflow.core.protocol.failures import RefusalCount
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
-from onceflow.core.protocol.recovery import commit_order
-from onceflow.core.protocol.refusals import RefusalCount
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRetryPolicy:
+    """The time for which an unsuccessful commit is retried, and the pauses in between."""
+
+    initial_delay_s: float = 0.05
+    multiplier: float = 2.0
+    max_delay_s: float = 5.0
+    deadline_s: float = 120.0
+    """The time from the first try of one transaction to the last. The attempt fails after it."""
+    waits_for_people: bool = True
+    """True if a commit is also retried when a person must first fix a row or a constraint."""
+
+    def __post_init__(self) -> None:
+        if self.initial_delay_s <= 0 or self.max_delay_s < self.initial_delay_s:
+            raise ValueError(
+                f"initial_delay_s={self.initial_delay_s} must be over 0 and at most "
+                f"max_delay_s={self.max_delay_s}"
+            )
+        if self.multiplier < 1:
+            raise ValueError(f"multiplier={self.multiplier} must be 1 or more")
+        if self.deadline_s < 0:
+            raise ValueError(f"deadline_s={self.deadline_s} must be 0 or more")
+
+    def delay_s(self, tries: int) -> float:
+        """Return the pause after `tries` failed tries, 1 or more."""
+        # Bound the exponent so that the power cannot overflow. The maximum is reached long before.
+        return min(self.initial_delay_s * self.multiplier ** min(tries - 1, 64), self.max_delay_s)
+
+
+def recovery_retries(deadline_s: float, *, waits_for_people: bool = True) -> CommitRetryPolicy:
+    """Return the policy of recovery and batches: short pauses, up to `deadline_s`."""
+    return CommitRetryPolicy(
+        # Use shorter pauses than in a running job: nothing is written before recovery ends, so each
+        # pause delays the job.
+        initial_delay_s=0.02,
+        max_delay_s=1.0,
+        deadline_s=deadline_s,
+        waits_for_people=waits_for_people,
+    )
+
+
+HELD_MAX_S = 1.0
+"""The maximum time that a commit stays begun. It is many times the usual duration of a decision,
+and short for a reader who waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin the commit of `committable`."""
+
+    committable: Committable
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Undo the begun part of the commit of `committable`."""
+
+    committable: Committable
+
+
+EarlyStep: TypeAlias = Begin | Withdraw
+
+
+class EarlyCommits:
+    """The early commits of one sink subtask: which to begin and which to withdraw.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, held_max_s: float) -> None:
+        self._held_max_s = held_max_s
+        self._prepared = GENESIS
+        self._prepared_at_s = 0.0
+        self._aborted = GENESIS
+        self._is_in_time = True
+        """True if the last decision came in time. If not, a begun commit would be undone again."""
+        self._tried: TransactionId | None = None
+        self._begun: Committable | None = None
+        self._held_until_s = 0.0
+
+    def record_pre_commit(self, checkpoint: CheckpointId, now_s: float) -> None:
+        """Record that `checkpoint` is pre-committed."""
+        self._prepared, self._prepared_at_s = checkpoint, now_s
+
+    def record_decision(self, checkpoint: CheckpointId, now_s: float) -> None:
+        """Record that `checkpoint` is decided."""
+        if checkpoint == self._prepared:
+            self._is_in_time = now_s <= self._prepared_at_s + self._held_max_s
+
+    def record_abort(self, checkpoint: CheckpointId) -> None:
+        """Record that `checkpoint` will not be decided."""
+        self._aborted = max(self._aborted, checkpoint)
+
+    def next_step(self, first: Committable | None, now_s: float) -> EarlyStep | WaitUntil | None:
+        """Return the next step, or the time to ask again; None if nothing is due before an event.
+
+        `first` is the first transaction that the next decision commits. It is None while a decided
+        one waits.
+        """
+        if first is None:
+            return None
+        if self._begun is not None:
+            if self._begun.checkpoint <= self._aborted or now_s >= self._held_until_s:
+                return Withdraw(self._begun)
+            return WaitUntil(self._held_until_s)
+        is_new = first.transaction != self._tried and first.checkpoint > self._aborted
+        return Begin(first) if is_new and self._is_in_time else None
+
+    def record_begin(self, committable: Committable, *, is_begun: bool) -> None:
+        """Record that `committable` was tried; it is not tried again."""
+        self._tried = committable.transaction
+        self._begun = committable if is_begun else None
+        # Store the time now, because a later pre-commit must not extend it.
+        self._held_until_s = self._prepared_at_s + self._held_max_s
+
+    def record_end(self) -> None:
+        """Record that the begun commit is committed or withdrawn, or has failed."""
+        self._begun = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from onceflow.core.commit.queue import StepEnd, StepFailed, StepQueue, Tries, WaitUntil
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import (
+    CommitRetryPolicy,
+    StepEnd,
+    StepFailed,
+    StepQueue,
+    Tries,
+    WaitUntil,
+)
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.errors import require, unreachable
 from onceflow.core.protocol.committables import (

@@ -31,14 +31,18 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from onceflow.core.commit.planner import plan_commits
-from onceflow.core.commit.queue import Done, OrderedCommits, WaitUntil, require_named
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import (
+    CommitRetryPolicy,
+    Done,
+    OrderedCommits,
+    WaitUntil,
+    require_named,
+)
 from onceflow.core.errors import require
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, committables_of
 from onceflow.core.protocol.committables import CommitInterval, Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, LogMemory
-from onceflow.core.protocol.recovery import committables_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from onceflow.core.plan.windows import (
     WindowAssigner,
     pane_windows,
 )
-from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.protocol.watermarks import PaneWindows
 from onceflow.core.state import (
     AggregateFunction,
     MapState,

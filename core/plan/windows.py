@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.protocol.watermarks import PaneWindows
 from onceflow.core.setting_values import seconds_of
 
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from onceflow.core.errors import require
+from onceflow.core.protocol.checkpoints.snapshots import commit_order
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.recovery import commit_order
 
 TRIES = 100
 """The number of checkpoint names of one attempt, for tasks that are tried again or twice at

@@ -21,8 +21,7 @@ from typing import Any, Protocol, TypeAlias
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log.in_doubt import LogFacts
-from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import LogFacts, TargetRecord
 from onceflow.core.spi import Sink, Source
 from onceflow.core.spi.sink import Committer, CommitterContext
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from onceflow.core import errors
 from onceflow.core.protocol.checkpoints import snapshots
-from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.checkpoints.snapshots import committables_of
 from onceflow.core.storage.described_storage import savepoint_directory
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 from onceflow.core.storage.snapshots.state_files import FileStateReader

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from onceflow.core.arrow.exact_arrays import exact_array
-from onceflow.core.commit.committers import open_global_committer
+from onceflow.core.commit.loop import open_global_committer
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from onceflow.core import spi
-from onceflow.core.commit.committers import open_global_committer
+from onceflow.core.commit.loop import open_global_committer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId

@@ -26,7 +26,7 @@ from onceflow.core import state
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.states.timers import TIME_DOMAINS, TimeDomain
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.state_models import TTL_MS, KeyModel, Mean, Reading

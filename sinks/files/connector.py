@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.log.in_doubt import LogFacts
-from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import LogFacts, TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.connector import ResourceManager, ServerAccess, SinkConnector
 from onceflow.core.storage.filesystems.file_location import FileLocation

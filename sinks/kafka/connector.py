@@ -15,8 +15,7 @@ from typing_extensions import override
 from onceflow.clients.kafka.settings import read_kafka_url
 from onceflow.clients.kafka.topics import Topics
 from onceflow.core.errors import SinkError
-from onceflow.core.protocol.log.in_doubt import LogFacts
-from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import LogFacts, TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.connector import ResourceManager, ServerAccess, SinkConnector
 from onceflow.sinks.kafka import clients, fence

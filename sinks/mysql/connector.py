@@ -13,7 +13,7 @@ from onceflow.clients.mysql.catalog import XaNames, literal, quote
 from onceflow.clients.sql.session import Session
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log.in_doubt import LogFacts
+from onceflow.core.protocol.log.target_records import LogFacts
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.sinks.mysql.sink import MySQLSink
 from onceflow.sinks.mysql.two_phase import xa_recover

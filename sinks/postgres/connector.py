@@ -11,7 +11,7 @@ from onceflow.clients.postgres.catalog import quote
 from onceflow.clients.postgres.connection import attempt_of_writer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log.in_doubt import LogFacts
+from onceflow.core.protocol.log.target_records import LogFacts
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.sinks.postgres.sink import PostgresSink
 from onceflow.sinks.sql.connector import NO_TABLE, SqlResourceManager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.log.in_doubt import LogFacts
+from onceflow.core.protocol.log.target_records import LogFacts
 from onceflow.core.spi.connector import Questions, ResourceManager, ServerAccess, SinkConnector
 from onceflow.sinks.sql.connector import SqlResourceManager
 from onceflow.sinks.sql.diagnosis import SqlDiagnosis

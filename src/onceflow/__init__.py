@@ -101,7 +101,6 @@ if TYPE_CHECKING:
         SubtaskCommitted,
     )
     from onceflow.core.runtime.events.listeners import JobListener
-    from onceflow.core.runtime.events.sink_status import SinkStatus
     from onceflow.core.runtime.events.status import (
         AttemptStats,
         CheckpointFailure,
@@ -112,6 +111,7 @@ if TYPE_CHECKING:
         SlotStatus,
         SubtaskCheckpointStats,
     )
+    from onceflow.core.runtime.events.status_parts import SinkStatus
     from onceflow.core.settings.configuration import Configuration
     from onceflow.core.settings.pipeline_settings import (
         Checkpointing,
@@ -192,7 +192,7 @@ else:
                 "SlotsJoined SplitsDiscovered StateDropped SubtaskCommitted"
             ),
             "onceflow.core.runtime.events.listeners": "JobListener",
-            "onceflow.core.runtime.events.sink_status": "SinkStatus",
+            "onceflow.core.runtime.events.status_parts": "SinkStatus",
             "onceflow.core.runtime.events.status": (
                 "AttemptStats CheckpointFailure CheckpointStats JobStatus PendingCheckpoint "
                 "SavepointStats SlotStatus SubtaskCheckpointStats"

@@ -44,7 +44,7 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.state import key_group_of
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.readers.state_columns import columns_of
 from onceflow.core.state.snapshots.canonical import read_canonical
 from onceflow.core.state.types.serializers import serializer_of

@@ -33,7 +33,7 @@ from onceflow.core.state import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 
 REQUIRED = object()
 KEYS = 300

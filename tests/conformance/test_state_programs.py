@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onceflow import HeapBackend
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.states import keyed_states, timers
 from onceflow.core.state.states.timers import DomainTimers, Timer, TimerQueue
 from onceflow.core.state.states.ttl import Timed, TimedSerializer

@@ -22,7 +22,7 @@ from onceflow.core.plan.functions import check_running_ttl, running_schema
 from onceflow.core.plan.work import RunAggregates
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.snapshots.canonical import read_canonical
 
 TEN_S = state.StateTtlConfig(10)

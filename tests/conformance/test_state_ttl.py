@@ -11,7 +11,7 @@ from tests.conformance.state_job import BACKENDS, Job
 
 from onceflow.core import state
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 
 TEN_S = state.StateTtlConfig(10)
 KEYS = [f"key-{number}" for number in range(40)]

@@ -21,7 +21,7 @@ from tests.support.held_up import await_checkpoint, await_status, kill_a_slot
 
 from onceflow import JobState, StateBackend, StateTtlConfig, count, sum_
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 
 ACCOUNTS, RECORDS = 20, 400
 """Of each phase; the clock stands still in it."""

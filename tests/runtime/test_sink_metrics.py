@@ -21,7 +21,7 @@ from tests.support.scripted_sink import ScriptedSink, When
 from onceflow import Checkpointing, FixedDelay, Job, JobState, JobStatus, Pipeline
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.events.sink_status import SinkStatus
+from onceflow.core.runtime.events.status_parts import SinkStatus
 from onceflow.core.spi import CommitterContext, GlobalCommitter
 
 RECORDS = 6_000

@@ -8,8 +8,7 @@ from typing import Any
 
 from tests.simulation.batch_world import Rules
 
-from onceflow.core.commit.batch_plans import plan_claimed, plan_sweep
-from onceflow.core.commit.planner import CommitPlan
+from onceflow.core.commit.planner import CommitPlan, plan_claimed, plan_sweep
 from onceflow.core.protocol import batches
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId

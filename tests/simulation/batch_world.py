@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
-from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
-from onceflow.core.commit.planner import CommitPlan
+from onceflow.core.commit.planner import CommitPlan, around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.protocol import batches
 from onceflow.core.protocol.batches import BatchClaim, BatchDecision, BatchId, Overtaken, Stands
 from onceflow.core.protocol.committables import Committable

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.clock import Gone, Process, Steps
 from tests.simulation.targets import Target, Versioned
 
-from onceflow.core.commit.queue import Done, RetryAt, StepFailed, WaitUntil
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitRetryPolicy, Done, RetryAt, StepFailed, WaitUntil
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
 from onceflow.core.errors import CommitFailed, OnceflowError, PreparedTransactionLost
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint

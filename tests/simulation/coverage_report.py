@@ -41,11 +41,9 @@ NOT_MODELLED: Mapping[str, str] = MappingProxyType(
         "by_hand.py": _BY_HAND,
         "logged_decisions.py": _BY_HAND,
         "loop.py": "asks the model's targets by its own clock, with the same queues and steps",
-        "committers.py": "the model opens its targets itself",
         "watermarks.py": _EVENT_TIME,
         "proof.py": "asked by the driver's page, which reads log and targets beside the job",
         "record_times.py": "measures latencies, and decides nothing",
-        "windows.py": _EVENT_TIME,
     }
 )
 """Files that no schedule runs."""
@@ -191,7 +189,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "rules.py:prunable": Excuse(
             "a job of the model prunes after its first decision", ("return view.orphans",)
         ),
-        "batch_plans.py:BatchMemory.as_decided": Excuse(
+        "planner.py:BatchMemory.as_decided": Excuse(
             "targets of batches never go back to an older copy"
         ),
         "queue.py:StepQueue._retry_or_give_up": Excuse(
@@ -207,7 +205,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             "targets list their own sink's transactions, and no member of an enum is left",
             ("return Standing.FOREIGN", "case Coverage.FORGOTTEN"),
         ),
-        "recovery.py:begin_anew": Excuse("nobody deletes the model's state to begin anew"),
+        "snapshots.py:begin_anew": Excuse("nobody deletes the model's state to begin anew"),
         "savepoint.py:is_restored": Excuse(_STORAGE, ("return bool(view.decided) and where",)),
         "savepoint.py:check_savepoint": Excuse(
             f"one job with one log, and no savepoint of DataFrames: {_STORAGE}",

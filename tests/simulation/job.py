@@ -18,7 +18,7 @@ from tests.simulation.targets import Versioned
 from tests.simulation.world import World
 
 from onceflow.core import errors
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitRetryPolicy
 from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (

@@ -9,11 +9,10 @@ from typing import Any
 from tests.simulation.variant import Variant
 
 from onceflow.core.commit.planner import CommitPlan, plan_commits
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, commit_order
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided, LogMemory
 from onceflow.core.protocol.log.rules import CheckpointDecided, LogView, next_decision
-from onceflow.core.protocol.recovery import commit_order
 
 Remember = Callable[[LogMemory, LogMemory, CompletedCheckpoint], LogMemory]
 """(what was remembered, what is to be by the rules, the decision) -> what is."""

@@ -38,11 +38,11 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     SubtaskSnapshot,
     handles_of,
     paths_of,
+    retain_ledger_from,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log.memory import LogMemory
-from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.storage.log.decision_log import DecisionUnknown
 
 # --- the coordinator -----------------------------------------------------------------------------

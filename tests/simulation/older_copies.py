@@ -15,10 +15,10 @@ from tests.simulation.clock import Violation
 from tests.simulation.targets import Target, Versioned
 
 from onceflow.core.errors import SavepointRefused, StorageBehind
+from onceflow.core.protocol.checkpoints.snapshots import committables_of
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, replay
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
-from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.savepoints.savepoint import seed_view
 
 if TYPE_CHECKING:

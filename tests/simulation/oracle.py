@@ -15,11 +15,14 @@ from tests.simulation.targets import Target, Versioned, names
 
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, OperatorSnapshot
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    committables_of,
+)
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.rules import CheckpointDecided, LogRecord, LogView, replay
-from onceflow.core.protocol.recovery import committables_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -13,8 +13,7 @@ from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, Versioned
 
 from onceflow.core.commit.planner import CommitPlan
-from onceflow.core.commit.queue import StepFailed, WaitUntil
-from onceflow.core.commit.retries import recovery_retries
+from onceflow.core.commit.queue import StepFailed, WaitUntil, recovery_retries
 from onceflow.core.commit.steps import (
     AbortOne,
     CommitOne,
@@ -27,10 +26,13 @@ from onceflow.core.commit.steps import (
 from onceflow.core.commit.whole_checkpoints import find_undecided
 from onceflow.core.errors import CommitFailed, DecisionForgotten, Fenced, PreparedTransactionLost
 from onceflow.core.protocol import committables
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    StateHandle,
+    committables_of,
+)
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.protocol.recovery import committables_of
 
 if TYPE_CHECKING:
     from tests.simulation.job import Driver

@@ -21,14 +21,13 @@ from onceflow.core.protocol.checkpoints.alignment import (
 )
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.in_flight import OutputQueue
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, retain_ledger_from
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log.memory import LogMemory
 from onceflow.core.protocol.log.rules import CheckpointDecided, LogView, next_decision
 from onceflow.core.protocol.log.target_records import require_not_behind
 from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.slot import SlotLoop
-from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.savepoints.savepoint import (
     build_first_decision,
     check_savepoint,

@@ -17,7 +17,7 @@ from onceflow.connectors.spark.streaming.query_transactions import write_transac
 from onceflow.core.commit.by_hand import SinkResourceManager
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.log.in_doubt import LoggedDecision
+from onceflow.core.protocol.log.target_records import LoggedDecision
 from onceflow.sinks import FileSink
 
 pytestmark = pytest.mark.timeout(600)

@@ -20,10 +20,9 @@ from onceflow.connectors.spark.batch.lost_rows import describe_lost_rows, find_l
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core import errors, spi
 from onceflow.core.backoff import Backoff
-from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
-from onceflow.core.commit.queue import Done, StepFailed
-from onceflow.core.commit.retries import recovery_retries
+from onceflow.core.commit.planner import around_roll_backs, plan_claimed, plan_sweep
+from onceflow.core.commit.queue import Done, StepFailed, recovery_retries
 from onceflow.core.commit.steps import (
     AbortOne,
     CommitWhole,

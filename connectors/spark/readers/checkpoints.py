@@ -16,8 +16,11 @@ from pyspark.sql.types import StructType
 from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, JobLocation
 from onceflow.core.errors import CheckpointError, StateError, StorageError
-from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, handles_of
-from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.checkpoints.snapshots import (
+    OperatorSnapshot,
+    committables_of,
+    handles_of,
+)
 from onceflow.core.state.readers.operator_columns import operator_states
 from onceflow.core.state.readers.stored import list_pieces, read_metas_by_name
 from onceflow.core.state.states.operator_state import Mode

@@ -17,9 +17,9 @@ from onceflow.core.commit.logged_decisions import batch_in_doubt_status, refusal
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol import committables
 from onceflow.core.protocol.batches import BatchClaim
+from onceflow.core.protocol.checkpoints.snapshots import commit_order
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log.in_doubt import Resolution
-from onceflow.core.protocol.recovery import commit_order
+from onceflow.core.protocol.log.target_records import Resolution
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.batch_decisions import BatchDecisions
 from onceflow.core.spi.connector import ResourceManager

@@ -24,11 +24,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from onceflow.core.errors import CheckpointCorrupt, Fenced
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, committables_of
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, LogMemory
-from onceflow.core.protocol.recovery import committables_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The comparison of a target's records of a sink id with the decision log.
+"""The comparison of a target's records and transactions in doubt with the decision log.
 
 A target keeps a proof of each commit, and the last attempt that claimed the sink id. If a target
 has a commit that the log does not know, the same job committed it from other storage: this storage
@@ -15,16 +15,27 @@ others was pruned:
 
     a target that was put back lacks a commit above all its proofs, or lacks a commit of a
     checkpoint of which it has another proof
+
+The log says of a transaction in doubt:
+
+decided     the last checkpoint lists it                       the next start commits it
+undecided   its attempt is over and did not decide it          the next start rolls it back
+pending     its attempt may be alive and may still decide      only that attempt may settle it
+settled     the log knows its commit, the target does not      the next start commits it again
+foreign     the log is another job's, or an older copy         nothing is known
+unknown     there is no log, or the log has forgotten it       nothing is known
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from onceflow.core.errors import StorageBehind
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, committables_of
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId, sink_id_of
 from onceflow.core.protocol.log.memory import Decided, LogMemory
 from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
 
@@ -156,3 +167,75 @@ def _describe_lag(view: LogView, record: TargetRecord, committed: str, storage: 
         " savepoint. If the other storage is gone for good, or never existed, see 'Storage that"
         " is behind its target' in docs/operations.md"
     )
+
+
+class LoggedDecision(Enum):
+    """The verdict of the log; see the module."""
+
+    DECIDED = "decided"
+    UNDECIDED = "undecided"
+    PENDING = "pending"
+    SETTLED = "settled"
+    FOREIGN = "foreign"
+    UNKNOWN = "unknown"
+
+
+class RecoveryAction(Enum):
+    """The action of the job's next start for a transaction in doubt."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    KEEP = "keep"
+    """The start leaves the transaction alone."""
+    STOP = "stop"
+    """The start stops and names the transaction: a person must decide."""
+    UNKNOWN = "unknown"
+
+
+class Resolution(Enum):
+    """The action of a person for a transaction in doubt."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubtStatus:
+    """The decision, its reason in a sentence, and the action of the next start."""
+
+    decision: LoggedDecision
+    recovery_action: RecoveryAction
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The content of a job's decision log, as of one reading, and the signs that the job runs."""
+
+    job: str
+    log_id: str
+    view: LogView
+    liveness: tuple[str, ...] = ()
+    """The reasons why the newest attempt may still be running; empty if there are none."""
+
+    @property
+    def last(self) -> CompletedCheckpoint | None:
+        """The checkpoint from which the next start goes on."""
+        return self.view.completed[-1] if self.view.decided else None
+
+    @property
+    def decided(self) -> dict[TransactionId, Committable]:
+        """The transactions that the next start commits, if they are not committed yet."""
+        listed = committables_of(self.last) if self.last else ()
+        return {c.transaction: c for c in (*self.view.memory.committed, *listed)}
+
+    @property
+    def sink_ids(self) -> frozenset[str]:
+        """The sink ids that the log knows: from its transactions and from its operators' names."""
+        listed = {
+            c.transaction.sink_id for kept in self.view.completed for c in committables_of(kept)
+        }
+        last = self.last
+        operators = {o.uid for s in last.snapshots for o in s.operators} if last else set[str]()
+        named = {sink_id_of(self.job, uid) for uid in operators}
+        return frozenset(listed | named) | self.view.sinks

@@ -44,6 +44,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
+    committables_of,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
@@ -56,7 +57,6 @@ from onceflow.core.protocol.log.target_records import (
     to_record,
     unknown_commits,
 )
-from onceflow.core.protocol.recovery import committables_of
 
 _TAKEN_WHILE_RUNNING = {CheckpointKind.SAVEPOINT, CheckpointKind.PERIODIC}
 UNSEEN_CHECKPOINTS = 100

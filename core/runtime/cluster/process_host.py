@@ -44,7 +44,7 @@ _PRELOADED = (
     # pyarrow imports pandas as soon as it receives a list; it is half of a slot's imports.
     "pandas",
     "pyarrow.pandas_compat",
-    "onceflow.core.state.snapshots.expired_rows",
+    "onceflow.core.state.stores.store_parts",
     "onceflow.core.state.heap.store",
     "onceflow.core.state.rocksdb.store",
 )

@@ -16,7 +16,7 @@ import pyarrow as pa
 from onceflow.core.plan.functions import Record
 from onceflow.core.plan.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
 from onceflow.core.plan.window_functions import CoGroupFunction, TimeWindow
-from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.protocol.watermarks import PaneWindows
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.join_operators import MakesPairs
 from onceflow.core.runtime.dataflow.result_rows import ResultRows

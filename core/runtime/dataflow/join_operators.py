@@ -40,7 +40,7 @@ from onceflow.core.runtime.dataflow.restored_event_time import (
 )
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.state import KeyedStateStore, hash_keys
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.states.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of

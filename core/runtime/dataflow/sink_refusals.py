@@ -4,7 +4,7 @@ onceflow's own errors say whether they are refusals. An error of another package
 unless the network, a disk or a lack of memory may have caused it. If equal refusals occur in a few
 attempts without progress, the job stops, because further attempts would fail in the same way.
 
-Used by the thread of the chain. `protocol.refusals` decides which refusals are equal.
+Used by the thread of the chain. `protocol.failures` decides which refusals are equal.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from onceflow.core.errors import (
     TargetRefused,
 )
 from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.failures import make_fingerprint
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.refusals import make_fingerprint
 from onceflow.core.spi.bad_rows import is_data_at_fault, may_pass
 
 _TRACE_LENGTH_MAX = 4000

@@ -24,7 +24,7 @@ from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
 from onceflow.core.plan.functions import Record
 from onceflow.core.spi.dead_letters import origin_columns, printable_rows
-from onceflow.core.state.keys.python_keys import has_own_python_keys, python_keys
+from onceflow.core.state.keys.key_columns import has_own_python_keys, python_keys
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_e
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot
 from onceflow.core.runtime.dataflow.restored_event_time import RestoredEventTime
 from onceflow.core.state import KeyedStateStore, hash_keys
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.snapshots.canonical import Groups

@@ -29,7 +29,7 @@ from onceflow.core.protocol.checkpoints.decisions import (
     TriggerCheckpoint,
     WriteSavepoint,
 )
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, retain_ledger_from
 from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.attempt_facts import (
     AdmitSlot,
@@ -59,7 +59,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
 )
 from onceflow.core.protocol.loops.slots import AttemptSettings
 from onceflow.core.protocol.messages import Deploy
-from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.global_commits import GlobalCommits

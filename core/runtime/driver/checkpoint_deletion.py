@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from onceflow.core.protocol.recovery import begin_anew
+from onceflow.core.protocol.checkpoints.snapshots import begin_anew
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.storage import ClaimedLog, JobStorage
 

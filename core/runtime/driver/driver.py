@@ -26,8 +26,8 @@ from onceflow.core.runtime.events.job_events import JobStarted, JobState
 from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.json_logs import bind_thread_fields
+from onceflow.core.runtime.metrics.commit_latency import RecentLatency
 from onceflow.core.runtime.metrics.exposition import Measured
-from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.settings.effective_settings import EffectiveSetting
 
 _log = logging.getLogger("onceflow.runtime.driver")

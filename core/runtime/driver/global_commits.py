@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from onceflow.core.commit.loop import ask_committer, describe_refusal
-from onceflow.core.commit.queue import Done, RetryAt
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitRetryPolicy, Done, RetryAt
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import CommitOutcome, Committed

@@ -51,8 +51,8 @@ from onceflow.core.runtime.driver.web_page import has_token
 from onceflow.core.runtime.events.job_events import JobEvent, JobState
 from onceflow.core.runtime.events.job_history import JobHistory
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.metrics.commit_latency import RecentLatency
 from onceflow.core.runtime.metrics.exposition import Measured
-from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.settings.effective_settings import EffectiveSetting
 
 INSTANCE_HEADER = "Onceflow-Instance"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from onceflow.core.commit.committers import read_target_record
+from onceflow.core.commit.loop import read_target_record
 from onceflow.core.commit.proof import SinkProof, describe_unreachable, judge_sink
 from onceflow.core.errors import OnceflowError
 from onceflow.core.plan.graph import Chain, Graph, Operator
@@ -23,7 +23,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.runtime.events.job_history import CheckpointSummary, JobHistory
 from onceflow.core.runtime.events.status import JobStatus
-from onceflow.core.runtime.metrics.recent_latency import RecentLatency
+from onceflow.core.runtime.metrics.commit_latency import RecentLatency
 from onceflow.core.spi import CommittedBy, CommitterContext, Sink
 from onceflow.core.storage import CheckpointStorage, JobStorage, stored_checkpoints
 

@@ -19,11 +19,11 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     InFlight,
     OperatorSnapshot,
     StateHandle,
+    committables_of,
 )
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.messages import RestoredOperator
-from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_of, with_lists
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME

@@ -17,11 +17,9 @@ import pyarrow as pa
 
 from onceflow.core import errors, spi
 from onceflow.core.commit import loop
-from onceflow.core.commit.committers import open_global_committer
-from onceflow.core.commit.loop import advise
+from onceflow.core.commit.loop import advise, open_global_committer
 from onceflow.core.commit.planner import CommitPlan, plan_commits
-from onceflow.core.commit.queue import Done, RetryAt, StepEnd, StepFailed
-from onceflow.core.commit.retries import recovery_retries
+from onceflow.core.commit.queue import Done, RetryAt, StepEnd, StepFailed, recovery_retries
 from onceflow.core.commit.steps import (
     AbortOne,
     CommitOne,
@@ -38,11 +36,10 @@ from onceflow.core.commit.whole_checkpoints import (
 )
 from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol import committables
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, committables_of
 from onceflow.core.protocol.ids import GENESIS, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
-from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.runtime.events.job_events import CommitRefused, RecoveredSink
 from onceflow.core.storage import ClaimedLog, JobStorage
 

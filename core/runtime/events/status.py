@@ -18,7 +18,6 @@ from typing_extensions import assert_never
 from onceflow.core.protocol.ids import SubtaskRef, committer_ref
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics, Wait
 from onceflow.core.protocol.sink_counts import keep_totals
-from onceflow.core.runtime.events.commit_tally import CommitTally
 from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
@@ -52,13 +51,16 @@ from onceflow.core.runtime.events.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.events.moments import describe_moment
-from onceflow.core.runtime.events.sink_status import (
+from onceflow.core.runtime.events.status_parts import (
+    CommitTally,
+    JobWait,
     SinkStatus,
     count_sinks,
+    describe_moment,
     describe_refusals,
+    list_held_sources,
+    sum_up_waits,
 )
-from onceflow.core.runtime.events.waits import JobWait, list_held_sources, sum_up_waits
 from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100

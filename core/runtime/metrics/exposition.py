@@ -10,8 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onceflow.core.imports import require_package
-from onceflow.core.runtime.metrics.metric_catalog import CATALOG, JOB_LABEL, Metric, MetricType
-from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
+from onceflow.core.runtime.metrics.metric_catalog import (
+    CATALOG,
+    JOB_LABEL,
+    Family,
+    HistogramValue,
+    Metric,
+    MetricType,
+    Value,
+)
 
 _POSITIONS: Mapping[str, int] = {metric.name: index for index, metric in enumerate(CATALOG)}
 

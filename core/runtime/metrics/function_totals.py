@@ -13,8 +13,15 @@ from dataclasses import dataclass, field
 
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import FunctionMetric
-from onceflow.core.runtime.metrics.metric_catalog import PREFIX, Metric, MetricType
-from onceflow.core.runtime.metrics.samples import Family, Histogram, HistogramValue, Value
+from onceflow.core.runtime.metrics.metric_catalog import (
+    PREFIX,
+    Family,
+    Histogram,
+    HistogramValue,
+    Metric,
+    MetricType,
+    Value,
+)
 
 LABELS = ("operator", "subtask")
 _KINDS = {kind.value: kind for kind in MetricType}

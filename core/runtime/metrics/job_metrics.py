@@ -23,11 +23,9 @@ from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.status import CheckpointStats, JobStatus
 from onceflow.core.runtime.metrics import metric_catalog
-from onceflow.core.runtime.metrics.commit_latency import CommitLatency, SinkInputs
+from onceflow.core.runtime.metrics.commit_latency import CommitLatency, RecentLatency, SinkInputs
 from onceflow.core.runtime.metrics.function_totals import FunctionTotals
-from onceflow.core.runtime.metrics.metric_catalog import Metric
-from onceflow.core.runtime.metrics.recent_latency import RecentLatency
-from onceflow.core.runtime.metrics.samples import Family, Histogram, Value
+from onceflow.core.runtime.metrics.metric_catalog import Family, Histogram, Metric, Value
 from onceflow.core.spi import SplitOffsets
 
 REASONS_MAX = 20

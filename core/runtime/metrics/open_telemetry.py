@@ -32,8 +32,7 @@ from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.events.status import AttemptStats, JobStatus
 from onceflow.core.runtime.metrics.exposition import Measured
-from onceflow.core.runtime.metrics.metric_catalog import MetricType
-from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
+from onceflow.core.runtime.metrics.metric_catalog import Family, HistogramValue, MetricType, Value
 from onceflow.core.settings.pipeline_settings import OpenTelemetry
 from onceflow.core.version import VERSION
 

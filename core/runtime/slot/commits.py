@@ -16,19 +16,22 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from onceflow.core.commit import loop
-from onceflow.core.commit.early import HELD_MAX_S, Begin, EarlyCommits, Withdraw
 from onceflow.core.commit.loop import advise
 from onceflow.core.commit.queue import (
+    HELD_MAX_S,
+    Begin,
     C,
     CommitQueue,
+    CommitRetryPolicy,
     Done,
+    EarlyCommits,
     OrderedCommits,
     RetryAt,
     StepEnd,
     StepFailed,
     WaitUntil,
+    Withdraw,
 )
-from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import PreCommits
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SinkError

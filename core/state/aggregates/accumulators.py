@@ -23,14 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, require
-from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
+from onceflow.core.state.aggregates.accumulator_shape import (
+    AccumulatorShape,
+    decode_totals,
+    encode_totals,
+)
 from onceflow.core.state.aggregates.byte_values import BytesTotals, totals_of
-from onceflow.core.state.aggregates.encoded_totals import decode_totals, encode_totals
 from onceflow.core.state.aggregates.expiring_totals import Expiry
 from onceflow.core.state.aggregates.running import Grouping, SumOverflow
 from onceflow.core.state.aggregates.totals import Results, Totals
 from onceflow.core.state.api.descriptors import DIGITS_MAX, StateTtlConfig
-from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_columns import (
     BytesKeys,
     FixedKeys,
@@ -43,7 +45,13 @@ from onceflow.core.state.keys.key_groups import (
     hash_key_columns,
     key_groups,
 )
-from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys, enlarge
+from onceflow.core.state.keys.key_index import (
+    KeyIndex,
+    decode_keys,
+    encode_keys,
+    enlarge,
+    to_key_array,
+)
 from onceflow.core.state.snapshots.canonical import Groups, StateRows
 
 CHUNK_ENTRIES = 65_536

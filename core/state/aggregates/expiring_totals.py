@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.state.aggregates.totals import Totals
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.api.descriptors import StateTtlConfig
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.snapshots.canonical import StateRows

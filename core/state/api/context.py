@@ -1,4 +1,4 @@
-"""The context in which a state store opens, and its interface to checkpoint storage.
+"""The context in which a state store opens: its clock, and its interface to checkpoint storage.
 
 `core/storage` implements `StateWriter` and `StateReader`, so a backend knows no path, file system
 or checkpoint directory. The thread that uploads or restores uses them, never the thread that owns
@@ -7,15 +7,32 @@ the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from onceflow.core.errors import require
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
+
+WallClock: TypeAlias = Callable[[], float]
+
+
+class StateClock:
+    """A clock in ms since 1970 that never goes back, even if the machine's clock does."""
+
+    def __init__(self, wall_clock: WallClock = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._latest_ms = 0
+
+    def now_ms(self) -> int:
+        """Return the time in ms since 1970."""
+        self._latest_ms = max(self._latest_ms, int(self._wall_clock() * 1000))
+        return self._latest_ms
+
 
 __all__ = ["StateContext", "StateHandle", "StateReader", "StateWriter"]
 

@@ -28,8 +28,6 @@ from onceflow.core.state.heap.tables import ChangedEntries, HeapEntries, LayerLi
 from onceflow.core.state.heap.totals import ChangedTotals, HeapTotals
 from onceflow.core.state.keys.key_codec import from_stored_map_key, to_stored_map_key
 from onceflow.core.state.snapshots import canonical
-from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
-from onceflow.core.state.snapshots.known_files import FileHandles, KnownFiles
 from onceflow.core.state.snapshots.state_meta import (
     StateMeta,
     describe_list_state,
@@ -55,9 +53,15 @@ from onceflow.core.state.stores.keyed_store import (
     PendingKeyedSnapshot,
     ValueState,
 )
-from onceflow.core.state.stores.open_states import OpenStates
+from onceflow.core.state.stores.store_parts import (
+    FileHandles,
+    KnownFiles,
+    OpenStates,
+    filter_expired,
+    stamp_value,
+)
 from onceflow.core.state.types.serializers import serializer_of
-from onceflow.core.state.types.widening import depends_on_values
+from onceflow.core.state.types.type_names import depends_on_values
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,4 +1,4 @@
-"""A hash table of keys, vectorised: it numbers the keys of a whole batch in a few numpy calls.
+"""A hash table of keys: it numbers the keys of a whole batch, and turns them back into columns.
 
 Each distinct key has one entry, and an entry is a number: 1, 2, 3, … in the order of insertion.
 Callers store data of each key in arrays that are indexed by entry. Entry 0 stands for "no entry".
@@ -32,6 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import StateCorrupt, StateError
 from onceflow.core.state.keys.key_columns import (
     PADDING_BYTES,
@@ -452,3 +453,35 @@ class KeyIndex:
         # The top bits, because the lowest bits give the key group, and a subtask has few key
         # groups.
         return (hashes >> np.uint64(64 - self._bits)).view(np.int64)
+
+
+_MS_A_DAY = 86_400_000
+
+
+def to_key_array(column: KeyColumn | pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the keys as an array of `kind`, the type of the column that they were read from.
+
+    Keys of bytes may be given as a large_binary array.
+    """
+    if pa.types.is_dictionary(kind):
+        return cast_rows(to_key_array(column, kind.value_type).dictionary_encode(), kind)
+    if isinstance(column, FixedKeys):
+        return _to_fixed_array(column, kind)
+    return cast_rows(to_binary(column) if isinstance(column, BytesKeys) else column, kind)
+
+
+def _to_fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind):
+        # The two words of a key are Arrow's own bytes of a decimal128.
+        words = np.stack(column.words, axis=1).astype("<u8")
+        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(words.tobytes())])
+    if kind == pa.uint64():
+        return pa.array(column.words[0])
+    numbers = column.words[0].view(np.int64)
+    if pa.types.is_timestamp(kind):
+        return pa.array(numbers).view(kind)
+    if pa.types.is_date32(kind):
+        return pa.array(numbers).cast(pa.int32()).view(kind)
+    if pa.types.is_date64(kind):
+        return pa.array(numbers * _MS_A_DAY).view(kind)
+    return cast_rows(pa.array(numbers), kind)

@@ -28,10 +28,9 @@ from onceflow.core.state.keys.key_codec import (
     encode_map_key,
     encode_python_keys,
 )
-from onceflow.core.state.keys.key_columns import check_key_type, read_key_columns
+from onceflow.core.state.keys.key_columns import check_key_type, python_row_keys, read_key_columns
 from onceflow.core.state.keys.key_groups import check_max_parallelism, hash_keys, key_groups
 from onceflow.core.state.keys.key_index import encode_keys
-from onceflow.core.state.keys.python_keys import python_row_keys
 from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.snapshots.state_meta import StateKind, StateMeta
 from onceflow.core.state.states.operator_state import Mode, Saved

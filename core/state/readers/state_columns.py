@@ -35,13 +35,15 @@ from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.state.aggregates.accumulator_shape import NAMESPACE, AccumulatorShape
+from onceflow.core.state.aggregates.accumulator_shape import (
+    NAMESPACE,
+    AccumulatorShape,
+    decode_totals,
+)
 from onceflow.core.state.aggregates.byte_values import is_of_bytes, totals_of
-from onceflow.core.state.aggregates.encoded_totals import decode_totals
 from onceflow.core.state.api.descriptors import AccumulatorColumn
-from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import decode_key
-from onceflow.core.state.keys.key_index import decode_keys
+from onceflow.core.state.keys.key_index import decode_keys, to_key_array
 from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.snapshots.state_meta import StateMeta, aggregates_of
 from onceflow.core.state.states.ttl import STAMP_BYTES

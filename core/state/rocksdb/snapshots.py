@@ -51,9 +51,9 @@ from onceflow.core.state.snapshots.canonical import (
     is_canonical,
     read_canonical,
 )
-from onceflow.core.state.snapshots.known_files import FileHandles
 from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot
+from onceflow.core.state.stores.store_parts import FileHandles
 
 FORMAT = 2
 """Format 2: decimal map keys have no trailing zeros, and instants are in their own unit."""

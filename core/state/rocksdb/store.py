@@ -26,8 +26,6 @@ from onceflow.core.state.rocksdb.entries import (
     RowFormat,
 )
 from onceflow.core.state.snapshots import canonical, state_meta
-from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
-from onceflow.core.state.snapshots.known_files import KnownFiles
 from onceflow.core.state.stores.entries import (
     Cells,
     CurrentKey,
@@ -42,9 +40,14 @@ from onceflow.core.state.stores.keyed_store import (
     PendingKeyedSnapshot,
     ValueState,
 )
-from onceflow.core.state.stores.open_states import OpenStates
+from onceflow.core.state.stores.store_parts import (
+    KnownFiles,
+    OpenStates,
+    filter_expired,
+    stamp_value,
+)
 from onceflow.core.state.types.serializers import serializer_of
-from onceflow.core.state.types.widening import depends_on_values
+from onceflow.core.state.types.type_names import depends_on_values
 
 CHECKED_ROWS = 64
 """The number of rows of a restored state that are decoded when it opens, to check its type."""

@@ -41,7 +41,7 @@ from onceflow.core.state.api.context import StateContext, StateHandle, StateRead
 from onceflow.core.state.api.descriptors import ALONE, USED
 from onceflow.core.state.snapshots.state_meta import StateKind, StateMeta, aggregates_of
 from onceflow.core.state.types.serializers import TTL_PREFIX
-from onceflow.core.state.types.widening import explain_misfit, reads_as
+from onceflow.core.state.types.type_names import explain_misfit, reads_as
 
 Groups: TypeAlias = npt.NDArray[np.uint16]
 

@@ -22,12 +22,11 @@ from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.aggregates.running import Grouping
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.api.descriptors import AccumulatorColumn, ValueStateDescriptor
-from onceflow.core.state.keys.key_columns import Ints, read_key_columns
+from onceflow.core.state.keys.key_columns import Ints, python_row_keys, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns, hash_keys
 from onceflow.core.state.keys.key_index import KeyIndex
-from onceflow.core.state.keys.python_keys import python_row_keys
 from onceflow.core.state.states.batch_timers import BatchTimers, HashedKeys, Values
 from onceflow.core.state.states.keyed_states import KeyedStates
 from onceflow.core.state.stores.keyed_store import KeyedStateStore, ValueState

@@ -21,7 +21,7 @@ import pyarrow as pa
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes

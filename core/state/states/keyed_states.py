@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from onceflow.core.errors import BadStateValue, ConfigError
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.api.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,

@@ -40,7 +40,7 @@ from onceflow.core.state.keys.key_groups import key_group_of
 from onceflow.core.state.stores.entries import Cells, MapKeys, Stored
 from onceflow.core.state.stores.keyed_store import ListState, MapState
 from onceflow.core.state.types.serializers import serializer_of
-from onceflow.core.state.types.widening import depends_on_values, explain_misfit, reads_as
+from onceflow.core.state.types.type_names import depends_on_values, explain_misfit, reads_as
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.api.descriptors import ValueStateDescriptor
 from onceflow.core.state.stores.keyed_store import KeyedStateStore, ValueState
 

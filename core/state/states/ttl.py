@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.api.descriptors import StateTtlConfig
 from onceflow.core.state.stores.entries import Cells, Stored
 from onceflow.core.state.stores.keyed_store import ListState, MapState, ValueState

@@ -31,8 +31,12 @@ from onceflow.core.state.keys import key_codec
 from onceflow.core.state.keys.key_groups import key_groups
 from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.stores.keyed_store import ListState, ValueState
-from onceflow.core.state.types.bulk_encoding import encode_scalars
-from onceflow.core.state.types.serializers import MsgpackSerializer, Serializer, serializer_of
+from onceflow.core.state.types.serializers import (
+    MsgpackSerializer,
+    Serializer,
+    encode_scalars,
+    serializer_of,
+)
 
 Stored: TypeAlias = Any
 """A value of a direct type, or `Encoded`."""

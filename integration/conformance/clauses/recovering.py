@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from onceflow.core.commit.planner import plan_commits
-from onceflow.core.commit.queue import CommitQueue, Done, WaitUntil
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy, Done, WaitUntil
 from onceflow.core.errors import OnceflowError, SinkError
 from onceflow.core.protocol.committables import (
     AbortOutcome,

@@ -28,8 +28,8 @@ from onceflow.core.state.aggregates import accumulators
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.heap import store as heap
 from onceflow.core.state.keys import key_codec
-from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import encode_key
+from onceflow.core.state.keys.key_index import to_key_array
 from onceflow.core.state.rocksdb import entries as rocksdb_entries
 from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.states.ttl import TimedSerializer

@@ -26,7 +26,7 @@ from onceflow.core.runtime.dataflow import source_operator
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver import restore
 from onceflow.core.state import StateBackend
-from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.context import StateClock
 
 BACKENDS: dict[str, StateBackend] = {
     "heap": HeapBackend(),

@@ -12,8 +12,7 @@ import pytest
 from tests.integration.sink_kit import SCHEMA, rows
 from tests.integration.sql.databases import Database, SqlJob
 
-from onceflow.core.commit.queue import CommitQueue
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy
 from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.protocol.ids import CheckpointId

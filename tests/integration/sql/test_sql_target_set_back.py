@@ -25,7 +25,7 @@ from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction
+from onceflow.core.protocol.log.target_records import LoggedDecision, RecoveryAction
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.events.job_events import RecoveredSink
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext

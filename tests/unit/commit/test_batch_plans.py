@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
+from onceflow.core.commit.planner import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.protocol.batches import TRIES, BatchClaim, BatchDecision, BatchId
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId

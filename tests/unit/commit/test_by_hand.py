@@ -19,7 +19,7 @@ from onceflow.core.commit import by_hand
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId, sink_id_of
-from onceflow.core.protocol.log.in_doubt import LoggedDecision, RecoveryAction, Resolution
+from onceflow.core.protocol.log.target_records import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 
 SINK_ID = "payments.out"

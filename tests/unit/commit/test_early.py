@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from onceflow.core.commit.early import HELD_MAX_S, Begin, EarlyCommits, Withdraw
-from onceflow.core.commit.queue import CommitQueue, WaitUntil
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import (
+    HELD_MAX_S,
+    Begin,
+    CommitQueue,
+    CommitRetryPolicy,
+    EarlyCommits,
+    WaitUntil,
+    Withdraw,
+)
 from onceflow.core.protocol.committables import Committable, Committed
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 

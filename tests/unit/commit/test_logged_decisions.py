@@ -14,15 +14,15 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log import rules
-from onceflow.core.protocol.log.in_doubt import (
+from onceflow.core.protocol.log.memory import Decided
+from onceflow.core.protocol.log.target_records import (
     InDoubtStatus,
     LogFacts,
     LoggedDecision,
     RecoveryAction,
     Resolution,
+    TargetRecord,
 )
-from onceflow.core.protocol.log.memory import Decided
-from onceflow.core.protocol.log.target_records import TargetRecord
 
 SINK = "payments.out"
 

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from onceflow.core import errors, spi
 from onceflow.core.commit import loop
-from onceflow.core.commit.committers import open_global_committer
-from onceflow.core.commit.queue import Done, RetryAt, StepFailed, WaitUntil
-from onceflow.core.commit.retries import CommitRetryPolicy, recovery_retries
+from onceflow.core.commit.loop import open_global_committer
+from onceflow.core.commit.queue import (
+    CommitRetryPolicy,
+    Done,
+    RetryAt,
+    StepFailed,
+    WaitUntil,
+    recovery_retries,
+)
 from onceflow.core.commit.steps import CommitWhole, PlannedSteps, Step, to_aborts, to_commits
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.errors import InvariantViolation

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onceflow.core.commit.queue import CommitQueue, Done, RetryAt, StepFailed, WaitUntil
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import (
+    CommitQueue,
+    CommitRetryPolicy,
+    Done,
+    RetryAt,
+    StepFailed,
+    WaitUntil,
+)
 from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol import committables
 from onceflow.core.protocol.ids import CheckpointId, TransactionId

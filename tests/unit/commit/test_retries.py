@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceflow.core.commit.queue import CommitQueue, RetryAt
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy, RetryAt
 from onceflow.core.protocol.committables import Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 

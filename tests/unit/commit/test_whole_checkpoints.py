@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.protocol.checkpoints.coordination import SINKS, Coordination, completed, of_type
 
-from onceflow.core.commit.queue import RetryAt, WaitUntil
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitRetryPolicy, RetryAt, WaitUntil
 from onceflow.core.commit.whole_checkpoints import (
     GlobalCommit,
     GlobalCommitQueue,

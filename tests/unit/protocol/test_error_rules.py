@@ -17,8 +17,14 @@ from onceflow.core.errors import (
     SinkError,
     SlotLost,
 )
-from onceflow.core.protocol.error_rules import RULES, Consequence, find_rule, is_final
-from onceflow.core.protocol.failures import EndJob, JobFailures
+from onceflow.core.protocol.failures import (
+    RULES,
+    Consequence,
+    EndJob,
+    JobFailures,
+    find_rule,
+    is_final,
+)
 from onceflow.core.protocol.restart import ExponentialDelay, GiveUp, RestartAfter
 from onceflow.core.storage.filesystems.filesystem import StorageRefused
 

@@ -7,11 +7,10 @@ import errno
 import pyarrow as pa
 import pytest
 
-from onceflow.core.commit.queue import CommitQueue, Done, RetryAt
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy, Done, RetryAt
 from onceflow.core.protocol import committables
+from onceflow.core.protocol.failures import STUCK_TRIES, make_fingerprint
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.protocol.refusals import STUCK_TRIES, make_fingerprint
 from onceflow.core.spi.bad_rows import is_data_at_fault, may_pass
 
 ONE = CheckpointId(1)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.unit.protocol.checkpoints.coordination import completed, private
 
 from onceflow.core.protocol.checkpoints import snapshots
+from onceflow.core.protocol.checkpoints.snapshots import committables_of, retain_ledger_from
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, next_decision
-from onceflow.core.protocol.recovery import committables_of, retain_ledger_from
 from onceflow.core.protocol.splits import (
     AwaitedSplits,
     Split,

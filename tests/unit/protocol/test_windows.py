@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
-from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK, PaneWindows
 
 KINDS = [
     PaneWindows(10, 10),

@@ -10,12 +10,8 @@ from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.record_times import RecordTimes
 from onceflow.core.runtime.events import job_events
-from onceflow.core.runtime.metrics.commit_latency import (
-    UNCOMMITTED_MAX,
-    CommitLatency,
-    SinkInputs,
-)
-from onceflow.core.runtime.metrics.samples import HistogramValue
+from onceflow.core.runtime.metrics.commit_latency import UNCOMMITTED_MAX, CommitLatency, SinkInputs
+from onceflow.core.runtime.metrics.metric_catalog import HistogramValue
 
 MADE_S = 1_800_000_000
 SOURCE, OTHER = SubtaskRef("in", 0), SubtaskRef("beside", 0)

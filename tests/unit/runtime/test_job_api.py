@@ -22,9 +22,9 @@ from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer
 from onceflow.core.runtime.events.job_events import CheckpointTriggered, JobEnded, JobStarted
 from onceflow.core.runtime.events.status import JobStatus, apply
+from onceflow.core.runtime.metrics.commit_latency import RecentLatency
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics
-from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.settings.effective_settings import EffectiveSetting
 
 TOKEN, INSTANCE = "the token", "this one"

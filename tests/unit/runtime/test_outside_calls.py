@@ -7,7 +7,7 @@ import pytest
 from onceflow.core.protocol.messages import Wait
 from onceflow.core.runtime.dataflow import outside_calls
 from onceflow.core.runtime.dataflow.outside_calls import OutsideCalls
-from onceflow.core.runtime.events.waits import sum_up_waits
+from onceflow.core.runtime.events.status_parts import sum_up_waits
 
 
 @pytest.fixture(autouse=True)

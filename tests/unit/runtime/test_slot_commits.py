@@ -21,9 +21,7 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.scripted_sink import ScriptedSink, Wait, released_in
 from tests.unit.runtime.slot_parts import slot_context
 
-from onceflow.core.commit.early import HELD_MAX_S
-from onceflow.core.commit.queue import CommitQueue
-from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.commit.queue import HELD_MAX_S, CommitQueue, CommitRetryPolicy
 from onceflow.core.errors import ConfigError, PreparedTransactionLost
 from onceflow.core.plan.graph import Operator
 from onceflow.core.plan.work import WriteTo

@@ -33,7 +33,7 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import StateContext, hash_keys
-from onceflow.core.state.api import clock
+from onceflow.core.state.api import context as clock
 from onceflow.core.state.keys.key_groups import key_group_of
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("amount", pa.int64())])

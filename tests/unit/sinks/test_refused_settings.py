@@ -9,7 +9,7 @@ import pytest
 
 from onceflow.clients.kafka.client import make_access_error, make_login_error
 from onceflow.core.errors import OnceflowError, SettingsRefused
-from onceflow.core.protocol.error_rules import is_final
+from onceflow.core.protocol.failures import is_final
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource

@@ -23,10 +23,9 @@ from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateBackend, StateContext
 from onceflow.core.state.keys import key_codec, key_columns
-from onceflow.core.state.keys.key_arrays import to_key_array
+from onceflow.core.state.keys.key_columns import python_row_keys
 from onceflow.core.state.keys.key_groups import hash_key, hash_keys
-from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys
-from onceflow.core.state.keys.python_keys import python_row_keys
+from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys, to_key_array
 
 NEW_YORK = "America/New_York"
 REPEATED_HOUR_S = int(datetime(2024, 11, 3, 5, 30, tzinfo=timezone.utc).timestamp())

@@ -11,12 +11,12 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
+    retain_ledger_from,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log import rules
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Coverage, Decided, LogMemory
-from onceflow.core.protocol.recovery import retain_ledger_from
 
 SINK = "job.sink"
 

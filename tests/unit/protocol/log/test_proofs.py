@@ -6,10 +6,11 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
+    committables_of,
+    retain_ledger_from,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.recovery import committables_of, retain_ledger_from
 
 
 def checkpoint(number: int, lists: list[int]) -> CompletedCheckpoint:

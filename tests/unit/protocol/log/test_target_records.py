@@ -17,6 +17,7 @@ from tests.unit.protocol.savepoints.test_savepoints import (
 from onceflow.core.commit.planner import plan_commits
 from onceflow.core.errors import SavepointRefused, StorageBehind
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.snapshots import committables_of
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import Decided
@@ -27,7 +28,6 @@ from onceflow.core.protocol.log.target_records import (
     require_not_behind,
     to_record,
 )
-from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.savepoints.savepoint import (
     build_first_decision,
     check_targets,

@@ -15,11 +15,11 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     OperatorSnapshot,
     StateHandle,
     SubtaskSnapshot,
+    committables_of,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, next_decision
-from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.savepoints.savepoint import (
     UNSEEN_CHECKPOINTS,
     Savepoint,

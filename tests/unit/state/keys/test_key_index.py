@@ -10,16 +10,15 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.core.state.keys.key_arrays import to_key_array
-from onceflow.core.state.keys.key_columns import (
-    Ints,
-    KeyColumn,
-    Mask,
-    equal_keys,
-    read_key_columns,
-)
+from onceflow.core.state.keys.key_columns import Ints, KeyColumn, Mask, equal_keys, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
-from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys, number_keys
+from onceflow.core.state.keys.key_index import (
+    KeyIndex,
+    decode_keys,
+    encode_keys,
+    number_keys,
+    to_key_array,
+)
 
 LONG = "long key " * 16
 

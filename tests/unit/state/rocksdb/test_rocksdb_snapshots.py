@@ -16,7 +16,7 @@ from onceflow.core import state
 from onceflow.core.errors import StateError, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.rocksdb import database as rocksdb_database
-from onceflow.core.state.snapshots.known_files import KnownFiles
+from onceflow.core.state.stores.store_parts import KnownFiles
 
 PAYLOAD = state.ValueStateDescriptor[bytes]("payload", bytes)
 KEYS = 3000

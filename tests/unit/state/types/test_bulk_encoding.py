@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.core.state.types.bulk_encoding import encode_scalars
+from onceflow.core.state.types.serializers import encode_scalars
 
 SCALARS: dict[type[Any], st.SearchStrategy[Any]] = {
     int: st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-300, 300),

@@ -24,7 +24,7 @@ from onceflow.core.state import (
 from onceflow.core.state.stores.entries import Cells
 from onceflow.core.state.types.exact_numbers import make_integers_check
 from onceflow.core.state.types.serializers import serializer_of
-from onceflow.core.state.types.widening import reads_as
+from onceflow.core.state.types.type_names import reads_as
 
 T = TypeVar("T")
 
