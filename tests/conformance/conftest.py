@@ -31,6 +31,7 @@ from onceflow.integration.conformance.clauses import (
     killing,
     overtaking,
     running,
+    source_jobs,
     writing,
 )
 from onceflow.integration.conformance.harness import Effort
@@ -113,6 +114,8 @@ LACKING_OF_SOURCES: dict[str, tuple[Clause, ...]] = {
     "TestDatagenSource": (*OF_WAITING_READERS, *(one for one in SOURCE_CLAUSES if one.needs)),
 }
 """Clauses without meaning for a source: rows that are computed neither come later nor go away."""
+SHORT_SOURCES = {"TestDatagenSource", "TestKafkaSource"}
+"""Sources whose jobs are killed in `script/test --servers` only; the others' are by default."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
@@ -151,6 +154,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         clause = callspec.params.get("clause")
         if clause in SOURCE_CLAUSES and clause in LACKING_OF_SOURCES.get(test.name, ()):
             without_meaning.append(item)
+        elif clause in source_jobs.CLAUSES and test.name in SHORT_SOURCES:
+            item.add_marker(pytest.mark.servers)
         if not isinstance(clause, Clause) or clause not in CLAUSES:
             continue
         if says_nothing(test.name, clause):

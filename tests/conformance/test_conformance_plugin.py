@@ -171,21 +171,24 @@ def test_mistake_of_a_beginner_is_told_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("option", "named", "said"),
     [
-        ("my_targets:make_description", "return a SinkTarget"),
-        pytest.param("my_targets:nobody", "nobody", marks=pytest.mark.slow),
-        pytest.param("no_such_module:make", "no_such_module", marks=pytest.mark.slow),
-        pytest.param("my_targets", "my_targets", marks=pytest.mark.slow),
+        ("sink", "my_targets:make_description", "return a SinkTarget"),
+        pytest.param(
+            "source", "my_targets:make_sink", "return a SourceInput", marks=pytest.mark.slow
+        ),
+        pytest.param("sink", "my_targets:nobody", "nobody", marks=pytest.mark.slow),
+        pytest.param("sink", "no_such_module:make", "no_such_module", marks=pytest.mark.slow),
+        pytest.param("sink", "my_targets", "my_targets", marks=pytest.mark.slow),
     ],
 )
 def test_option_that_names_no_target_says_what_is_wrong(
-    tmp_path: Path, named: str, said: str
+    tmp_path: Path, option: str, named: str, said: str
 ) -> None:
-    done = _pytest(tmp_path, f"--onceflow-sink={named}", "-k", "commit-again")
+    done = _pytest(tmp_path, f"--onceflow-{option}={named}", "-k", "again")
     assert done.returncode != 0
     assert said in done.stdout
-    assert f"--onceflow-sink {named}" in done.stdout
+    assert f"--onceflow-{option} {named}" in done.stdout
 
 
 def test_plugin_costs_a_project_without_sinks_nothing(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_own_source_of_its_page_is_read_once_and_goes_on_where_it_stood(
     paths = (str(tmp_path / "a"), str(tmp_path / "b"))
     for path in paths:
         Path(path).write_text("\n".join(lines) + "\n")
-    names = run([programs("sources.md")[0], *programs("write-your-own-source.md")])
+    names = run([programs("sources.md")[0], programs("write-your-own-source.md")[0]])
     source = names["LinesSource"](paths)
 
     with pytest.raises(names["ConfigError"], match="no such file: /missing"):
