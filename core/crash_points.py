@@ -30,6 +30,12 @@ Checkpoints whose barriers overtake rows pass three:
     persisted   the rows are stored, the ack is not sent
     replayed    a restored subtask has loaded its part of the rows, and has processed none
 
+A savepoint passes three:
+
+    saved       a slot has written its state into the savepoint's directory, the ack is not sent
+    collected   the driver has all state in the directory, and not its metadata
+    finished    the savepoint is whole, and the request is not answered
+
 A driver that starts a job from a savepoint passes three:
 
     imported    the staged rows of the savepoint are in the job's storage
@@ -52,8 +58,8 @@ from typing import Literal, TypeAlias
 
 CrashPoint: TypeAlias = Literal[
     "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
-    "offered", "decided", "begun", "overtaken", "persisted", "replayed", "imported", "copied",
-    "restored", "claimed", "settled",
+    "offered", "decided", "begun", "overtaken", "persisted", "replayed", "saved", "collected",
+    "finished", "imported", "copied", "restored", "claimed", "settled",
 ]  # fmt: skip
 
 CRASH_POINTS: tuple[CrashPoint, ...] = (

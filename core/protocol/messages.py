@@ -59,6 +59,9 @@ class Acked:
     snapshot: SubtaskSnapshot
     record_times: RecordTimes | None = None
     """The creation times of the records read since the last barrier, if the source has them."""
+    in_target: bool = False
+    """True if the handles name files in the directory of a savepoint, and not in the job's
+    storage."""
 
 
 @dataclass(frozen=True, slots=True)

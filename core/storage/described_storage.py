@@ -175,3 +175,17 @@ def savepoint_directory(storage: CheckpointStorage, location: str) -> SavepointD
     if is_hdfs(location) and not isinstance(storage, HdfsStorage):
         return HdfsStorage(location).open_savepoint(location)
     return storage.open_savepoint(location)
+
+
+def may_slots_write(storage: CheckpointStorage, location: str) -> bool:
+    """Return True if slots may try to write to the savepoint at `location`.
+
+    A directory: they find out at once whether they see the driver's. A bucket or HDFS: only if it
+    is of the kind of `storage`, so that slots have the credentials. Otherwise each slot could wait
+    until `retry_timeout` for a store that it does not reach.
+    """
+    if isinstance(storage, MemoryStorage):
+        return False
+    if is_bucket(location):
+        return isinstance(storage, ObjectStorage)
+    return isinstance(storage, HdfsStorage) or not is_hdfs(location)

@@ -189,6 +189,7 @@ class SavepointPaths:
     """The names in a savepoint, relative to its own directory."""
 
     metadata: str = "_metadata"
+    mark: str = "_writing"
     lock: str = "_changing"
     state_directory: str = "state"
     staged_sinks: str = "staged"
@@ -198,6 +199,10 @@ class SavepointPaths:
     def state(self, name: str) -> str:
         """Return the file of one piece of state."""
         return f"{self.state_directory}/{name}"
+
+    def probe(self, unique: str) -> str:
+        """Return the file that a slot writes and deletes, to see whether it can write here."""
+        return self.state(f"probe@{unique}")
 
     def staging_directory(self, sink_id: str) -> str:
         """Return the directory of the rows that one sink had staged."""
@@ -246,6 +251,28 @@ class StateNames:
         """Return the file of state that later checkpoints may reference. `unique` must be new."""
         owner = f"{safe_name(self.uid)}@{self.subtask}"
         return f"shared/a{self.attempt}@{owner}@{unique}@{safe_name(name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointStateNames:
+    """The file names of one subtask's state in a savepoint, relative to its directory.
+
+    Each name has four parts. The driver's copies have three, so no two files share a name.
+    """
+
+    uid: str
+    subtask: int
+
+    def private(self, name: str) -> str:
+        """Return the file of one piece of state."""
+        return SavepointPaths().state(
+            f"{safe_name(self.uid)}@{self.subtask}@slot@{safe_name(name)}"
+        )
+
+    def shareable(self, name: str, unique: str) -> str:
+        """Return the same as `private`: a savepoint shares no files."""
+        del unique
+        return self.private(name)
 
 
 def is_job_name(name: str) -> bool:

@@ -112,6 +112,12 @@ class JobStorage:
         names = StateNames(attempt, checkpoint, uid, subtask)
         return FileStateWriter(self._fs, self._paths, names, self._inline_threshold_bytes)
 
+    def savepoint_writer(
+        self, directory: SavepointDirectory, uid: str, subtask: int
+    ) -> FileStateWriter:
+        """Return the writer of the same state into the directory of a savepoint."""
+        return directory.subtask_writer(uid, subtask, self._inline_threshold_bytes)
+
     def reader(self) -> FileStateReader:
         """Return the reader of all state that handles of this job reference."""
         return FileStateReader(self._fs, self._paths)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.counting_source import CountingSource
@@ -26,6 +27,7 @@ from onceflow.core.protocol.loops import attempt
 from onceflow.core.protocol.loops.attempt_facts import SlotMessageReceived
 from onceflow.core.protocol.messages import Failed
 from onceflow.core.protocol.savepoints.savepoint import Savepoint
+from onceflow.core.runtime.driver import savepoints
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.events.job_events import SlotLeft
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
@@ -99,23 +101,23 @@ def test_a_savepoint_that_failed_while_it_was_copied_leaves_nothing_when_the_cop
 ) -> None:
     """The copy outlasts its attempt: the savepoint has failed, and its files are deleted before."""
     begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
-    read, write = FileStateReader.read_verified_chunks, SavepointDirectory.write
+    read, collect = FileStateReader.read_verified_chunks, SavepointDirectory.collect
 
     def read_later(reader: FileStateReader, handle: StateHandle) -> Iterator[bytes]:
         begun.set()
         goes_on.wait(60)
         return read(reader, handle)
 
-    def write_and_tell(
-        directory: SavepointDirectory, savepoint: Savepoint, source: FileStateReader
-    ) -> None:
+    def collect_and_tell(*arguments: Any) -> Savepoint:
         try:
-            write(directory, savepoint, source)
+            return collect(*arguments)
         finally:
             ended.set()
 
     monkeypatch.setattr(FileStateReader, "read_verified_chunks", read_later)
-    monkeypatch.setattr(SavepointDirectory, "write", write_and_tell)
+    monkeypatch.setattr(SavepointDirectory, "collect", collect_and_tell)
+    # The driver copies what slots have uploaded to the job's storage.
+    monkeypatch.setattr(savepoints, "may_slots_write", lambda *_: False)
     pipeline, _ = ledger(
         LocalProcesses(),
         tmp_path,

@@ -273,7 +273,9 @@ def test_a_savepoint_with_a_damaged_missing_or_foreign_part_is_refused_by_name(
         pipeline.start(from_savepoint=str(tmp_path / "nowhere")).wait(60)
     (place / "_metadata").write_bytes(metadata)
     other, _ = ledger(cluster, tmp_path, source, name="other")
-    with pytest.raises(SavepointRefused, match="of job 'ledger' is of another job than 'other'"):
+    with pytest.raises(
+        SavepointRefused, match="of job 'ledger' belongs to another job than 'other'"
+    ):
         other.start(from_savepoint=str(place)).wait(60)
     (tmp_path / "read all").touch()
     assert pipeline.start(from_savepoint=str(place)).wait(60).state is JobState.FINISHED

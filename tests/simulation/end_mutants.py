@@ -38,10 +38,16 @@ class _ForgetsThatItDrained(CheckpointCoordinator):
     """What follows a savepoint that drains does not say that its last rows are made."""
 
     def on_ack(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
         ended_at = self._ended_at
-        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s, in_target=in_target)
         if any(isinstance(decision, WriteSavepoint) for decision in decisions):
             self._ended_at = ended_at
         return decisions

@@ -60,7 +60,7 @@ class Driver(Process):
         """By this driver: it claims again only while nobody else has."""
         self._requests: list[attempt_facts.Request] = []
         """What no attempt has been told of yet."""
-        self.savepoints = SavepointDesk(name)
+        self.savepoints = SavepointDesk(name, world.directories)
         self.is_cancelled = False
         self.last_savepoint: CompletedCheckpoint | None = None
 
@@ -71,7 +71,7 @@ class Driver(Process):
         if self.alive:
             self.alive = False
             self.clock.say(f"driver {self.name} dies: {why}")
-            self.savepoints.end_job()
+            self.savepoints.end_job(is_dead=True)
             if self.attempt is not None:
                 # Its slots notice by the silence of the driver, each in its own time.
                 self.attempt.release_slots("driver lost")
@@ -424,7 +424,7 @@ class Attempt:
                     attempt_facts.SavepointBegun(decision, self.driver.savepoints.begin(decision))
                 )
             case attempt_facts.SavepointWritten(request=request):
-                self.driver.savepoints.answer(request, "written")
+                self.driver.savepoints.answer(request)
             case AbortSavepoint(request, _, reason):
                 self.driver.savepoints.answer(request, reason)
             case TriggerCheckpoint():

@@ -52,19 +52,31 @@ class _AnyAttempt(CheckpointCoordinator):
     """Takes acks of older attempts for its own."""
 
     def on_ack(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
-        return super().on_ack(self._attempt, checkpoint, snapshot, now_s)
+        return super().on_ack(self._attempt, checkpoint, snapshot, now_s, in_target=in_target)
 
 
 class _OneMissing(CheckpointCoordinator):
     """Completes a checkpoint with one ack missing."""
 
     def on_ack(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
         pending = self._pending.get(checkpoint)
-        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s, in_target=in_target)
         if pending is not None and len(pending.snapshots) == len(self._subtasks) - 1:
             self._appended = self._complete(pending)
             return (*decisions, AppendDecision(self._appended))
@@ -75,9 +87,15 @@ class _NotifiesFirst(CheckpointCoordinator):
     """Tells the sinks to commit before the decision is in the log."""
 
     def on_ack(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
-        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s, in_target=in_target)
         early = [NotifyComplete(checkpoint, checkpoint)] if decisions else []
         return (*early, *decisions)
 
@@ -86,9 +104,15 @@ class _KeepsLateFiles(CheckpointCoordinator):
     """Never deletes the files of an ack that comes late."""
 
     def on_ack(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
-        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s, in_target=in_target)
         late = checkpoint not in self._pending
         return () if late else decisions
 
@@ -97,11 +121,17 @@ class _TakesLateAcks(CheckpointCoordinator):
     """Takes an ack of a checkpoint that was given up for one of the oldest under way."""
 
     def on_ack(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
         if checkpoint not in self._pending and self._pending and not self._over:
             checkpoint = min(self._pending)
-        return super().on_ack(attempt, checkpoint, snapshot, now_s)
+        return super().on_ack(attempt, checkpoint, snapshot, now_s, in_target=in_target)
 
 
 class _ConfirmsAtDecision(CheckpointCoordinator):

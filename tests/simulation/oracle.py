@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation import stages
 from tests.simulation.channels import KEY_GROUPS
@@ -156,9 +156,15 @@ class Oracle:
         if attempt >= self._world.claimed:
             raise Violation(f"I5 attempt {attempt} is fenced, and nobody has claimed the job since")
 
-    def check_state(self, completed: CompletedCheckpoint) -> None:
-        """I6: positions, state and rows are those of exactly the records before the barrier."""
+    def check_state(
+        self, completed: CompletedCheckpoint, read: Callable[[str], Any] | None = None
+    ) -> None:
+        """I6: positions, state and rows are those of exactly the records before the barrier.
+
+        `read` returns the content of a file. None: files are in the job's storage.
+        """
         world = self._world
+        read = read or world.files.read
         expected = Counter(
             world.key_of(partition, offset)
             for partition, at in positions_in(completed).items()
@@ -168,13 +174,13 @@ class Oracle:
         for _, operator in completed.operator(stages.KEYED):
             merged: dict[int, int] = {}
             for handle in operator.keyed:
-                content = world.files.read(handle.path).items()
+                content = read(handle.path).items()
                 merged |= {k: n for k, n in content if stages.holds_group(handle, k % KEY_GROUPS)}
             if overlap := merged.keys() & state.keys():
                 raise Violation(f"I6 keys {overlap} are in two subtasks' state")
             state |= merged
             for handle in operator.raw:
-                seen, at = world.files.read(handle.path)[stages.RULES_SEEN], rules_in(completed)
+                seen, at = read(handle.path)[stages.RULES_SEEN], rules_in(completed)
                 if seen != at and world.alignment_mode is AlignmentMode.ALIGNED:
                     raise Violation(
                         f"I6 broadcast state has {seen} rules, before the barrier: {at}"
@@ -183,7 +189,7 @@ class Oracle:
             row
             for snapshot in completed.snapshots
             for one in snapshot.in_flight
-            for row in world.files.read(one.handle.path)
+            for row in read(one.handle.path)
         ]
         for key in (stages.CLOCK_KEY, *stages.LAST_KEYS):
             state.pop(key, None)
@@ -415,6 +421,7 @@ class Oracle:
         older = {path for path in extra if _attempt_of(path) < self._attempt} - self._left_files
         if extra - older:
             raise Violation(f"I9 files {sorted(extra - older)} are left and nothing names them")
+        world.directories.check()
 
     # --- who is to have what ---------------------------------------------------------------------
 

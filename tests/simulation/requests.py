@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tests.simulation.clock import Violation
+from tests.simulation.directories import Directories
 
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointRequest
 from onceflow.core.protocol.loops.attempt_facts import Request
@@ -28,12 +29,14 @@ class _Asked:
 class SavepointDesk:
     """The savepoints that one driver is asked for."""
 
-    def __init__(self, driver: str) -> None:
+    def __init__(self, driver: str, directories: Directories) -> None:
         self._driver = driver
+        self._directories = directories
         self._asked: dict[str, _Asked] = {}
 
     def ask(self, kind: CheckpointKind) -> SavepointRequest:
-        request = SavepointRequest(f"{self._driver}-{len(self._asked)}", kind)
+        name = f"{self._driver}-{len(self._asked)}"
+        request = SavepointRequest(name, kind, target=self._directories.begin(name))
         self._asked[request.id] = _Asked(request)
         return request
 
@@ -45,7 +48,13 @@ class SavepointDesk:
         asked.is_under_way = True
         return True
 
-    def answer(self, request: SavepointRequest, answer: str) -> None:
+    def answer(self, request: SavepointRequest, answer: str = "", *, is_dead: bool = False) -> None:
+        """Tell who has asked why there is none; no `answer`: it is written.
+
+        A driver that is dead deletes nothing.
+        """
+        if answer and not is_dead:
+            self._directories.give_up(request.id)
         answers = self._asked[request.id].answers
         answers.append(answer)
         if len(answers) > 1:
@@ -57,11 +66,11 @@ class SavepointDesk:
             if asked.is_under_way and not asked.answers:
                 self.answer(asked.request, "the attempt has ended")
 
-    def end_job(self) -> None:
+    def end_job(self, *, is_dead: bool = False) -> None:
         """Answer all that are left."""
         for asked in self._asked.values():
             if not asked.answers:
-                self.answer(asked.request, "the job has ended")
+                self.answer(asked.request, "the job has ended", is_dead=is_dead)
 
     def check_kept(self, requests: Iterable[Request]) -> None:
         """Raise Violation unless each that waits is once among `requests`."""

@@ -49,9 +49,15 @@ class _SavepointLosesFiles(CheckpointCoordinator):
     """Deletes the state of a savepoint before it is written."""
 
     def on_ack(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
-        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s, in_target=in_target)
         lost = [
             DiscardState(handles_of(decision.completed.snapshots))
             for decision in decisions
@@ -68,6 +74,21 @@ class _SavepointKeepsFiles(CheckpointCoordinator):
     ) -> tuple[Decision, ...]:
         decisions = super().on_savepoint_end(checkpoint, now_s, error=error)
         return tuple(d for d in decisions if not isinstance(d, DiscardState))
+
+
+class _TakesFilesForTheJobs(CheckpointCoordinator):
+    """Takes files in a savepoint's directory for files in the job's storage."""
+
+    def on_ack(
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+        *,
+        in_target: bool = False,
+    ) -> tuple[Decision, ...]:
+        return super().on_ack(attempt, checkpoint, snapshot, now_s)
 
 
 def _any_savepoint(savepoint: Savepoint, view: LogView, **told: Any) -> None:
@@ -158,6 +179,13 @@ SAVEPOINT_MUTANTS: tuple[Variant, ...] = (
     Variant("tells sinks to commit at a savepoint", coordinator=_SavepointIsTold),
     Variant("deletes a savepoint's files before it is written", coordinator=_SavepointLosesFiles),
     Variant("never deletes what was uploaded for a savepoint", coordinator=_SavepointKeepsFiles),
+    Variant("takes files of a savepoint for files of the job", coordinator=_TakesFilesForTheJobs),
+    Variant(
+        "trusts the name of a savepoint's directory",
+        trusts_locations=True,
+        looks_for_mark_once=True,
+    ),
+    Variant("looks for a savepoint's mark once", looks_for_mark_once=True),
     Variant("begins from any savepoint", check_savepoint=_any_savepoint),
     Variant(
         "takes a part of what was read for the same cut", check_savepoint=_same_if_less_was_read

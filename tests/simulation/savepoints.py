@@ -51,9 +51,11 @@ def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
         return  # a newer attempt has swept its files: it fails, and its user is told
     memory = world.variant.memory_at(view, completed)
     kept = Kept(Savepoint(request.id, JOB, LOG_ID, request.kind, completed, memory))
-    for handle in handles_in(completed):
+    kept.content |= world.directories.finish(decision)
+    copied = [s for s in completed.snapshots if s.subtask not in decision.in_target]
+    for handle in handles_in(replace(completed, snapshots=tuple(copied))):
         kept.content[handle.path] = world.files.read(handle.path)
-    world.oracle.check_state(completed)
+    world.oracle.check_state(completed, kept.content.__getitem__)
     if request.kind is CheckpointKind.SAVEPOINT_DRAIN:
         world.oracle.drained(completed)
     kept.committed = committed_in(world)

@@ -179,8 +179,8 @@ class Slot(Process):
                     self._start()
                 case messages.Acked() | messages.Declined() | messages.SourceExhausted():
                     self._send(decision)
-                case TriggerCheckpoint(checkpoint, kind, at_ms, after_s):
-                    self._trigger(Barrier(checkpoint, kind, at_ms, after_s))
+                case TriggerCheckpoint(checkpoint, kind, at_ms, after_s, form, target):
+                    self._trigger(Barrier(checkpoint, kind, at_ms, after_s, form, target))
                 case messages.OfferSplits(uid, splits):
                     task = next(source for source in self.sources if source.uid == uid)
                     task.mail.append(lambda t=task, s=splits: t.offered(s))  # type: ignore[misc]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.channels import KEY_GROUPS, Inputs, Outputs
 from tests.simulation.clock import Bell, Gone, Sleep, Steps, Violation
 from tests.simulation.committer import Committer, Confirmations, PreCommitter
+from tests.simulation.directories import Directory
 from tests.simulation.rarities import BUNDLE_ROWS
 from tests.simulation.targets import Row, Target, Versioned
 from tests.simulation.uploads import Finish
@@ -476,33 +477,55 @@ class KeyedTask(StageTask):
                 self._base = handles, state
         keyed = snapshots.OperatorSnapshot(KEYED, keyed=handles, raw=(private,))
         written = ((shared, changed), (private, rules))
-        return partial(self._upload, checkpoint, keyed, written, sinks)
+        return partial(self._upload, barrier, keyed, written, sinks)
 
     def _upload(
         self,
-        checkpoint: CheckpointId,
+        barrier: alignment.Barrier,
         keyed: snapshots.OperatorSnapshot,
         written: Sequence[tuple[snapshots.StateHandle, dict[int, int]]],
         sinks: list[snapshots.OperatorSnapshot],
         in_flight: tuple[snapshots.InFlight, ...],
     ) -> Steps[None]:
         """The asynchronous part, then the ack."""
-        world, slot = self.world, self.slot
+        world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
         yield 0.5 if world.rng.random() < world.shape.rates.slow_uploads else 0.02
+        directory = world.directories.open(barrier.target, slot) if barrier.target else None
         try:
             for handle, content in written:
                 if slot.crashes("in an upload"):
                     return
-                yield world.files.ask(lambda h=handle, c=content: world.files.write(h.path, c))  # type: ignore[misc]
+                yield world.files.ask(lambda h=handle, c=content: self._write(directory, h, c))  # type: ignore[misc]
         except Gone as gone:
             for handle in (*(handle for handle, _ in written), *(one.handle for one in in_flight)):
-                world.files.content.pop(handle.path, None)
+                self._delete(directory, handle)
             self.decline(checkpoint, f"storage: {gone!r}")
             return
+        if directory and not (directory.mark or world.variant.looks_for_mark_once):
+            for handle, _ in written:
+                directory.delete(handle)
+            self.decline(checkpoint, "the savepoint was given up")
+            return
+        if directory:
+            directory.acked.update(handle.path for handle, _ in written)
         world.oracle.check_durable(slot.deploy.attempt, sinks)
         done = snapshots.SubtaskSnapshot(self.ref, (keyed, *sinks), in_flight=in_flight)
-        slot.report(Acked(checkpoint, done))
+        slot.report(Acked(checkpoint, done, in_target=directory is not None))
         slot.crashes("after ack")
+
+    def _write(
+        self, directory: Directory | None, handle: snapshots.StateHandle, content: dict[int, int]
+    ) -> None:
+        if directory is None:
+            self.world.files.write(handle.path, content)
+        else:
+            directory.write(handle, content)
+
+    def _delete(self, directory: Directory | None, handle: snapshots.StateHandle) -> None:
+        if directory is None:
+            self.world.files.content.pop(handle.path, None)
+        else:
+            directory.delete(handle)
 
     def _handle(self, path: str, shared: bool) -> snapshots.StateHandle:
         return snapshots.StateHandle(

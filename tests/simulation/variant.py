@@ -96,6 +96,10 @@ class Variant:
     position_shift: int = 0
     snapshot_late: bool = False
     reuse_undecided_files: bool = False
+    trusts_locations: bool = False
+    """Whether a slot takes a directory for that of a savepoint because it has the same name."""
+    looks_for_mark_once: bool = False
+    """Whether a slot does not look for the mark again when its files are written."""
     sweep: bool = True
     lost_is_committed: bool = False
     unknown_is_committed: bool = False

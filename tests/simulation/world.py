@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import START_S, Clock, Network
+from tests.simulation.directories import Directories
 from tests.simulation.faults import FaultRates, StandStill, draw_loss, draw_stand_stills
 from tests.simulation.oracle import Oracle
 from tests.simulation.rarities import BUNDLE_S, Rarities
@@ -351,6 +352,7 @@ class World:
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)
         self.files: Files = Files(self.clock)
+        self.directories = Directories(seed)
         self.oracle = Oracle(self)
         self.log = SharedLog(self.clock, self._logged)
         self.log.overwrites = variant.overwrites

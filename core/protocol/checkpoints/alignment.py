@@ -32,7 +32,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from onceflow.core.errors import require
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointTarget, StateForm
 from onceflow.core.protocol.ids import CheckpointId
 
 
@@ -53,6 +53,9 @@ class Barrier:
     two clocks are compared.
     """
     form: StateForm = StateForm.NATIVE
+    target: SavepointTarget | None = None
+    """For a savepoint: the directory that slots may write to, if any. It is in the barrier because
+    a barrier may arrive in a slot before the driver's order does."""
 
     @property
     def overtakes(self) -> bool:

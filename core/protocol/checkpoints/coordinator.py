@@ -80,9 +80,16 @@ class _Pending:
     snapshots: dict[SubtaskRef, SubtaskSnapshot] = field(
         default_factory=dict[SubtaskRef, SubtaskSnapshot]
     )
+    in_target: set[SubtaskRef] = field(default_factory=set[SubtaskRef])
+    """The subtasks that wrote their part into the savepoint's own directory."""
     blockers: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The causes for which the writers of each sink wait while acks are missing, by the sink's
     uid."""
+
+    @property
+    def in_storage(self) -> tuple[SubtaskSnapshot, ...]:
+        """The snapshots whose files are in the job's storage, where the coordinator counts them."""
+        return tuple(s for ref, s in self.snapshots.items() if ref not in self.in_target)
 
 
 class CheckpointCoordinator:
@@ -243,7 +250,7 @@ class CheckpointCoordinator:
         if pending.trigger.kind is CheckpointKind.SAVEPOINT_STOP:
             self._schedule.stop_after_savepoint()
         over = NotifyAbort(checkpoint, "the savepoint is written")
-        return (over, *self._drop(pending.snapshots.values()), *self._proceed(now_s))
+        return (over, *self._drop(pending.in_storage), *self._proceed(now_s))
 
     def on_source_end(self, subtask: SubtaskRef, now_s: float) -> tuple[Decision, ...]:
         """Record that a source subtask has emitted its last record; idempotent.
@@ -261,11 +268,19 @@ class CheckpointCoordinator:
         checkpoint: CheckpointId,
         snapshot: SubtaskSnapshot,
         now_s: float,
+        *,
+        in_target: bool = False,
     ) -> tuple[Decision, ...]:
-        """Record that one subtask's part of `checkpoint` is durable. Never raises.
+        """Record that one subtask's part of `checkpoint` is durable.
 
         An ack of another attempt is ignored. If the ack is late, unknown or a duplicate, the files
         that no other checkpoint names are discarded. This also holds after the job has finished.
+
+        `in_target`: the files are in the directory of a savepoint. They are deleted with that
+        directory, so the coordinator never discards them.
+
+        Raises:
+            InvariantViolation: `in_target`, and the pending checkpoint is no savepoint.
         """
         # After a job has finished, late acks still bring files that no other process would delete.
         # After a failure, the next attempt's sweep deletes them.
@@ -275,11 +290,18 @@ class CheckpointCoordinator:
         pending = self._pending.get(checkpoint)
         subtask = snapshot.subtask
         if pending is None or subtask not in self._subtasks or subtask in pending.snapshots:
-            return tuple(self._discard_late(snapshot))
+            return () if in_target else tuple(self._discard_late(snapshot))
+        require(
+            pending.savepoint is not None or not in_target,
+            f"{subtask} has written checkpoint {checkpoint} into the directory of a savepoint",
+        )
         pending.snapshots[subtask] = snapshot
-        # Name the files from the ack on, not only from the decision on: a pending checkpoint that
-        # names a shared file prevents its deletion together with an older checkpoint.
-        self._files.name([snapshot])
+        if in_target:
+            pending.in_target.add(subtask)
+        else:
+            # Name the files from the ack on, not only from the decision on: a pending checkpoint
+            # that names a shared file prevents its deletion together with an older checkpoint.
+            self._files.name([snapshot])
         if pending.snapshots.keys() == self._subtasks:
             if pending.savepoint is not None:
                 pending.writing = True
@@ -288,7 +310,9 @@ class CheckpointCoordinator:
                 # finds the sources at the same positions, functions must not make these rows again.
                 if pending.savepoint.kind.ends_input:
                     self._ended_at = _positions(completed, self._sources)
-                return (WriteSavepoint(pending.savepoint, completed), *self._proceed(now_s))
+                in_target_now = frozenset(pending.in_target)
+                write = WriteSavepoint(pending.savepoint, completed, in_target_now)
+                return (write, *self._proceed(now_s))
             self._appended = self._complete(pending)
             # Decide nothing else until the append has ended: `_proceed` would refuse to.
             return (AppendDecision(self._appended),)
@@ -424,7 +448,10 @@ class CheckpointCoordinator:
         after_s = self._settings.overtakes_after(kind)
         request = self._schedule.next_savepoint() if kind.is_savepoint else None
         form = request.form if request else StateForm.NATIVE
-        trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms(), after_s, form)
+        target = request.target if request else None
+        trigger = TriggerCheckpoint(
+            self._next_checkpoint, kind, self._wall_ms(), after_s, form, target
+        )
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
         # The deadline counts from the trigger, also for savepoints: otherwise a savepoint whose
         # write hangs would never end.
@@ -474,7 +501,7 @@ class CheckpointCoordinator:
         """
         checkpoint = pending.trigger.checkpoint
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
-        decisions += self._drop(pending.snapshots.values())
+        decisions += self._drop(pending.in_storage)
         decisions.append(AbortSavepoint(request, checkpoint, reason))
         # The sources have stopped for this savepoint and cannot go on in this attempt. The next
         # attempt starts them again.

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
-from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 
 
 class CheckpointKind(Enum):
@@ -85,12 +85,27 @@ class StateForm(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointTarget:
+    """The directory of a savepoint that is being written. Travels in the barrier.
+
+    A slot may write its state there only if the directory contains the mark `id`, which the driver
+    has written. A directory of the same name on another machine's disk does not contain it.
+    """
+
+    location: str
+    id: str
+    """The id of the savepoint's request, which no other savepoint has."""
+
+
+@dataclass(frozen=True, slots=True)
 class SavepointRequest:
     """A user's request for a savepoint, with an id of its own."""
 
     id: str
     kind: CheckpointKind
     form: StateForm = StateForm.CANONICAL
+    target: SavepointTarget | None = None
+    """The directory that slots may write to; None if only the driver writes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,8 @@ class TriggerCheckpoint:
     overtakes_after_s: float | None = None
     """The time for which the barrier waits behind rows: see `Barrier`."""
     form: StateForm = StateForm.NATIVE
+    target: SavepointTarget | None = None
+    """For a savepoint: the directory that slots may write to, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +142,10 @@ class WriteSavepoint:
 
     request: SavepointRequest
     completed: CompletedCheckpoint
+    in_target: frozenset[SubtaskRef] = frozenset()
+    """The subtasks whose state is in the savepoint's directory already. Their handles name files
+    there. The handles of all other subtasks name files in the job's storage, which must be copied.
+    """
 
 
 @dataclass(frozen=True, slots=True)

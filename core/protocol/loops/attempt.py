@@ -407,7 +407,10 @@ class AttemptLoop:
         match fact:
             case Acked(checkpoint, snapshot):
                 self._decide(fact)
-                decisions = coordinator.on_ack(attempt, checkpoint, snapshot, now_s)
+                in_target = fact.in_target
+                decisions = coordinator.on_ack(
+                    attempt, checkpoint, snapshot, now_s, in_target=in_target
+                )
             case Declined(checkpoint, subtask, reason):
                 decisions = coordinator.on_decline(attempt, checkpoint, subtask, reason, now_s)
             case CommittedThrough(subtask, checkpoint):

@@ -75,6 +75,8 @@ class SnapshotTaken(SnapshotFrozen):
     timings: SnapshotTimings
     overtaken: tuple[OvertakenBatches, ...] = ()
     record_times: RecordTimes | None = None
+    target: decisions.SavepointTarget | None = None
+    """For a savepoint: the directory to upload to, if this slot reaches it."""
 
 
 SubtaskReport: TypeAlias = (
@@ -255,6 +257,7 @@ class Subtask(ABC):
             timings,
             overtaken=tuple(overtaken),
             record_times=self._operators[0].take_record_times(),
+            target=barrier.target,
         )
 
     def _advance(self, next_watermark: Callable[[], int | None]) -> None:
@@ -346,6 +349,7 @@ class SourceSubtask(Subtask):
                     mail.triggered_at_ms,
                     mail.overtakes_after_s,
                     mail.form,
+                    mail.target,
                 )
                 self._barriers.on_triggered(barrier, time.monotonic())
             case messages.OfferSplits(_, splits):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import OnceflowError, SavepointFailed, StorageError
 from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
@@ -29,7 +30,7 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import LogMemory
 from onceflow.core.protocol.savepoints.savepoint import Savepoint, is_staged_for
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
-from onceflow.core.storage.described_storage import savepoint_directory
+from onceflow.core.storage.described_storage import may_slots_write, savepoint_directory
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 
 _log = logging.getLogger("onceflow.runtime.driver")
@@ -44,6 +45,12 @@ class AskedSavepoint:
     done: Future[str] = field(default_factory=Future[str])
     under_way: bool = False
     """True if an attempt has begun the savepoint: the attempt's end then answers the request."""
+    failure: str = ""
+    """The reason why the savepoint has failed. From then on its metadata is not written."""
+    is_finishing: bool = False
+    """True while another thread writes the metadata."""
+    may_be_whole: bool = False
+    """True if the metadata may exist: it must be deleted before a failure is reported."""
     written: Savepoint | None = None
 
     @property
@@ -84,14 +91,16 @@ class Savepoints:
             ConfigError: The checkpoint storage cannot reach `directory`.
             StorageError: `directory` cannot be written to; the job is not affected.
         """
-        request = SavepointRequest(uuid.uuid4().hex, kind, form)
+        savepoint_id = uuid.uuid4().hex
         parent = (directory or self._directory).rstrip("/")
         location = savepoint_directory(
-            self._checkpoint_storage, f"{parent}/savepoint-{request.id[:12]}"
+            self._checkpoint_storage, f"{parent}/savepoint-{savepoint_id[:12]}"
         )
         # Before the request is registered: if the directory cannot be written, only the caller gets
         # an error, and the job loses no checkpoint.
-        location.prepare()
+        target = location.prepare(savepoint_id)
+        slots_write = may_slots_write(self._checkpoint_storage, target.location)
+        request = SavepointRequest(savepoint_id, kind, form, target if slots_write else None)
         asked = AskedSavepoint(request, location)
         with self._lock:
             self._asked[request.id] = asked
@@ -117,7 +126,8 @@ class Savepoints:
             asked = self._asked[request.id]
             if asked.under_way or asked.done.done():
                 return
-            self._fail(asked, f"no attempt started it within {self._wait_s:g} s; request it again")
+            asked.failure = f"no attempt started it within {self._wait_s:g} s; request it again"
+            self._fail(asked, asked.failure)
         _dispose(asked)
 
     def write(self, decision: WriteSavepoint, log: ClaimedLog) -> int:
@@ -134,9 +144,11 @@ class Savepoints:
         try:
             return self._write(asked, decision, log)
         finally:
+            with self._lock:
+                asked.is_finishing = False
             # `record_failure` has deleted the files that existed then; delete those written since.
-            if asked.done.done():
-                _dispose(asked)
+            if asked.failure:
+                self._dispose_and_fail(asked)
 
     def _write(self, asked: AskedSavepoint, decision: WriteSavepoint, log: ClaimedLog) -> int:
         request, completed = decision.request, decision.completed
@@ -153,11 +165,20 @@ class Savepoints:
             self._native_form if request.form is StateForm.NATIVE else "",
             staged,
         )
-        asked.directory.write(savepoint, self._storage.reader())
+        savepoint = asked.directory.collect(savepoint, self._storage.reader(), decision.in_target)
+        with self._lock:
+            # A savepoint whose failure was reported must never be whole, not even for a moment in
+            # which this process may be killed.
+            if asked.failure:
+                raise StorageError(f"the savepoint has failed meanwhile: {asked.failure}")
+            asked.is_finishing = asked.may_be_whole = True
+        reach("collected")
+        asked.directory.finish(savepoint)
+        reach("finished")
         with self._lock:
             # Set before the request is answered: from the next checkpoint on, pruning of proofs
             # spares what this savepoint needs.
-            asked.written = None if asked.done.done() else savepoint
+            asked.written = None if asked.failure else savepoint
         return sum(handle.size_bytes for handle in handles_of(completed.snapshots))
 
     def find_location(self, request: SavepointRequest) -> str:
@@ -170,15 +191,31 @@ class Savepoints:
         asked.done.set_result(str(asked.directory))
 
     def record_failure(self, request: SavepointRequest, reason: str) -> None:
-        """Answer the request with an error; delete the files written so far."""
+        """Answer the request with an error; delete the files written so far.
+
+        If the metadata may exist, it is deleted before the answer. If another thread is writing the
+        metadata, that thread deletes the files and answers.
+        """
         with self._lock:
             asked = self._asked[request.id]
-            if asked.done.done():
+            if asked.done.done() or asked.failure:
                 return
-            self._fail(asked, reason)
             # Nothing is added to what is deleted now.
-            asked.written = None
-        _dispose(asked)
+            asked.failure, asked.written = reason, None
+            if asked.is_finishing:
+                return
+            if not asked.may_be_whole:
+                self._fail(asked, reason)
+        self._dispose_and_fail(asked)
+
+    def _dispose_and_fail(self, asked: AskedSavepoint) -> None:
+        """Delete the files of a failed savepoint, then answer the request if nobody has."""
+        reason = asked.failure
+        if not _dispose(asked):
+            reason += f"; its files in {asked.directory} could not be deleted: do not use them"
+        with self._lock:
+            if not asked.done.done():
+                self._fail(asked, reason)
 
     def _fail(self, asked: AskedSavepoint, reason: str) -> None:
         what = f"{asked.request.kind.value.replace('_', ' with ')} of job {self._job!r}"
@@ -229,23 +266,43 @@ class Savepoints:
         for asked in self._open():
             if asked.under_way:
                 self.record_failure(asked.request, f"{why}; ask again")
+                self._answer_unfinished(asked)
 
     def fail_all(self, why: str) -> None:
         """Fail all unanswered savepoints. Called when the job has ended."""
         for asked in self._open():
             self.record_failure(asked.request, why)
+            self._answer_unfinished(asked)
+        with self._lock:
+            failed = [asked for asked in self._asked.values() if asked.failure]
+        for asked in failed:
+            # Slots that were ending may have written more after the files were deleted.
+            if asked.request.target is not None and not asked.is_finishing:
+                _dispose(asked)
+
+    def _answer_unfinished(self, asked: AskedSavepoint) -> None:
+        """Answer a failed savepoint although storage does not end the write of its metadata."""
+        with self._lock:
+            if asked.is_finishing and not asked.done.done():
+                self._fail(
+                    asked,
+                    f"{asked.failure}; storage has not answered its last write, so a whole"
+                    f" savepoint may be in {asked.directory}: look for _metadata there",
+                )
 
     def _open(self) -> Sequence[AskedSavepoint]:
         with self._lock:
             return [asked for asked in self._asked.values() if not asked.done.done()]
 
 
-def _dispose(asked: AskedSavepoint) -> None:
-    """Delete the files of a failed savepoint."""
+def _dispose(asked: AskedSavepoint) -> bool:
+    """Delete the files of a failed savepoint. Return False if some stay."""
     try:
         asked.directory.dispose()
     except StorageError as error:
         _log.warning("files of a failed savepoint could not be deleted: %s", error)
+        return False
+    return True
 
 
 def text_of(error: BaseException) -> str:

@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import StorageError
+from onceflow.core.errors import OnceflowError, StorageError
+from onceflow.core.protocol.checkpoints.decisions import SavepointTarget
 from onceflow.core.protocol.checkpoints.snapshots import InFlight, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.messages import Acked, Declined
 from onceflow.core.protocol.splits import key_group_range
@@ -18,6 +19,8 @@ from onceflow.core.runtime.dataflow.channels import encode_batches
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.storage import FileStateWriter
+from onceflow.core.storage.described_storage import savepoint_directory
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 
 _log = logging.getLogger("onceflow.runtime.slot")
 
@@ -34,6 +37,7 @@ class SnapshotUploads:
         self._under_way: set[Future[None]] = set()
         self._abandoned: list[FileStateWriter] = []
         """Writers of declined checkpoints whose files could not be deleted yet."""
+        self._targets = SavepointTargets(context)
 
     def begin(self, taken: SnapshotTaken) -> None:
         """Upload the snapshot on another thread, which reports the outcome to the slot."""
@@ -53,12 +57,17 @@ class SnapshotUploads:
         began = time.perf_counter()
         subtask, checkpoint, slot = taken.subtask, taken.checkpoint, self._context
         writers: list[FileStateWriter] = []
+        target: SavepointDirectory | None = None
         try:
+            target = self._targets.find(taken.target)
             operators: list[OperatorSnapshot] = []
             for snapshot in taken.pending:
-                writer = slot.storage.writer(
-                    slot.plan.attempt, checkpoint, snapshot.uid, subtask.index
-                )
+                if target is None:
+                    writer = slot.storage.writer(
+                        slot.plan.attempt, checkpoint, snapshot.uid, subtask.index
+                    )
+                else:
+                    writer = slot.storage.savepoint_writer(target, snapshot.uid, subtask.index)
                 writers.append(writer)
                 operators.append(snapshot.upload(writer))
             in_flight = self._persist_in_flight(taken, writers)
@@ -72,7 +81,10 @@ class SnapshotUploads:
                 in_flight_bytes=in_flight_bytes,
             )
             done = SubtaskSnapshot(subtask, tuple(operators), timings, in_flight)
-            slot.post(Acked(checkpoint, done, taken.record_times))
+            if target is not None:
+                reach("saved")
+                _check_not_given_up(target, taken.target)
+            slot.post(Acked(checkpoint, done, taken.record_times, in_target=target is not None))
             # Storage has just accepted files, so it may now also delete the files that it could
             # not delete before.
             self._abandon(())
@@ -80,6 +92,8 @@ class SnapshotUploads:
             # First, because storage that accepts no file may not delete one either, or hang.
             slot.post(Declined(checkpoint, subtask, str(error)))
             self._abandon(writers)
+            if target is not None:
+                _delete_if_empty(target)
             self._discard(taken)
         except BaseException as error:
             slot.fail(error)
@@ -129,3 +143,60 @@ class SnapshotUploads:
                 )
                 with self._lock:
                     self._abandoned.append(writer)
+
+
+class SavepointTargets:
+    """The directories of savepoints, and whether this slot can write there. Any thread.
+
+    A slot that cannot uploads to the job's storage, from where the driver copies the state.
+    """
+
+    def __init__(self, context: SlotContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._last: tuple[SavepointTarget, SavepointDirectory | None] | None = None
+        """The last target and its directory. Savepoints are taken one after the other."""
+
+    def find(self, target: SavepointTarget | None) -> SavepointDirectory | None:
+        """Return the directory of `target`, or None if the slot must upload to the job's storage.
+
+        Looks at the directory once for all subtasks of the slot.
+        """
+        if target is None:
+            return None
+        with self._lock:
+            if self._last is None or self._last[0] != target:
+                self._last = target, self._look(target)
+            return self._last[1]
+
+    def _look(self, target: SavepointTarget) -> SavepointDirectory | None:
+        storage = self._context.plan.storage
+        try:
+            directory = savepoint_directory(storage, target.location)
+            # The mark first: a directory of the same name may be on this machine's own disk.
+            if directory.has_mark(target.id):
+                directory.check_writable()
+                return directory
+            reason = "it does not have the mark that the driver wrote"
+        except OnceflowError as error:
+            reason = str(error)
+        _log.info(
+            "slot %d does not write to savepoint %s, so the driver copies its state there: %s",
+            self._context.slot,
+            target.location,
+            reason,
+        )
+        return None
+
+
+def _check_not_given_up(directory: SavepointDirectory, target: SavepointTarget | None) -> None:
+    """Raise StorageError if the driver has deleted the mark, and so perhaps missed new files."""
+    if target is not None and not directory.has_mark(target.id):
+        raise StorageError(f"the driver has given up savepoint {directory} meanwhile")
+
+
+def _delete_if_empty(directory: SavepointDirectory) -> None:
+    try:
+        directory.delete_if_empty()
+    except StorageError as error:
+        _log.warning("a directory of a savepoint that failed stays: %s", error)

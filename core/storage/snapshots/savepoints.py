@@ -1,18 +1,28 @@
 """Savepoints in a file system: each is one directory, complete in itself, which may be moved.
 
-    <directory>/state/<number>-<uid>@<subtask>@<name>   a state file, in the canonical form
+    <directory>/state/<uid>@<subtask>@slot@<name>       a state file that a slot wrote
+    <directory>/state/<number>-<uid>@<subtask>@<name>   a state file that the driver copied
     <directory>/staged/<sink id>/<transaction>.arrow    rows and proofs, see `staging`
     <directory>/_metadata                               two sealed lines of JSON, written last
+    <directory>/_writing                                the mark: the savepoint's id, while slots
+                                                        may write
     <directory>/_changing                               exists while state of DataFrames is added
 
 Paths inside are relative to the directory, so that it may be moved, copied and renamed. A directory
 without `_metadata` is incomplete and is never read as a savepoint. The job's own storage does not
 reference the savepoint, and the savepoint does not reference the job's storage.
+
+The mark shows a slot that it sees the driver's directory, and not one of the same name on its own
+disk. The driver writes the mark before the barrier. It deletes the mark before the metadata exists,
+and before it deletes the files of a savepoint that has failed. A slot reads the mark before it
+writes, and again afterwards. If the mark is gone then, the slot deletes what it wrote. So whichever
+of the two deletes last finds all files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,17 +35,25 @@ import xxhash
 
 from onceflow.core import errors
 from onceflow.core.decoding import json_decoder
+from onceflow.core.protocol.checkpoints.decisions import SavepointTarget
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     StateHandle,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.savepoints.savepoint import Savepoint
 from onceflow.core.storage.filesystems.filesystem import AlreadyExists, FileSystem
-from onceflow.core.storage.layout import SavepointPaths, StateNames, StatePaths, safe_name
+from onceflow.core.storage.layout import (
+    SavepointPaths,
+    SavepointStateNames,
+    StateNames,
+    StatePaths,
+    safe_name,
+)
 from onceflow.core.storage.log.record_codec import seal, unseal
-from onceflow.core.storage.snapshots.state_files import FileStateReader
+from onceflow.core.storage.snapshots.state_files import FileStateReader, FileStateWriter
 from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 FORMAT = 2
@@ -70,33 +88,108 @@ class SavepointDirectory:
         """Return True if there is any file in this directory."""
         return bool(self._fs.list(""))
 
-    def prepare(self) -> None:
-        """Create the directory, and thereby check that it can be written.
+    def prepare(self, savepoint_id: str) -> SavepointTarget:
+        """Create the directory with its mark, and thereby check that it can be written.
+
+        Return the target with which a slot finds the directory.
 
         Raises:
-            StorageError: The directory cannot be created.
+            StorageError: The directory cannot be created, or not be written.
         """
         self._fs.make_directory("")
+        self._fs.write(self._paths.mark, (savepoint_id.encode(),))
+        return SavepointTarget(str(self), savepoint_id)
 
-    def write(self, savepoint: Savepoint, source: FileStateReader) -> None:
-        """Write `savepoint` durably, with copies of the state files that `source` reads.
-
-        A crash leaves files without metadata, which are not read as a savepoint.
+    def has_mark(self, savepoint_id: str) -> bool:
+        """Return True if the mark of this savepoint is here. Runs in slots.
 
         Raises:
-            StorageError: The savepoint is incomplete. Its files may be deleted.
-            CheckpointCorrupt: The bytes of a state file are not those that were written.
+            StorageError: The directory cannot be read here.
+        """
+        return self._fs.read(self._paths.mark) == savepoint_id.encode()
+
+    def check_writable(self) -> None:
+        """Write a file, and delete it. Runs in slots.
+
+        Raises:
+            StorageError: The directory cannot be written here.
+        """
+        path = self._paths.probe(uuid.uuid4().hex)
+        self._fs.write(path, (b"probe",))
+        self._fs.delete(path)
+
+    def subtask_writer(
+        self, uid: str, subtask: int, inline_threshold_bytes: int
+    ) -> FileStateWriter:
+        """Return the writer of the state of one operator's subtask. Runs in slots."""
+        names = SavepointStateNames(uid, subtask)
+        return FileStateWriter(self._fs, self._paths, names, inline_threshold_bytes)
+
+    def delete_if_empty(self) -> None:
+        """Delete the directories that became empty since the savepoint failed. Idempotent.
+
+        Raises:
+            StorageError: An empty directory still exists.
+        """
+        self._fs.delete_directory_if_empty(self._paths.state_directory)
+        self._fs.delete_directory_if_empty("")
+
+    def collect(
+        self, savepoint: Savepoint, source: FileStateReader, in_target: Collection[SubtaskRef]
+    ) -> Savepoint:
+        """Return `savepoint` with all its state files in this directory, durably.
+
+        The files of the subtasks `in_target` must be here already. All others are copied from
+        `source`. A crash leaves files without metadata, which are not read as a savepoint.
+
+        Raises:
+            StorageError: Not all files are here. They may be deleted.
+            CheckpointCorrupt: The bytes of a copied file are not those that were written.
         """
 
-        def copy_handle(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
-            name = f"{number:05}-{safe_name(uid)}@{subtask}@{safe_name(handle.name)}"
+        def collect_handle(
+            number: int, subtask: SubtaskRef, uid: str, handle: StateHandle
+        ) -> StateHandle:
+            if subtask in in_target:
+                self._check_written(subtask, handle)
+                return replace(handle, shared=False)
+            name = f"{number:05}-{safe_name(uid)}@{subtask.index}@{safe_name(handle.name)}"
             path = self._paths.state(name)
             self._fs.write(path, source.read_verified_chunks(handle))
             return replace(handle, path=path, shared=False)
 
-        completed = with_copied_files(savepoint.completed, copy_handle)
-        data = _encode(replace(savepoint, completed=completed))
-        # The metadata is written last, and only if there is none: it makes the files a savepoint.
+        completed = with_copied_files(savepoint.completed, collect_handle)
+        return replace(savepoint, completed=completed)
+
+    def _check_written(self, subtask: SubtaskRef, handle: StateHandle) -> None:
+        """Raise StorageError unless this process sees the file that a slot wrote."""
+        location = self._fs.location(self._paths.in_job(handle.path))
+        if not handle.path.startswith(f"{self._paths.state_directory}/"):
+            raise errors.StorageError(
+                f"{subtask} names {location} as its state in the savepoint, and state is in"
+                f" {self._fs.location(self._paths.state_directory)}; take another savepoint"
+            )
+        size_bytes = self._fs.size(handle.path)
+        if size_bytes != handle.size_bytes:
+            there = "is not there" if size_bytes is None else f"has {size_bytes} bytes"
+            raise errors.StorageError(
+                f"{subtask} has written {handle.size_bytes} bytes to {location}, and for the driver"
+                f" the file {there}: check that the driver and the slots see the same directory,"
+                " and take another savepoint"
+            )
+
+    def finish(self, savepoint: Savepoint) -> None:
+        """Write the metadata durably: it makes the files a savepoint. All files must be here.
+
+        A crash leaves the whole savepoint, or files without metadata.
+
+        Raises:
+            StorageError: The savepoint may be incomplete. Its files may be deleted.
+        """
+        data = _encode(savepoint)
+        # Before the metadata, so that a savepoint never contains the mark.
+        self._fs.delete(self._paths.mark)
+        # The metadata is written last, and only if there is none.
         if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
             raise errors.StorageError(
                 f"{self} holds another savepoint already: choose another directory"
@@ -188,8 +281,10 @@ class SavepointDirectory:
         Raises:
             StorageError: Some files still exist.
         """
-        # Metadata first: a crash in between leaves files that are not read as a savepoint.
+        # Metadata first: a crash in between leaves files that are not read as a savepoint. Then the
+        # mark: a slot that does not find it deletes the files that it has written since.
         self._fs.delete(self._paths.metadata)
+        self._fs.delete(self._paths.mark)
         self._fs.delete_tree(self._paths.state_directory)
         self._fs.delete_tree(self._paths.staged_sinks)
         self._fs.delete_directory_if_empty("")
@@ -278,8 +373,8 @@ def copy_into(
         CheckpointCorrupt: A state file is gone, or its bytes are not those that were written.
     """
 
-    def copy_handle(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
-        names = StateNames(completed.attempt, completed.checkpoint, uid, subtask)
+    def copy_handle(number: int, subtask: SubtaskRef, uid: str, handle: StateHandle) -> StateHandle:
+        names = StateNames(completed.attempt, completed.checkpoint, uid, subtask.index)
         path = names.private(f"{number:05}-{handle.name}")
         fs.write(paths.in_job(path), source.read_verified_chunks(handle))
         return replace(handle, path=path, shared=False)
@@ -288,12 +383,13 @@ def copy_into(
 
 
 def with_copied_files(
-    completed: CompletedCheckpoint, copy: Callable[[int, int, str, StateHandle], StateHandle]
+    completed: CompletedCheckpoint,
+    copy: Callable[[int, SubtaskRef, str, StateHandle], StateHandle],
 ) -> CompletedCheckpoint:
     """Return `completed` with each handle of a file replaced by the result of `copy`.
 
-    `copy` gets a unique number, the subtask's index, the uid and the handle. It is called by
-    several threads at once.
+    `copy` gets a unique number, the subtask, the uid and the handle. It is called by several
+    threads at once.
     """
     all_handles = list(_handles(completed))
     numbered = [(number, *entry) for number, entry in enumerate(all_handles)]
@@ -318,15 +414,15 @@ def with_copied_files(
     return replace(completed, snapshots=tuple(of_subtask(old) for old in completed.snapshots))
 
 
-def _handles(completed: CompletedCheckpoint) -> Iterator[tuple[int, str, StateHandle]]:
+def _handles(completed: CompletedCheckpoint) -> Iterator[tuple[SubtaskRef, str, StateHandle]]:
     for snapshot in completed.snapshots:
         for operator in snapshot.operators:
             for handle in (*operator.keyed, *operator.raw):
                 if handle.path:
-                    yield snapshot.subtask.index, operator.uid, handle
+                    yield snapshot.subtask, operator.uid, handle
         for rows in snapshot.in_flight:
             if rows.handle.path:
-                yield snapshot.subtask.index, rows.chain, rows.handle
+                yield snapshot.subtask, rows.chain, rows.handle
 
 
 def _at_once(work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:

@@ -29,7 +29,7 @@ from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.storage.filesystems.filesystem import AdoptsFiles, FileSystem
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES, LocalFileSystem, write_all
-from onceflow.core.storage.layout import JobPaths, StateNames, StatePaths
+from onceflow.core.storage.layout import JobPaths, SavepointStateNames, StateNames, StatePaths
 
 T = TypeVar("T", bytes, memoryview)
 
@@ -52,8 +52,8 @@ class FileStateWriter:
     def __init__(
         self,
         fs: FileSystem,
-        paths: JobPaths,
-        names: StateNames,
+        paths: StatePaths,
+        names: StateNames | SavepointStateNames,
         inline_threshold_bytes: int,
     ) -> None:
         self._fs = fs

@@ -108,11 +108,20 @@ class Coordination:
         return trigger.checkpoint
 
     def ack(
-        self, number: int, subtask: SubtaskRef, *handles: StateHandle, attempt: int = ATTEMPT
+        self,
+        number: int,
+        subtask: SubtaskRef,
+        *handles: StateHandle,
+        attempt: int = ATTEMPT,
+        in_target: bool = False,
     ) -> list[Decision]:
         return self._noted(
             self.coordinator.on_ack(
-                AttemptId(attempt), CheckpointId(number), snapshot(subtask, *handles), self.now_s
+                AttemptId(attempt),
+                CheckpointId(number),
+                snapshot(subtask, *handles),
+                self.now_s,
+                in_target=in_target,
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.protocol.checkpoints import coordination
 
+from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
@@ -17,6 +18,7 @@ from onceflow.core.protocol.checkpoints.decisions import (
     NotifyAbort,
     NotifyComplete,
     SavepointRequest,
+    SavepointTarget,
     TriggerCheckpoint,
     WriteSavepoint,
 )
@@ -184,3 +186,49 @@ def test_what_follows_a_savepoint_is_not_asked_of_the_next_attempt() -> None:
     one.ended(1)
     one.decline(2, coordination.SUBTASKS[0])
     assert one.coordinator.requested == frozenset()
+
+
+def _ask_with_target(one: Job, target: SavepointTarget) -> None:
+    request = SavepointRequest("a", GOES_ON, target=target)
+    (trigger,) = coordination.of_type(
+        TriggerCheckpoint, one.coordinator.request_savepoint(request, one.now_s)
+    )
+    assert trigger.target == target, "slots learn where they may write"
+
+
+def test_files_that_slots_wrote_into_the_savepoint_are_never_discarded() -> None:
+    """Some slots reach the directory; what the others have uploaded goes when it is copied."""
+    one = job()
+    _ask_with_target(one, SavepointTarget("/kept/a", "a"))
+    for subtask in coordination.SOURCES:
+        one.ack(1, subtask, coordination.private(f"job/{subtask}"))
+    decisions: list[Decision] = []
+    for subtask in coordination.SINKS:
+        decisions += one.ack(1, subtask, coordination.private(f"state/{subtask}"), in_target=True)
+    (write,) = coordination.of_type(WriteSavepoint, decisions)
+    assert write.in_target == frozenset(coordination.SINKS)
+    one.ended(1)
+    assert sorted(one.deleted) == sorted(f"job/{subtask}" for subtask in coordination.SOURCES)
+
+
+@pytest.mark.parametrize("how", ["declined", "late"])
+def test_a_failed_savepoint_discards_what_was_uploaded_and_not_what_is_in_its_directory(
+    how: str,
+) -> None:
+    one = job()
+    _ask_with_target(one, SavepointTarget("/kept/a", "a"))
+    one.ack(1, coordination.SOURCES[0], coordination.private("job/f"))
+    one.ack(1, coordination.SINKS[0], coordination.private("state/f"), in_target=True)
+    decisions = one.decline(1, coordination.SINKS[1]) if how == "declined" else one.tick(601.0)
+    assert coordination.of_type(AbortSavepoint, decisions)
+    assert one.deleted == ["job/f"]
+    assert one.ack(1, coordination.SINKS[1], coordination.private("state/g"), in_target=True) == []
+    one.ack(1, coordination.SOURCES[1], coordination.private("job/g"))
+    assert one.deleted == ["job/f", "job/g"]
+
+
+def test_state_of_a_checkpoint_cannot_be_in_the_directory_of_a_savepoint() -> None:
+    one = job()
+    one.asks_for_a_checkpoint()
+    with pytest.raises(InvariantViolation, match="into the directory of a savepoint"):
+        one.ack(1, coordination.SINKS[0], coordination.private("state/f"), in_target=True)
