@@ -315,6 +315,16 @@ class PostgresSession(Session):
         except psycopg.Error:
             self.close()
 
+    def copy_out(self, statement: str) -> Generator[bytes]:
+        """Yield the messages of the COPY … TO STDOUT of `statement`; each has whole rows."""
+        with (
+            _translate_errors(self._connection),
+            self._connection.cursor() as cursor,
+            cursor.copy(statement.encode()) as copy,
+        ):
+            for message in copy:
+                yield bytes(message)
+
     def copy_in(self, statement: str) -> CopyIn:
         """Begin the COPY … FROM STDIN of `statement`."""
         return CopyIn(self._connection, statement)

@@ -397,6 +397,7 @@ class Pipeline:
             source = DataFrameSource.of(
                 source, self._plan.checkpointing.checkpoint_storage(), self.name, uid
             )
+        source = source.bind(self.name, uid)
         if source.has_dead_letters != (dead_letters is not None):
             raise ConfigError(
                 f"read(uid={uid!r}): on_bad_record='dead_letter' of the source and dead_letters="

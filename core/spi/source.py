@@ -178,6 +178,15 @@ class Source(ABC):
         """True if readers return bad records from `take_rejected`, which a sink must then take."""
         return False
 
+    def bind(self, job: str, uid: str) -> Source:
+        """Return the source that is read as `uid` in the job named `job`.
+
+        `Pipeline.read` calls it once. A source that keeps something on its server, such as a
+        replication slot, can name it after the job and the uid. Opens no connection.
+        """
+        del job, uid
+        return self
+
     def validate(self) -> None:  # noqa: B027 - optional hook
         """Raise ConfigError unless the source can be read from here. Changes nothing.
 

@@ -1,0 +1,9 @@
+"""The connector of Postgres changes."""
+
+from __future__ import annotations
+
+from onceflow.core.spi.connector import SourceConnector
+from onceflow.sources.postgres.source import PostgresChanges
+
+CONNECTOR = SourceConnector(source=PostgresChanges)
+"""The connector that the catalog finds."""

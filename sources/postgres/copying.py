@@ -1,0 +1,208 @@
+"""The thread that reads the first copy of a table, chunk by chunk, ahead of the reader.
+
+Each chunk is one transaction with one snapshot: REPEATABLE READ takes it with the first statement,
+which also returns it. A table whose keys cannot be ordered here is one chunk without an end.
+
+Before the first chunk the thread waits until every transaction has ended that was running after the
+slot was created. A transaction writes its commit to the WAL before snapshots see it, and with
+synchronous replication long before. So without the wait a transaction could be missing in both the
+slot and the chunks.
+"""
+
+from __future__ import annotations
+
+import queue
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onceflow.clients.postgres.catalog import identifier, quote
+from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
+from onceflow.clients.postgres.replication import parse_lsn
+from onceflow.core.errors import OnceflowError, SourceUnavailable
+from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
+from onceflow.sources.postgres.keys import key_literals, key_of
+from onceflow.sources.postgres.slot import connect
+from onceflow.sources.postgres.table import SourceTable
+
+UNORDERED: Key = ()
+"""The upper key of a part of a table that is copied as a whole: the copy cannot continue there."""
+
+_QUEUED_MAX = 2
+_WAIT_S = 0.05
+_HEADER_SIZE = 19
+"""The signature, the flags, and the length of an extension that no server sends."""
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_COUNT = struct.Struct("!h")
+_LENGTH = struct.Struct("!i")
+_BEGIN = """
+    BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+    SET LOCAL row_security = off;
+    SET LOCAL statement_timeout = 0;
+    SET LOCAL idle_in_transaction_session_timeout = 0;
+    SELECT pg_catalog.set_config(name, '0', true) FROM pg_catalog.pg_settings
+    WHERE name = 'transaction_timeout' AND setting <> '0'
+"""
+_SNAPSHOT = """
+    SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text
+"""
+
+CopiedRow: TypeAlias = tuple[bytes | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Some rows of the table, and the copied chunks after them."""
+
+    rows: Sequence[CopiedRow]
+    copied: CopiedChunks
+
+
+class CopyThread:
+    """A thread that reads the table from where `copied` ends."""
+
+    def __init__(
+        self,
+        endpoint: PostgresEndpoint,
+        name: str,
+        table: SourceTable,
+        copied: CopiedChunks,
+        *,
+        chunk_rows: int,
+        batch_rows: int,
+    ) -> None:
+        self._endpoint, self._name = endpoint, name
+        self._table = table
+        self._copied = copied
+        self._chunk_rows, self._batch_rows = chunk_rows, batch_rows
+        self._queue: queue.Queue[CopiedRows | OnceflowError] = queue.Queue(_QUEUED_MAX)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="first copy", daemon=True)
+        self._thread.start()
+
+    def poll(self, timeout_s: float) -> CopiedRows | None:
+        """Return the next rows, or None if none came in `timeout_s`.
+
+        Raises:
+            OnceflowError: The thread has failed.
+        """
+        try:
+            item = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, OnceflowError):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Ask the thread to end. It may wait for the server a little longer."""
+        self._closed.set()
+
+    def _put(self, item: CopiedRows | OnceflowError) -> None:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(item, timeout=_WAIT_S)
+            except queue.Full:
+                continue
+            return
+
+    def _run(self) -> None:
+        try:
+            with connect(self._endpoint, self._name) as session:
+                if not self._copied.chunks:
+                    self._await_running(session)
+                while not self._closed.is_set() and not self._copied.is_finished:
+                    self._copy_chunk(session)
+        except OnceflowError as error:
+            self._put(error)
+        except Exception as error:
+            self._put(SourceUnavailable(f"the first copy of {self._table.name} failed: {error!r}"))
+
+    def _await_running(self, session: PostgresSession) -> None:
+        """Wait until every transaction has ended that was running at the call.
+
+        A snapshot lists no running transaction that is newer than all that have ended. The id that
+        this method takes ends at once, so later snapshots list all older ones.
+        """
+        ((own,),) = session.query("SELECT pg_catalog.pg_current_xact_id()::text")
+        while not self._closed.is_set():
+            ((text,),) = session.query("SELECT pg_catalog.pg_current_snapshot()::text")
+            if Snapshot.parse(text).has_ended_before(int(own)):
+                return
+            time.sleep(_WAIT_S)
+
+    def _copy_chunk(self, session: PostgresSession) -> None:
+        session.execute(_BEGIN)
+        ((snapshot, lsn),) = session.query(_SNAPSHOT)
+        self._read_rows(session, str(snapshot), parse_lsn(lsn))
+        session.commit()
+
+    def _read_rows(self, session: PostgresSession, snapshot: str, lsn: int) -> None:
+        table = self._table
+        count = 0
+        batch: list[CopiedRow] = []
+        for row in read_rows(session.copy_out(self._statement())):
+            batch.append(row)
+            count += 1
+            if len(batch) >= self._batch_rows:
+                self._pass_on(batch, snapshot, lsn)
+                batch = []
+            if self._closed.is_set():
+                return
+        is_last = not table.has_chunks or count < self._chunk_rows
+        if is_last:
+            self._copied = self._copied.extend(None, snapshot, lsn)
+            self._put(CopiedRows(batch, self._copied))
+        elif batch:
+            self._pass_on(batch, snapshot, lsn)
+
+    def _pass_on(self, batch: Sequence[CopiedRow], snapshot: str, lsn: int) -> None:
+        upper = key_of(self._table, batch[-1]) if self._table.has_chunks else UNORDERED
+        self._copied = self._copied.extend(upper, snapshot, lsn)
+        self._put(CopiedRows(batch, self._copied))
+
+    def _statement(self) -> str:
+        table = self._table
+        columns = ", ".join(quote(column.name) for column in table.columns)
+        query = f"SELECT {columns} FROM {identifier(table.name)}"
+        if table.has_chunks:
+            key = ", ".join(map(quote, table.key))
+            last = self._copied.last_key
+            if last is not None:
+                query += f" WHERE ({key}) > ({key_literals(last)})"
+            query += f" ORDER BY {key} LIMIT {self._chunk_rows}"
+        return f"COPY ({query}) TO STDOUT (FORMAT binary)"
+
+
+def read_rows(messages: Iterator[bytes]) -> Iterator[CopiedRow]:
+    """Yield the rows in the messages of a binary COPY.
+
+    Raises:
+        SourceUnavailable: The COPY ended without its end mark.
+    """
+    is_first = True
+    for message in messages:
+        at = 0
+        if is_first:
+            if not message.startswith(_SIGNATURE):
+                raise SourceUnavailable("a COPY does not begin with the signature of its format")
+            at, is_first = _HEADER_SIZE, False
+        while at < len(message):
+            (count,) = _COUNT.unpack_from(message, at)
+            at += _COUNT.size
+            if count < 0:
+                return
+            values: list[bytes | None] = []
+            for _ in range(count):
+                (size,) = _LENGTH.unpack_from(message, at)
+                at += _LENGTH.size
+                if size < 0:
+                    values.append(None)
+                else:
+                    values.append(message[at : at + size])
+                    at += size
+            yield tuple(values)
+    raise SourceUnavailable("a COPY ended without its end mark")

@@ -1,0 +1,264 @@
+"""The reader of one slot: first the copy of the table, then its changes in commit order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from onceflow.clients.postgres.catalog import literal
+from onceflow.clients.postgres.pgoutput import Value, decode
+from onceflow.clients.postgres.replication import (
+    Changes,
+    Keepalive,
+    ReplicationStream,
+    StreamRefused,
+    format_lsn,
+)
+from onceflow.core.errors import (
+    BadRecord,
+    OffsetOutOfRange,
+    SinkError,
+    SourceError,
+    SourceUnavailable,
+)
+from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.formats.debezium.changes import schema_of_changes
+from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
+from onceflow.sources.postgres.copying import CopyThread
+from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.settings import ReaderSettings
+from onceflow.sources.postgres.slot import check_position, check_server, connect
+from onceflow.sources.postgres.table import SourceTable
+from onceflow.sources.postgres.transactions import ChangeReader
+
+_COPIED = "r"
+_SLOT_IN_USE = "55006"
+_RETRY_S = 0.2
+_MESSAGES_MAX = 5_000
+"""The number of messages after which a poll looks at the clock."""
+
+
+class RowBuilder:
+    """A builder of batches from the values of rows."""
+
+    def __init__(self, table: SourceTable) -> None:
+        self._table = table
+        self._schema = schema_of_changes(table.schema)
+        self._converters: list[Convert] = []
+        for column in table.columns:
+            convert = converter_of(column.source, column.arrow)
+            assert convert is not None, column
+            self._converters.append(convert)
+
+    def build(
+        self, rows: Sequence[Sequence[Value]], operations: Sequence[str] | str
+    ) -> pa.RecordBatch:
+        """Return the batch of `rows`; one operation stands for all of them.
+
+        Raises:
+            BadRecord: A value has no exact form in its column.
+        """
+        columns = [
+            self._convert(at, [row[at] for row in rows]) for at in range(len(self._converters))
+        ]
+        if isinstance(operations, str):
+            operations = [operations] * len(rows)
+        columns.append(pa.array(operations, pa.string()))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _convert(self, at: int, values: list[Value]) -> pa.Array:
+        column = self._table.columns[at]
+        plain: list[bytes | None] = []
+        for value in values:
+            if value is not None and not isinstance(value, bytes):
+                raise BadRecord(
+                    f"column {column.name!r} of table {self._table.name}: the server sent a value"
+                    f" of type {column.source.shown} as text, and only binary values are read."
+                    " Give schema= without the column"
+                )
+            plain.append(value)
+        try:
+            return self._converters[at](plain)
+        except ValueRefused as error:
+            raise BadRecord(
+                f"column {column.name!r} of table {self._table.name}: the value {error.shown} of"
+                f" type {column.source.shown} does not fit the column's type {column.arrow}:"
+                f" {error.why}. Change the value and its column's limits, or give schema= without"
+                " the column"
+            ) from None
+
+
+class PostgresReader(SourceReader):
+    """A reader of one slot. A subtask without a split reads nothing."""
+
+    def __init__(
+        self, settings: ReaderSettings, splits: Sequence[Split], context: ReaderContext
+    ) -> None:
+        self._settings = settings
+        self._name = f"onceflow {context.job}/{context.attempt}/{context.subtask} {context.uid}"
+        self._table = settings.table
+        self._closed = threading.Event()
+        self._builder = RowBuilder(self._table)
+        self._changes: ChangeReader | None = None
+        self._decided = 0
+        """The LSN of the last position that is known to be decided."""
+        self._copying: CopyThread | None = None
+        self._stream: ReplicationStream | None = None
+        self._position: SlotPosition | None = None
+        for split in splits:
+            self._position = SlotPosition.from_split(split)
+            self._decided = self._position.lsn
+
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        """Return the next rows of the copy or of the stream.
+
+        Raises:
+            BadRecord: A change cannot be passed on exactly, or the table's columns were changed.
+            OffsetOutOfRange: The slot no longer has the changes that follow.
+            SourceUnavailable: The server did not answer, or another reader uses the slot.
+        """
+        if self._position is None:
+            self._closed.wait(timeout_s)
+            return None
+        if self._position.table.is_copying:
+            return self._poll_copy(self._position, timeout_s)
+        return self._poll_stream(self._position, timeout_s)
+
+    def snapshot(self) -> Sequence[Split]:
+        """Return the split at the position after the returned rows."""
+        return [] if self._position is None else [self._position.to_split()]
+
+    def commit(self, splits: Sequence[Split]) -> None:
+        """Let the slot move to the decided position."""
+        for split in splits:
+            self._decided = max(self._decided, SlotPosition.from_split(split).lsn)
+        if self._stream is not None and splits:
+            self._stream.acknowledge(self._decided)
+
+    def close(self) -> None:
+        """Close the connections. The slot stays."""
+        self._closed.set()
+        if self._copying is not None:
+            self._copying.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _poll_copy(self, position: SlotPosition, timeout_s: float) -> pa.RecordBatch | None:
+        if self._copying is None:
+            self._copying = self._begin_copy(position)
+        copied = self._copying.poll(timeout_s)
+        if copied is None:
+            return None
+        batch = self._builder.build(copied.rows, _COPIED)
+        self._position = replace(position, table=replace(position.table, copied=copied.copied))
+        if copied.copied.is_finished:
+            self._copying.close()
+            self._copying = None
+        return batch if batch.num_rows else None
+
+    def _begin_copy(self, position: SlotPosition) -> CopyThread:
+        copied = position.table.copied
+        assert copied is not None
+        if copied.chunks and not self._table.has_chunks:
+            raise OffsetOutOfRange(
+                f"the first copy of table {self._table.name} was interrupted, and it cannot"
+                " continue: the order of the table's key is not known here, so the table is copied"
+                " in one transaction. Empty the target, and start the job with another uid of the"
+                " source"
+            )
+        with connect(self._settings.endpoint, self._name) as session:
+            check_position(session, position, check_server(session))
+        return CopyThread(
+            self._settings.endpoint,
+            self._name,
+            self._table,
+            copied,
+            chunk_rows=self._settings.chunk_rows,
+            batch_rows=self._settings.batch_rows,
+        )
+
+    def _poll_stream(self, position: SlotPosition, timeout_s: float) -> pa.RecordBatch | None:
+        if self._stream is None or self._changes is None:
+            self._changes = ChangeReader(
+                self._table, position, cut_changes=self._settings.transaction_rows_max
+            )
+            self._stream = self._open_stream(position)
+            self._stream.acknowledge(self._decided)
+        changes = self._changes
+        self._receive(self._stream, changes, timeout_s)
+        taken = changes.take()
+        # Convert before the position moves: a value that is refused stays to be read.
+        batch = self._builder.build(taken.rows, taken.operations) if taken.rows else None
+        self._position = changes.position
+        if batch is None and changes.stop is not None and self._decided >= changes.position.lsn:
+            # Everything before the change of the columns is decided, so the next start is after it.
+            raise changes.stop
+        return batch
+
+    def _receive(self, stream: ReplicationStream, changes: ChangeReader, timeout_s: float) -> None:
+        """Take in messages until there are rows and no more have arrived, or the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while changes.ready_count < self._settings.batch_rows:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                message = stream.receive(0.0 if changes.ready_count else left_s)
+            except StreamRefused as error:
+                raise self._to_error(error) from None
+            if isinstance(message, Changes):
+                changes.add(decode(message.data))
+            elif isinstance(message, Keepalive):
+                changes.advance(message.end_lsn)
+            elif self._is_silent(stream):
+                raise SourceUnavailable(
+                    f"{self._settings.endpoint} has sent nothing for {stream.silent_s:.0f} s"
+                )
+            if message is None or time.monotonic() > deadline:
+                return
+
+    def _is_silent(self, stream: ReplicationStream) -> bool:
+        return stream.silent_s > self._settings.silence_max_s and not self._closed.is_set()
+
+    def _open_stream(self, position: SlotPosition) -> ReplicationStream:
+        """Return the stream from `position`. Wait while the last attempt's connection ends.
+
+        Raises:
+            OffsetOutOfRange: The slot cannot continue there.
+            SourceUnavailable: Another reader uses the slot, or the server does not answer.
+        """
+        settings = self._settings
+        with connect(settings.endpoint, self._name) as session:
+            check_position(session, position, check_server(session))
+        deadline = time.monotonic() + settings.connect_timeout_s
+        while True:
+            try:
+                stream = ReplicationStream.open(
+                    settings.endpoint, self._name, status_interval_s=settings.status_interval_s
+                )
+                stream.start(
+                    position.slot,
+                    settings.publication,
+                    position.lsn,
+                    timeout_s=settings.connect_timeout_s,
+                )
+            except SinkError as error:
+                raise SourceUnavailable(str(error)) from None
+            except StreamRefused as error:
+                if error.code != _SLOT_IN_USE or time.monotonic() > deadline:
+                    raise self._to_error(error) from None
+                self._closed.wait(_RETRY_S)
+            else:
+                return stream
+
+    def _to_error(self, error: StreamRefused) -> SourceError:
+        slot = self._position.slot if self._position is not None else ""
+        if error.code == _SLOT_IN_USE:
+            return SourceUnavailable(
+                f"slot {slot} is in use by another reader: {error}. Stop that reader; to see it:"
+                f" SELECT active_pid FROM pg_replication_slots WHERE slot_name = {literal(slot)}"
+            )
+        at = "" if self._position is None else f" at {format_lsn(self._position.lsn)}"
+        return SourceUnavailable(f"slot {slot}{at}: {self._settings.endpoint}: {error}")

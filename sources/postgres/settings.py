@@ -1,0 +1,102 @@
+"""The options of a source of Postgres changes, as users give them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from onceflow.clients.postgres.connection import PostgresEndpoint
+from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.core.arrow.schema_text import SchemaLike
+from onceflow.core.spi.options import COUNT, DURATION, choice, option
+from onceflow.sources.postgres.table import SourceTable
+
+
+class FirstCopy(Enum):
+    """The choice whether the rows are read that a table has before its first change."""
+
+    ALL = "all"
+    """The rows are read first, then the changes."""
+    NONE = "none"
+    """Only changes are read: those after the slot was created."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ChangesOptions(DatabaseAccess):
+    """The options of the source."""
+
+    table: str = field(
+        metadata=option(
+            "Name of the table to read: `table` or `schema.table`; upper and lower case are kept"
+        )
+    )
+    slot: str | None = field(
+        default=None,
+        metadata=option(
+            "Name of the replication slot. It is created if there is none. Default:"
+            " `onceflow_<job>_<uid>`"
+        ),
+    )
+    publication: str | None = field(
+        default=None,
+        metadata=option(
+            "Name of the publication. It is created if there is none, which needs the table's"
+            " owner. Default: the name of the slot"
+        ),
+    )
+    first_copy: str | FirstCopy = field(
+        default=FirstCopy.ALL.value,
+        metadata=option(
+            "`all` reads the rows that the table has, and then its changes. `none` reads only the"
+            " changes after the slot was created",
+            choice(FirstCopy),
+        ),
+    )
+    schema: SchemaLike | None = field(
+        default=None,
+        metadata=option(
+            "Columns to read, with their types: DDL as in `id BIGINT, amount DECIMAL(38, 9)`, an"
+            " Arrow schema, or a mapping from name to type. Columns that are added to the table"
+            " later are then not read. Default: all columns of the table; the job stops when one is"
+            " added, and its next start reads it, too",
+        ),
+    )
+    chunk_rows: int = field(
+        default=100_000,
+        metadata=option("Number of rows that one transaction of the first copy reads", COUNT),
+    )
+    batch_rows: int = field(
+        default=10_000, metadata=option("Maximum number of rows in a batch", COUNT)
+    )
+    transaction_rows_max: int = field(
+        default=100_000,
+        metadata=option(
+            "Number of changes up to which a transaction is passed on as a whole, so that no"
+            " checkpoint cuts it. They are kept in memory",
+            COUNT,
+        ),
+    )
+    status_interval: float = field(
+        default=10.0,
+        metadata=option(
+            "How often the server is told the position; it must be shorter than"
+            " `wal_sender_timeout`",
+            DURATION,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSettings:
+    """The settings of a reader, in their final form."""
+
+    endpoint: PostgresEndpoint
+    table: SourceTable
+    publication: str
+    chunk_rows: int
+    batch_rows: int
+    transaction_rows_max: int
+    status_interval_s: float
+    connect_timeout_s: float
+    silence_max_s: float
+    """The time after which a server that has sent nothing counts as lost."""

@@ -1,0 +1,266 @@
+"""The slot and the publication of a source on the server: created once, and checked before use.
+
+The server keeps all WAL from the slot's position on. It silently starts at the slot's own position
+if a reader asks for an older one. So a reader that is behind its slot must be refused here, or rows
+would be lost without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from onceflow.clients.postgres.catalog import identifier, literal, quote
+from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
+from onceflow.clients.postgres.replication import format_lsn, parse_lsn
+from onceflow.clients.sql.session import AccessDenied, SqlError, StatementRefused
+from onceflow.core.errors import ConfigError, OffsetOutOfRange, SinkError, SourceUnavailable
+from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.table import SourceTable
+
+SERVER_VERSION_MIN = 140000
+"""PostgreSQL 14, the first whose pgoutput sends values in binary format."""
+_PLUGIN = "pgoutput"
+_NAME_MAX = 63
+logger = logging.getLogger("onceflow.sources.postgres")
+
+_SLOT = """
+    SELECT s.plugin::text, s.database::text, s.active, s.confirmed_flush_lsn::text,
+           coalesce(s.wal_status = 'lost', false), s.two_phase, s.temporary,
+           to_jsonb(s) ->> 'invalidation_reason'
+    FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = {slot}
+"""
+_PUBLICATION = """
+    SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate,
+           EXISTS (SELECT FROM pg_catalog.pg_publication_tables AS t
+                   WHERE t.pubname = p.pubname
+                       AND t.schemaname = {schema} AND t.tablename = {table}),
+           EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r
+                   WHERE r.prpubid = p.oid AND r.prrelid = {oid}
+                       AND coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs')
+                           IS NOT NULL)
+    FROM pg_catalog.pg_publication AS p WHERE p.pubname = {publication}
+"""
+_SERVER = """
+    SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()),
+           (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()),
+           current_setting('wal_level'), pg_catalog.pg_is_in_recovery(),
+           (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles
+            WHERE rolname = current_user),
+           pg_catalog.quote_ident(current_user)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIdentity:
+    """The identity of a cluster."""
+
+    system: str
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """A slot as the server describes it."""
+
+    is_active: bool
+    confirmed: int
+    """The LSN from which the server still has every change."""
+
+
+def name_slot(job: str, uid: str) -> str:
+    """Return a name that slots and publications may have, different for each job and uid."""
+    plain = f"onceflow_{job}_{uid}"
+    name = re.sub(r"[^a-z0-9_]", "_", plain)
+    if name == plain and len(name) <= _NAME_MAX:
+        return name
+    digest = hashlib.sha256(f"{job}\0{uid}".encode()).hexdigest()[:8]
+    return f"{name[: _NAME_MAX - 9]}_{digest}"
+
+
+@contextmanager
+def connect(endpoint: PostgresEndpoint, name: str) -> Generator[PostgresSession]:
+    """Yield a session; its errors become those of sources.
+
+    Raises:
+        ConfigError: The server refuses the user, or the user lacks a privilege.
+        SourceUnavailable: The server does not answer, or refuses for now.
+    """
+    try:
+        session = endpoint.connect(name)
+    except SinkError as error:
+        raise SourceUnavailable(str(error)) from None
+    try:
+        with session:
+            yield session
+    except AccessDenied as error:
+        raise ConfigError(f"{endpoint}: {error}: grant the privilege to the user") from error
+    except SqlError as error:
+        raise SourceUnavailable(f"{endpoint}: {error}") from error
+
+
+def check_server(session: PostgresSession) -> ClusterIdentity:
+    """Return the identity of the cluster.
+
+    Raises:
+        ConfigError: The server cannot send changes, or not to this user.
+    """
+    version = session.server_version
+    if version < SERVER_VERSION_MIN:
+        raise ConfigError(f"PostgreSQL {version // 10000} is too old; needed: 14 or newer: upgrade")
+    ((system, timeline, wal_level, is_standby, may_replicate, role),) = session.query(_SERVER)
+    if is_standby:
+        raise ConfigError("it is a standby, from which changes are not read yet: name the primary")
+    if wal_level != "logical":
+        raise ConfigError(
+            f"wal_level = {wal_level}; needed: logical. Run ALTER SYSTEM SET wal_level = 'logical',"
+            " then restart the server"
+        )
+    if not may_replicate:
+        raise ConfigError(f"role {role} may not read changes. Run: ALTER ROLE {role} REPLICATION")
+    return ClusterIdentity(str(system), int(timeline))
+
+
+def check_publication(session: PostgresSession, name: str, table: SourceTable) -> bool:
+    """Return True if publication `name` exists; it then sends every change of `table`.
+
+    Raises:
+        ConfigError: It exists and does not send every change of `table`.
+    """
+    rows = session.query(
+        _PUBLICATION.format(
+            schema=literal(table.name.schema or ""),
+            table=literal(table.name.name),
+            oid=table.oid,
+            publication=literal(name),
+        )
+    )
+    if not rows:
+        return False
+    ((has_all_kinds, has_table, is_limited),) = rows
+    alter = f"ALTER PUBLICATION {quote(name)}"
+    if not has_table:
+        raise ConfigError(
+            f"publication {name} does not have table {table.name}. Run: {alter} ADD TABLE"
+            f" {identifier(table.name)}. A partitioned table also needs: {alter} SET"
+            " (publish_via_partition_root = true)"
+        )
+    if is_limited:
+        raise ConfigError(
+            f"publication {name} limits the rows or columns of table {table.name}, and the first"
+            f" copy would have the others. Use another publication, or drop the limit"
+        )
+    if not has_all_kinds:
+        kinds = "insert, update, delete, truncate"
+        raise ConfigError(
+            f"publication {name} does not send every kind of change. Run: {alter} SET (publish ="
+            f" '{kinds}')"
+        )
+    return True
+
+
+def create_publication(session: PostgresSession, name: str, table: SourceTable) -> None:
+    """Create publication `name` of `table`."""
+    session.execute(
+        f"CREATE PUBLICATION {quote(name)} FOR TABLE {identifier(table.name)}"
+        " WITH (publish_via_partition_root = true)"
+    )
+
+
+def drop_publication(session: PostgresSession, name: str) -> None:
+    """Drop publication `name`, if it exists."""
+    session.execute(f"DROP PUBLICATION IF EXISTS {quote(name)}")
+
+
+def create_slot(session: PostgresSession, name: str) -> int:
+    """Create slot `name`, and return the LSN from which it has every change.
+
+    Waits until every transaction that writes now has ended.
+
+    Raises:
+        ConfigError: The server has no free slot.
+    """
+    try:
+        ((lsn,),) = session.query(
+            "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot("
+            f"{literal(name)}, '{_PLUGIN}')"
+        )
+    except StatementRefused as error:
+        if error.code.startswith("53"):
+            raise ConfigError(
+                f"slot {name} cannot be created: {error}. Drop slots that are not used (SELECT"
+                " pg_drop_replication_slot('…')), or raise max_replication_slots and restart the"
+                " server"
+            ) from error
+        raise
+    return parse_lsn(lsn)
+
+
+def find_slot(session: PostgresSession, name: str) -> SlotState | None:
+    """Return slot `name`, or None if there is none.
+
+    Raises:
+        ConfigError: A slot of this name has another purpose.
+        OffsetOutOfRange: The server has deleted WAL that the slot needs.
+    """
+    rows = session.query(_SLOT.format(slot=literal(name)))
+    if not rows:
+        return None
+    ((plugin, database, is_active, confirmed, is_lost, two_phase, temporary, reason),) = rows
+    ((own_database,),) = session.query("SELECT current_database()::text")
+    if plugin != _PLUGIN or database != own_database or two_phase or temporary:
+        raise ConfigError(
+            f"slot {name} exists and is not one that this source reads: plugin {plugin}, database"
+            f" {database}, two_phase {two_phase}, temporary {temporary}. Give slot= another name"
+        )
+    if is_lost or reason is not None or confirmed is None:
+        raise OffsetOutOfRange(
+            f"slot {name} was invalidated ({reason or 'wal_removed'}): the server has deleted"
+            " changes that were not read. Drop it (SELECT pg_drop_replication_slot("
+            f"{literal(name)})), empty the target, raise max_slot_wal_keep_size, and start the job"
+            " with another uid of the source, which copies the table anew"
+        )
+    return SlotState(bool(is_active), parse_lsn(confirmed))
+
+
+def check_position(
+    session: PostgresSession, position: SlotPosition, cluster: ClusterIdentity
+) -> None:
+    """Raise an error unless the server still has every change from `position` on.
+
+    Raises:
+        OffsetOutOfRange: The slot is gone, invalidated or past the position, or the server is
+            another one.
+    """
+    if position.system != cluster.system:
+        raise OffsetOutOfRange(
+            f"the checkpoint has a position in the cluster {position.system}, and the url leads to"
+            f" the cluster {cluster.system}: correct url=. To read the other cluster, start the job"
+            " with another uid of the source, which copies the table anew into an empty target"
+        )
+    if position.timeline != cluster.timeline:
+        raise OffsetOutOfRange(
+            f"the server was on timeline {position.timeline} and is on {cluster.timeline}: a"
+            " standby was promoted or a backup restored, and changes that were read may not exist"
+            " any more. Start the job with another uid of the source, which copies the table anew"
+            " into an empty target"
+        )
+    slot = find_slot(session, position.slot)
+    if slot is None:
+        raise OffsetOutOfRange(
+            f"slot {position.slot} does not exist any more, and with it the changes after"
+            f" {format_lsn(position.lsn)}. Start the job with another uid of the source, which"
+            " copies the table anew into an empty target"
+        )
+    if slot.confirmed > position.lsn:
+        raise OffsetOutOfRange(
+            f"slot {position.slot} is at {format_lsn(slot.confirmed)}, past the checkpoint's"
+            f" position {format_lsn(position.lsn)}: the server has forgotten the changes between."
+            " Another reader used the slot, or the job starts from an older checkpoint. Start it"
+            " from its last checkpoint, or with another uid of the source, which copies the table"
+            " anew into an empty target"
+        )

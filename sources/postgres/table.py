@@ -1,0 +1,235 @@
+"""The table that a source reads: its columns, its replica identity, and the key of its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from onceflow.clients.postgres.catalog import (
+    PostgresType,
+    find_table,
+    identifier,
+    quote,
+)
+from onceflow.clients.sql.session import Session
+from onceflow.clients.sql.tables import TableName
+from onceflow.core.errors import ConfigError
+from onceflow.sources.postgres.columns import converter_of, default_type
+
+FULL = "f"
+_NOTHING = "n"
+_WHOLE_NUMBERS = frozenset({"int2", "int4", "int8"})
+_BINARY_TEXTS = frozenset({"text", "varchar"})
+_FACTS = """
+    SELECT c.oid::bigint, c.relreplident::text, c.relkind::text
+    FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass({name})
+"""
+# Keys of text are compared by their bytes in this process, so their collation must do so, too.
+_COLUMNS = """
+    SELECT a.attname::text, a.atttypid::bigint, a.attstorage::text IN ('x', 'e', 'm'),
+           coalesce(CASE WHEN k.collname = 'default'
+                THEN (SELECT d.datcollate IN ('C', 'POSIX')
+                          AND coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c'
+                      FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+                ELSE k.collname IN ('C', 'POSIX') END, false)
+    FROM pg_catalog.pg_attribute AS a
+    LEFT JOIN pg_catalog.pg_collation AS k ON k.oid = a.attcollation
+    WHERE a.attrelid = {table} AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_KEY = """
+    SELECT a.attname::text
+    FROM pg_catalog.pg_index AS i
+    CROSS JOIN LATERAL unnest((i.indkey::int2[])[0:i.indnkeyatts - 1])
+        WITH ORDINALITY AS k(attnum, at)
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = {table} AND {condition}
+    ORDER BY k.at
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column that is read."""
+
+    name: str
+    source: PostgresType
+    arrow: pa.DataType
+    type_number: int
+    """The OID of the declared type, as messages of the stream name it."""
+    can_be_large: bool
+    """True if Postgres may store values apart from the row, and omit them from changes."""
+    is_binary_text: bool
+    """True if the column is compared by its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table that is read."""
+
+    name: TableName
+    oid: int
+    identity: str
+    """The replica identity: d default, f full, i index."""
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...]
+    """The columns that identify a row, in the order of their index; empty if there are none."""
+    reads_all: bool
+    """True if the user has not named the columns, so that a new one must not be left out."""
+    ignored: frozenset[str]
+    """The columns that are not read."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows."""
+        return pa.schema([pa.field(column.name, column.arrow) for column in self.columns])
+
+    @property
+    def has_chunks(self) -> bool:
+        """True if the table can be copied in chunks: this process knows the order of its keys."""
+        return bool(self.key) and all(
+            column.source.name in _WHOLE_NUMBERS
+            or column.source.name == "uuid"
+            or (column.source.name in _BINARY_TEXTS and column.is_binary_text)
+            for column in self.key_columns
+        )
+
+    @property
+    def key_columns(self) -> tuple[SourceColumn, ...]:
+        """The columns of the key."""
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in self.key)
+
+    @property
+    def unsent_columns(self) -> tuple[str, ...]:
+        """The columns whose large values an update does not send if it leaves them alone."""
+        if self.identity == FULL:
+            return ()
+        return tuple(column.name for column in self.columns if column.can_be_large)
+
+
+def describe_table(session: Session, name: TableName, columns: pa.Schema | None) -> SourceTable:
+    """Return the table called `name` with the columns of `columns`, or with all of its columns.
+
+    Raises:
+        ConfigError: The table is missing, or cannot be read; the message says what to do.
+        SqlError: The server does not answer.
+    """
+    table = find_table(session, name)
+    if table is None:
+        raise ConfigError(f"there is no table {name}: create it, or correct table=")
+    quoted = _literal(identifier(table.name))
+    ((oid, identity, kind),) = session.query(_FACTS.format(name=quoted))
+    if table.unfit is not None and kind not in ("r", "p"):
+        raise ConfigError(f"{table.name} cannot be read: {table.unfit}")
+    if table.inherited_by:
+        raise ConfigError(
+            f"table {table.name} cannot be read: its rows include those of {table.inherited_by},"
+            " which inherits from it, and their changes have the name of that table. Name the"
+            " tables at the end of the inheritance"
+        )
+    condition = "i.indisreplident" if identity == "i" else "i.indisprimary"
+    key = tuple(
+        str(column) for (column,) in session.query(_KEY.format(table=oid, condition=condition))
+    )
+    _check_identity(table.name, identity, key, kind)
+    facts = {row[0]: row[1:] for row in session.query(_COLUMNS.format(table=oid))}
+    readable = [column for column in table.columns if not column.generated]
+    types = _chosen_types(table.name, {c.name: _own(c.type) for c in readable}, columns)
+    result = SourceTable(
+        table.name,
+        int(oid),
+        str(identity),
+        tuple(
+            SourceColumn(
+                column.name,
+                _own(column.type),
+                types[column.name],
+                *_order_facts(facts[column.name]),
+            )
+            for column in readable
+            if column.name in types
+        ),
+        key,
+        reads_all=columns is None,
+        ignored=frozenset(column.name for column in table.columns if column.name not in types),
+    )
+    if missing := [name for name in key if name not in types]:
+        raise ConfigError(
+            f"table {table.name}: its key has the columns {', '.join(key)}, and schema= lacks"
+            f" {', '.join(missing)}: add them"
+        )
+    return result
+
+
+def _order_facts(facts: Sequence[object]) -> tuple[int, bool, bool]:
+    type_number, can_be_large, is_binary_text = facts
+    return int(str(type_number)), bool(can_be_large), bool(is_binary_text)
+
+
+def _own(column_type: object) -> PostgresType:
+    assert isinstance(column_type, PostgresType), column_type
+    return column_type
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _check_identity(name: TableName, identity: str, key: Sequence[str], kind: str) -> None:
+    """Raise ConfigError unless changes tell which row they concern.
+
+    With a publication and no identity, Postgres would refuse UPDATE and DELETE of all programs.
+    """
+    if identity == FULL or (key and identity != _NOTHING):
+        return
+    state = "REPLICA IDENTITY NOTHING" if identity == _NOTHING else "no primary key"
+    advice = f"ALTER TABLE {identifier(name)} REPLICA IDENTITY FULL"
+    if kind == "p":
+        advice += ", for it and for each partition"
+    raise ConfigError(
+        f"table {name} has {state}, so a change does not say which row it concerns, and Postgres"
+        f" would refuse every UPDATE and DELETE of a published table. Add a primary key, or run:"
+        f" {advice}"
+    )
+
+
+def _chosen_types(
+    table: TableName, present: dict[str, PostgresType], columns: pa.Schema | None
+) -> dict[str, pa.DataType]:
+    """Return the Arrow type of each column to read.
+
+    Raises:
+        ConfigError: A column is missing, or its values have no exact type in Arrow.
+    """
+    if columns is None:
+        chosen = {name: default_type(source) for name, source in present.items()}
+    else:
+        chosen = {field.name: field.type for field in columns}
+    types: dict[str, pa.DataType] = {}
+    for name, given in chosen.items():
+        source = present.get(name)
+        if source is None:
+            raise ConfigError(
+                f"table {table} has no column {name!r} that can be read; it has"
+                f" {', '.join(map(quote, present))}. Generated columns are not read"
+            )
+        if given is None or converter_of(source, given) is None:
+            default = default_type(source)
+            advice = f"give {default}" if default is not None else _advise(source)
+            raise ConfigError(
+                f"column {name!r} of table {table} has type {source.shown}, whose values are not"
+                f" read{'' if given is None else f' as {given}'}: {advice}"
+            )
+        types[name] = given
+    return types
+
+
+def _advise(source: PostgresType) -> str:
+    if source.name == "numeric":
+        return (
+            "without limits no Arrow type holds all of them. Give schema= with a decimal type for"
+            " the column, such as decimal(38, 9); a value with more digits is then refused by name"
+        )
+    return "give schema= with the other columns"

@@ -1,0 +1,283 @@
+"""The way from messages of pgoutput to changes of one table, transaction by transaction. No I/O.
+
+A transaction is passed on as a whole, when its commit has come. Only a transaction with more than
+`cut_changes` changes is passed on in parts. `take` returns changes, and `position` is the position
+after exactly these. After a restart from a cut, the changes that were returned before are skipped:
+the server sends a transaction's changes in the same order each time.
+
+    insert                  c
+    update                  u; d of the old key first, if the update changed the key
+    delete                  d
+    truncate                refused: it changes no single row
+    message, origin, type   ignored
+
+At a change of the table's columns the reader stops: `stop` holds the error, and no later message is
+taken in. The position is then before the first transaction with the new columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from typing_extensions import assert_never
+
+from onceflow.clients.postgres import pgoutput
+from onceflow.clients.postgres.catalog import identifier
+from onceflow.clients.postgres.pgoutput import UNCHANGED, Row, Value
+from onceflow.core.errors import BadRecord, OffsetOutOfRange
+from onceflow.sources.postgres.keys import key_of
+from onceflow.sources.postgres.position import Cut, SlotPosition
+from onceflow.sources.postgres.table import SourceTable
+
+INSERT, UPDATE, DELETE = "c", "u", "d"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """Changes in commit order: an operation and the values of its row, for each."""
+
+    operations: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+
+
+class ChangeReader:
+    """The changes of one table, from the messages of its slot."""
+
+    def __init__(self, table: SourceTable, position: SlotPosition, *, cut_changes: int) -> None:
+        self._table = table
+        self.position = position
+        """The position after the changes that `take` has returned."""
+        self._next = position
+        """The position after all transactions that ended."""
+        self._cut_changes = cut_changes
+        self._operations: list[str] = []
+        self._rows: list[Sequence[Value]] = []
+        self._complete = 0
+        """The number of changes of transactions that ended."""
+        self._begin: pgoutput.TransactionBegin | None = None
+        self._changes = 0
+        """The number of the open transaction's messages about the table."""
+        self._columns: list[int] | None = None
+        """The index of each column in the relation's rows; None before the first relation."""
+        self._relation_columns = 0
+        self.stop: BadRecord | None = None
+        """The reason why no later message is taken in, or None."""
+
+    @property
+    def is_inside(self) -> bool:
+        """True if a transaction has begun and not ended."""
+        return self._begin is not None
+
+    @property
+    def ready_count(self) -> int:
+        """The number of changes that `take` would return."""
+        return len(self._operations) if self._is_large and not self.stop else self._complete
+
+    def add(self, message: pgoutput.Decoded | None) -> None:
+        """Take in the next message.
+
+        Raises:
+            BadRecord: A change cannot be passed on exactly.
+            OffsetOutOfRange: The rest of a cut transaction is gone.
+        """
+        if self.stop is not None:
+            return
+        match message:
+            case pgoutput.Insert() | pgoutput.Update() | pgoutput.Delete():
+                if message.relation == self._table.oid:
+                    self._add_change(message)
+            case pgoutput.TransactionBegin():
+                self._start(message)
+            case pgoutput.TransactionCommit():
+                self._end(message)
+            case pgoutput.Relation():
+                self._meet_relation(message)
+            case pgoutput.Truncate():
+                if self._table.oid in message.relations:
+                    self._meet_truncate()
+            case pgoutput.TransactionOrigin() | pgoutput.Type() | pgoutput.Message() | None:
+                pass
+            case _:
+                assert_never(message)
+
+    def advance(self, lsn: int) -> None:
+        """Move the position to `lsn`, up to which the server has sent every transaction."""
+        if self.is_inside or self.stop is not None or lsn <= self._next.lsn:
+            return
+        cut = self._next.cut
+        if cut is not None:
+            if lsn > cut.commit_lsn:
+                raise self._missing_cut(cut)
+            return
+        self._next = self._without_passed_copy(replace(self._next, lsn=lsn))
+        if not self._operations:
+            self.position = self._next
+
+    def take(self) -> ChangedRows:
+        """Return the changes of all transactions that ended, and a large one's so far."""
+        count = self.ready_count
+        taken = ChangedRows(self._operations[:count], self._rows[:count])
+        del self._operations[:count], self._rows[:count]
+        self._complete = 0
+        self.position = self._next
+        if self._begin is not None and self._is_large and not self._operations:
+            known = 0 if self._next.cut is None else self._next.cut.changes
+            cut = Cut(self._begin.commit_lsn, max(known, self._changes))
+            self.position = replace(self._next, cut=cut)
+        return taken
+
+    @property
+    def _is_large(self) -> bool:
+        return self._changes > self._cut_changes
+
+    def _start(self, begin: pgoutput.TransactionBegin) -> None:
+        cut = self._next.cut
+        if cut is not None and begin.commit_lsn > cut.commit_lsn:
+            raise self._missing_cut(cut)
+        self._begin, self._changes = begin, 0
+
+    def _missing_cut(self, cut: Cut) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"slot {self._next.slot}: a transaction of which {cut.changes} changes were read is not"
+            " sent again: the publication was changed or the slot was made anew. Start the job with"
+            " another uid of the source, which copies the table anew into an empty target"
+        )
+
+    def _end(self, commit: pgoutput.TransactionCommit) -> None:
+        cut, begin = self._next.cut, self._begin
+        if cut is not None and begin is not None and begin.commit_lsn == cut.commit_lsn:
+            cut = None
+        self._next = self._without_passed_copy(replace(self._next, lsn=commit.end_lsn, cut=cut))
+        self._begin, self._changes = None, 0
+        self._complete = len(self._operations)
+        if not self._operations:
+            self.position = self._next
+
+    def _without_passed_copy(self, position: SlotPosition) -> SlotPosition:
+        """Return `position` without the copied chunks if no later transaction is in one."""
+        copied = position.table.copied
+        if copied is None or copied.may_contain(position.lsn):
+            return position
+        return replace(position, table=replace(position.table, copied=None))
+
+    def _add_change(self, change: pgoutput.Insert | pgoutput.Update | pgoutput.Delete) -> None:
+        assert self._begin is not None
+        self._changes += 1
+        cut = self._next.cut
+        if (
+            cut is not None
+            and cut.commit_lsn == self._begin.commit_lsn
+            and self._changes <= cut.changes
+        ):
+            return
+        match change:
+            case pgoutput.Insert():
+                self._emit(INSERT, self._pick(change.new))
+            case pgoutput.Delete():
+                self._emit(DELETE, self._pick(change.key or change.old or ()))
+            case pgoutput.Update():
+                self._add_update(change)
+
+    def _add_update(self, update: pgoutput.Update) -> None:
+        old = None if update.old is None else self._pick(update.old)
+        new = self._pick(update.new)
+        if old is not None:
+            new = [
+                before if value is UNCHANGED else value
+                for before, value in zip(old, new, strict=True)
+            ]
+        before = old if update.key is None else self._pick(update.key)
+        if before is not None and self._key(before) != self._key(new):
+            self._emit(DELETE, before)
+        self._emit(UPDATE, new)
+
+    def _emit(self, operation: str, row: Sequence[Value]) -> None:
+        """Queue a change, unless the first copy contains it."""
+        copied, begin = self._next.table.copied, self._begin
+        assert begin is not None
+        if copied is not None and copied.may_contain(begin.commit_lsn):
+            key = key_of(self._table, row) if self._table.has_chunks else None
+            if copied.contains(begin.xid, key):
+                return
+        if operation != DELETE:
+            self._require_sent(row)
+        self._operations.append(operation)
+        self._rows.append(row)
+
+    def _require_sent(self, row: Sequence[Value]) -> None:
+        for column, value in zip(self._table.columns, row, strict=True):
+            if value is UNCHANGED:
+                table = identifier(self._table.name)
+                raise BadRecord(
+                    f"an update of table {self._table.name} left the large value of column"
+                    f" {column.name!r} as it was, and Postgres does not send such values under the"
+                    f" table's replica identity. The row has the key {self._describe_key(row)}. Run"
+                    f" ALTER TABLE {table} REPLICA IDENTITY FULL, and start the job with another"
+                    " uid of the source, which copies the table anew into an empty target"
+                )
+
+    def _describe_key(self, row: Sequence[Value]) -> str:
+        return repr(self._key(row))
+
+    def _key(self, row: Sequence[Value]) -> tuple[Value, ...]:
+        names = [column.name for column in self._table.columns]
+        return tuple(row[names.index(name)] for name in self._table.key)
+
+    def _pick(self, row: Row) -> list[Value]:
+        """Return the values of the table's columns."""
+        if self._columns is None:
+            raise BadRecord(f"a change of {self._table.name} came before its columns")
+        if len(row) != self._relation_columns:
+            raise BadRecord(
+                f"a change of {self._table.name} has {len(row)} columns, and the table had"
+                f" {self._relation_columns}"
+            )
+        return [row[at] for at in self._columns]
+
+    def _meet_relation(self, relation: pgoutput.Relation) -> None:
+        """Find the table's columns in the rows that follow, or stop if they were changed."""
+        if relation.number != self._table.oid:
+            if (relation.schema, relation.name) == (self._table.name.schema, self._table.name.name):
+                self.stop = self._refuse_schema("was dropped and created again")
+            return
+        present = {column.name: at for at, column in enumerate(relation.columns)}
+        indexes: list[int] = []
+        for column in self._table.columns:
+            at = present.pop(column.name, None)
+            if at is None:
+                self.stop = self._refuse_schema(f"has no column {column.name!r}")
+                return
+            if relation.columns[at].type_number != column.type_number:
+                self.stop = self._refuse_schema(f"has column {column.name!r} of another type")
+                return
+            indexes.append(at)
+        added = sorted(set(present) - self._table.ignored)
+        if self._table.reads_all and added:
+            self.stop = self._refuse_schema(f"has a new column {added[0]!r}")
+            return
+        self._columns = indexes
+        self._relation_columns = len(relation.columns)
+
+    def _refuse_schema(self, what: str) -> BadRecord:
+        return BadRecord(
+            f"the columns of table {self._table.name} were changed: the next change comes from a"
+            f" table that {what}. Every change before it is done. Change the target alike, and"
+            " start the job again: it reads on with the table's present columns, or with those in"
+            " schema="
+        )
+
+    def _meet_truncate(self) -> None:
+        begin, copied = self._begin, self._next.table.copied
+        assert begin is not None
+        if (
+            copied is not None
+            and copied.may_contain(begin.commit_lsn)
+            and copied.contains_everywhere(begin.xid)
+        ):
+            return
+        raise BadRecord(
+            f"table {self._table.name} was truncated, and only changes of single rows can be read."
+            " Empty the target by hand, and start the job with another uid of the source, which"
+            " copies the table anew"
+        )

@@ -1,0 +1,438 @@
+"""A source of changes on a real Postgres: values, what the slot keeps, and refusals by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.rows import TupleRow
+
+from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange, SourceUnavailable
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import ReaderContext, SourceReader, Split
+from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.sources import PostgresChanges
+
+_CONTEXT = ReaderContext("job", "t", 0, 1, AttemptId(1))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres({"wal_level": "logical", "max_replication_slots": "2"}) as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        yield connection
+        connection.execute(
+            "DO $$ DECLARE p text; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP"
+            " EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$"
+        )
+        deadline = time.monotonic() + 30
+        while connection.execute("SELECT FROM pg_replication_slots WHERE active").fetchall():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        connection.execute("DROP TABLE IF EXISTS t")
+
+
+def _source(server: EmbeddedPostgres, **options: Any) -> PostgresChanges:
+    given: dict[str, Any] = {"table": "t", **options}
+    return PostgresChanges(server.url, **given).bind("job", "t")
+
+
+def _read(
+    reader: SourceReader, count: int, until: Callable[[], bool] | None = None
+) -> list[dict[str, Any]]:
+    """Return rows until there are `count`, or `until` holds."""
+    rows: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 60
+    while len(rows) < count and not (until is not None and until()):
+        assert time.monotonic() < deadline, rows
+        batch = reader.poll(0.05)
+        if isinstance(batch, pa.RecordBatch):
+            rows += batch.to_pylist()
+    return rows
+
+
+def _is_copied(reader: SourceReader) -> bool:
+    return b'"chunks":[[null' in reader.snapshot()[0].position
+
+
+def _confirmed(connection: psycopg.Connection[TupleRow]) -> str:
+    rows = connection.execute(
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
+    ).fetchall()
+    return str(rows[0][0])
+
+
+def test_a_table_is_copied_and_followed_and_its_slot_moves_after_the_decision(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 25) i")
+    source = _source(server, chunk_rows=10, batch_rows=4)
+    source.validate()
+    splits = source.splits()
+    start = _confirmed(database)
+    database.execute("UPDATE t SET v = 'new' WHERE id = 3")
+    reader = source.reader(splits, _CONTEXT)
+    copied = _read(reader, 25)
+    assert [row["id"] for row in copied] == list(range(1, 26))
+    assert {row["_op"] for row in copied} == {"r"}
+    assert copied[2]["v"] == "new"
+    database.execute("UPDATE t SET id = 30 WHERE id = 3; DELETE FROM t WHERE id = 4")
+    database.execute("INSERT INTO t VALUES (31, NULL)")
+    assert _read(reader, 4) == [
+        {"id": 3, "v": None, "_op": "d"},
+        {"id": 30, "v": "new", "_op": "u"},
+        {"id": 4, "v": None, "_op": "d"},
+        {"id": 31, "v": None, "_op": "c"},
+    ]
+    assert _confirmed(database) == start
+    decided = reader.snapshot()
+    reader.commit(decided)
+    _read(reader, 1, until=lambda: _confirmed(database) != start)
+    reader.close()
+    database.execute("INSERT INTO t VALUES (32, 'later')")
+    assert source.discover(decided) == decided
+    again = source.reader(decided, _CONTEXT)
+    assert _read(again, 1) == [{"id": 32, "v": "later", "_op": "c"}]
+    again.close()
+    with pytest.raises(OffsetOutOfRange, match="past the checkpoint's position"):
+        source.discover(splits)
+
+
+def test_an_idle_table_does_not_keep_the_wal_of_others(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = _source(server, first_copy="none")
+    reader = source.reader(source.splits(), _CONTEXT)
+    start = _confirmed(database)
+    database.execute("CREATE TABLE busy AS SELECT generate_series(1, 1000)")
+    database.execute("DROP TABLE busy")
+
+    def move() -> bool:
+        reader.commit(reader.snapshot())
+        return _confirmed(database) != start
+
+    assert _read(reader, 1, until=move) == []
+    reader.close()
+
+
+def test_every_type_is_read_alike_in_the_copy_and_in_the_stream(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("DROP TABLE t")
+    database.execute("DROP TYPE IF EXISTS mood; CREATE TYPE mood AS ENUM ('good', 'bad')")
+    database.execute("DROP DOMAIN IF EXISTS cents; CREATE DOMAIN cents AS int")
+    values = {
+        "smallint": "-32768", "integer": "2147483647", "bigint": "-9223372036854775808",
+        "cents": "5", "real": "'-0'", "double precision": "1e308", "numeric(38,10)": "-1.5",
+        "numeric(3,-2)": "12300", "numeric(3,5)": "0.00123", "text": "'é€😀'",
+        "varchar(5)": "'abc'", "char(5)": "'abc'", "mood": "'bad'", "bytea": r"'\x00ff'",
+        "uuid": "'6BA7B810-9dad-11d1-80b4-00c04fd430c8'", "boolean": "true",
+        "date": "'4714-11-24 BC'", "timestamp": "'9999-12-31 23:59:59.999999'",
+        "timestamptz": "'0001-01-01 00:00:00+14'", "time": "'23:59:59.999999'",
+        "interval": "'-5 hours'", "json": """'{"a":  1.0}'""", "jsonb": """'{"a": 1.0}'""",
+        "integer[]": "'{1,NULL}'", "text[]": "'{}'", "date[]": "'{2026-01-01}'",
+        "numeric(5,2)[]": "'{1.25}'",
+    }  # fmt: skip
+    columns = ", ".join(f'"c{at}" {kind}' for at, kind in enumerate(values))
+    database.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})".encode())
+    insert = f"INSERT INTO t VALUES (%s, {', '.join(values.values())})".encode()
+    database.execute(insert, [1])
+    database.execute("INSERT INTO t (id) VALUES (2)")
+    source = _source(server)
+    reader = source.reader(source.splits(), _CONTEXT)
+    copied = _read_batches(reader, 2)
+    database.execute(insert, [3])
+    database.execute("INSERT INTO t (id) VALUES (4)")
+    streamed = _read_batches(reader, 2)
+    reader.close()
+    for name in copied.column_names[1:-1]:
+        assert copied[name].to_pylist() == streamed[name].to_pylist(), name
+        assert copied[name].null_count == 1, name
+    assert copied["c20"].to_pylist()[0].total_seconds() == -5 * 3600
+    assert copied["c14"].to_pylist()[0] == "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    database.execute("DROP TABLE t")
+
+
+def _read_batches(reader: SourceReader, count: int) -> pa.Table:
+    batches: list[pa.RecordBatch] = []
+    deadline = time.monotonic() + 60
+    while sum(batch.num_rows for batch in batches) < count:
+        assert time.monotonic() < deadline
+        batch = reader.poll(0.05)
+        if isinstance(batch, pa.RecordBatch):
+            batches.append(batch)
+    return pa.Table.from_batches(batches)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "match"),
+    [
+        ("numeric(5,2)", "'NaN'", "column 'w' of table public.t: the value NaN"),
+        ("date", "'infinity'", "the value infinity"),
+        ("time", "'24:00'", "the value 24:00:00"),
+        ("interval", "'1 day'", "the value 0 months 1 days"),
+        ("integer[]", "'{{1}}'", "an array of 2 dimensions"),
+    ],
+)
+def test_a_value_without_an_arrow_value_is_refused_by_name(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    kind: str,
+    value: str,
+    match: str,
+) -> None:
+    database.execute(f"ALTER TABLE t ADD COLUMN w {kind}".encode())
+    source = _source(server, first_copy="none")
+    reader = source.reader(source.splits(), _CONTEXT)
+    database.execute(f"INSERT INTO t VALUES (1, 'x', {value})".encode())
+    before = reader.snapshot()
+    with pytest.raises(BadRecord, match=match):
+        _read(reader, 1)
+    assert reader.snapshot() == before
+    reader.close()
+
+
+def test_a_large_value_that_was_not_sent_is_refused_unless_the_identity_is_full(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("ALTER TABLE t ADD COLUMN n int; ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+    database.execute("INSERT INTO t VALUES (1, repeat('x', 10000), 1)")
+    source = _source(server, first_copy="none")
+    reader = source.reader(source.splits(), _CONTEXT)
+    database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    database.execute("UPDATE t SET n = 2")
+    (row,) = _read(reader, 1)
+    assert row == {"id": 1, "v": "x" * 10000, "n": 2, "_op": "u"}
+    database.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
+    database.execute("UPDATE t SET n = 3")
+    with pytest.raises(BadRecord, match="REPLICA IDENTITY FULL"):
+        _read(reader, 1)
+    reader.close()
+
+
+def test_a_new_column_stops_the_job_after_the_last_change_without_it(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = _source(server, first_copy="none")
+    reader = source.reader(source.splits(), _CONTEXT)
+    database.execute("INSERT INTO t VALUES (1, 'x')")
+    database.execute("ALTER TABLE t ADD COLUMN w int DEFAULT 5")
+    database.execute("INSERT INTO t VALUES (2, 'y', 6)")
+    assert _read(reader, 1) == [{"id": 1, "v": "x", "_op": "c"}]
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        # No checkpoint has the position yet.
+        assert reader.poll(0.05) is None
+    decided = reader.snapshot()
+    reader.commit(decided)
+    with pytest.raises(BadRecord, match="has a new column 'w'"):
+        _read(reader, 1)
+    reader.close()
+    later = _source(server, first_copy="none")
+    assert later.discover(decided) == decided
+    again = later.reader(decided, _CONTEXT)
+    assert _read(again, 1) == [{"id": 2, "v": "y", "w": 6, "_op": "c"}]
+    again.close()
+
+
+def test_a_transaction_that_runs_since_before_the_slot_delays_the_copy_and_is_read_once(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("INSERT INTO t VALUES (1, 'old')")
+    source = _source(server)
+    splits = source.splits()
+    with psycopg.connect(server.url) as other:
+        other.execute("INSERT INTO t VALUES (2, 'open')")
+        reader = source.reader(splits, _CONTEXT)
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            assert reader.poll(0.05) is None
+        other.commit()
+    rows = _read(reader, 2)
+    reader.close()
+    assert [(row["id"], row["_op"]) for row in rows] == [(1, "r"), (2, "r")]
+
+
+def test_a_prepared_transaction_is_read_when_it_is_committed(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = _source(server)
+    reader = source.reader(source.splits(), _CONTEXT)
+    assert _read(reader, 1, until=lambda: _is_copied(reader)) == []
+    with psycopg.connect(server.url, autocommit=True) as other:
+        other.execute("BEGIN; INSERT INTO t VALUES (1, 'prepared'); PREPARE TRANSACTION 'p'")
+    database.execute("INSERT INTO t VALUES (2, 'plain')")
+    assert [row["id"] for row in _read(reader, 1)] == [2]
+    database.execute("COMMIT PREPARED 'p'")
+    assert [row["id"] for row in _read(reader, 1)] == [1]
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("statements", "options", "match"),
+    [
+        ("", {"table": "absent"}, "there is no table absent"),
+        ("DROP TABLE t; CREATE TABLE t (v text)", {}, "has no primary key.*IDENTITY FULL"),
+        ("ALTER TABLE t REPLICA IDENTITY NOTHING", {}, "REPLICA IDENTITY NOTHING"),
+        ("ALTER TABLE t ADD w numeric", {}, "'w'.*numeric.*schema= with a decimal type"),
+        ("ALTER TABLE t ADD w inet", {}, "'w'.*inet.*give schema= with the other columns"),
+        ("", {"schema": "id INT, w INT"}, "no column 'w' that can be read"),
+        ("", {"schema": "id BIGINT"}, "'id'.*not read as int64: give int32"),
+        ("", {"schema": "v STRING"}, "schema= lacks id"),
+        ("CREATE PUBLICATION p", {"publication": "p"}, 'ALTER PUBLICATION "p" ADD TABLE'),
+        (
+            "CREATE PUBLICATION p FOR TABLE t WHERE (id > 5)",
+            {"publication": "p"},
+            "limits the rows or columns",
+        ),
+        (
+            "CREATE PUBLICATION p FOR TABLE t WITH (publish = 'insert')",
+            {"publication": "p"},
+            "does not send every kind of change",
+        ),
+        (
+            "SELECT pg_create_logical_replication_slot('onceflow_job_t', 'pgoutput')",
+            {},
+            "exists, and publication onceflow_job_t does not",
+        ),
+        (
+            "SELECT pg_create_physical_replication_slot('onceflow_job_t')",
+            {},
+            "not one that this source reads",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_at_the_start_and_leaves_nothing(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    statements: str,
+    options: dict[str, Any],
+    match: str,
+) -> None:
+    if statements:
+        database.execute(statements.encode())
+    before = _list_left(database)
+    with pytest.raises(ConfigError, match=match):
+        _source(server, **options).splits()
+    assert _list_left(database) == before
+
+
+def test_a_server_without_a_free_slot_keeps_no_publication(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    for name in ("a", "b"):
+        database.execute("SELECT pg_create_physical_replication_slot(%s)", [name])
+    with pytest.raises(ConfigError, match="raise max_replication_slots"):
+        _source(server).splits()
+    assert _list_left(database) == (["a", "b"], [])
+
+
+def _list_left(connection: psycopg.Connection[TupleRow]) -> tuple[list[str], list[str]]:
+    slots = connection.execute("SELECT slot_name FROM pg_replication_slots ORDER BY 1").fetchall()
+    publications = connection.execute("SELECT pubname FROM pg_publication ORDER BY 1").fetchall()
+    return [str(row[0]) for row in slots], [str(row[0]) for row in publications]
+
+
+def test_a_user_without_the_right_to_replicate_is_refused_by_name(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("CREATE ROLE reader LOGIN; GRANT SELECT ON t TO reader")
+    try:
+        with pytest.raises(ConfigError, match="ALTER ROLE reader REPLICATION"):
+            _source(server, user="reader").validate()
+    finally:
+        database.execute("DROP OWNED BY reader; DROP ROLE reader")
+
+
+def test_a_server_without_logical_wal_is_refused_by_name() -> None:
+    with EmbeddedPostgres() as server, psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        with pytest.raises(ConfigError, match="wal_level = replica; needed: logical"):
+            _source(server).validate()
+
+
+def test_a_slot_that_is_gone_or_new_or_in_use_is_told_apart(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = _source(server, first_copy="none", connect_timeout_s=2.0)
+    splits = source.splits()
+    reader = source.reader(splits, _CONTEXT)
+    database.execute("INSERT INTO t VALUES (1, 'x')")
+    _read(reader, 1)
+    with pytest.raises(ConfigError, match="in use by another reader"):
+        source.splits()
+    other = source.reader(splits, _CONTEXT)
+    with pytest.raises(SourceUnavailable, match="in use by another reader"):
+        _read(other, 1)
+    other.close()
+    reader.close()
+    _await_free(database)
+    database.execute("SELECT pg_drop_replication_slot('onceflow_job_t')")
+    with pytest.raises(OffsetOutOfRange, match="does not exist any more"):
+        source.discover(splits)
+    database.execute("SELECT pg_create_logical_replication_slot('onceflow_job_t', 'pgoutput')")
+    with pytest.raises(OffsetOutOfRange, match="past the checkpoint's position"):
+        source.discover(splits)
+    database.execute("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v text)")
+    with pytest.raises(OffsetOutOfRange, match="dropped and created again"):
+        source.discover(splits)
+
+
+def _await_free(connection: psycopg.Connection[TupleRow]) -> None:
+    deadline = time.monotonic() + 30
+    while connection.execute("SELECT FROM pg_replication_slots WHERE active").fetchall():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_another_cluster_is_refused_by_name(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = _source(server)
+    (split,) = source.splits()
+    other = Split(split.id, split.position.replace(b'"system":"', b'"system":"9'))
+    with pytest.raises(OffsetOutOfRange, match="leads to the cluster"):
+        source.discover([other])
+
+
+def test_the_copy_of_a_table_without_a_key_is_not_continued(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("DROP TABLE t; CREATE TABLE t (v text)")
+    database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    database.execute("INSERT INTO t SELECT 'x' FROM generate_series(1, 100)")
+    source = _source(server, batch_rows=10)
+    reader = source.reader(source.splits(), _CONTEXT)
+    _read(reader, 10)
+    half = reader.snapshot()
+    others = _read(reader, 91, until=lambda: _is_copied(reader))
+    assert len(others) == 90
+    whole = reader.snapshot()
+    reader.close()
+    again = source.reader(half, _CONTEXT)
+    with pytest.raises(OffsetOutOfRange, match="was interrupted, and it cannot continue"):
+        _read(again, 1)
+    again.close()
+    database.execute("INSERT INTO t VALUES ('later')")
+    followed = source.reader(whole, _CONTEXT)
+    assert _read(followed, 1) == [{"v": "later", "_op": "c"}]
+    followed.close()
+
+
+def test_the_repr_of_a_source_has_no_password() -> None:
+    source = PostgresChanges("postgresql://me:secret@nowhere/db", table="t", password="hidden")
+    assert "secret" not in repr(source)
+    assert "hidden" not in repr(source)
+    with pytest.raises(ConfigError, match="give slot="):
+        cast("Any", source).slot_name  # noqa: B018

@@ -1,0 +1,53 @@
+"""Runs a job in a process of its own that copies a table and follows its changes.
+
+    python -m tests.support.changes_job_process DIRECTORY --url URL --append|--upsert
+
+It reads the table `original`, and writes the table `copy` of the same database until it is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tests.support.ledger import SETTINGS
+
+from onceflow import Checkpointing, ExponentialDelay, LocalProcesses, Pipeline
+from onceflow.core.runtime.cluster.local_processes import fork_own_host
+from onceflow.sinks import PostgresSink
+from onceflow.sources import PostgresChanges
+
+
+def main() -> None:
+    """Run until the process is killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--append", action="store_true")
+    arguments = parser.parse_args()
+    fork_own_host()
+    source = PostgresChanges(arguments.url, table="original", chunk_rows=40, batch_rows=15)
+    if arguments.append:
+        sink = PostgresSink(arguments.url, table="copy")
+    else:
+        sink = PostgresSink(
+            arguments.url,
+            table="copy",
+            write_mode="upsert",
+            primary_key=("id",),
+            operation_column="_op",
+        )
+    pipeline = Pipeline(
+        LocalProcesses(arguments.directory / "logs"),
+        name="changes",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(arguments.directory / "checkpoints"), interval=0.1),
+        restart=ExponentialDelay(initial_delay_s=0.2, max_delay_s=1.0),
+        settings=SETTINGS,
+    )
+    pipeline.read(source, uid="original").write(sink, uid="copy")
+    pipeline.run()
+
+
+if __name__ == "__main__":
+    main()
