@@ -25,8 +25,8 @@ def run_demo(context: typer.Context) -> None:
     """Run payments from a real Kafka into a real database, under SIGKILL. In a clone only."""
     if not (_REPOSITORY / "demo" / "__main__.py").exists():
         print(
-            "onceflow demo: the demo runs in a clone of the repository, since it needs its test"
-            " servers. Run script/demo there: it takes the same flags.",
+            "onceflow demo: the demo needs the test servers of the repository. Clone the"
+            " repository and run script/demo there, with the same flags.",
             file=sys.stderr,
         )
         raise typer.Exit(_EXIT_NO_VERDICT)

@@ -94,7 +94,7 @@ def load_sink(name: str) -> Sink:
     """
     sink = _load(name, Sink, "--sink")
     if not isinstance(sink, Sink):
-        raise ConfigError(f"--sink {name} is a {type(sink).__name__} and not a Sink")
+        raise ConfigError(f"--sink {name} is a {type(sink).__name__}, not a Sink")
     return sink
 
 
@@ -106,7 +106,7 @@ def load_source(name: str) -> Source:
     """
     source = _load(name, Source, "--source")
     if not isinstance(source, Source):
-        raise ConfigError(f"--source {name} is a {type(source).__name__} and not a Source")
+        raise ConfigError(f"--source {name} is a {type(source).__name__}, not a Source")
     return source
 
 

@@ -81,7 +81,8 @@ def resolve_stored_name(name: str, directory: str | Path | None = None) -> str:
         target = os.path.realpath(Path(real, name))
         if os.path.commonpath([real, target]) != real:
             raise UnsafeName(
-                f"the name {name!r} leads out of its directory {real}: a link makes it {target}"
+                f"the name {name!r} leads out of its directory {real}: a symbolic link points"
+                f" to {target}"
             )
     return name
 

@@ -105,8 +105,8 @@ def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
-                        f"another process holds {path} for {timeout_s:g} s; "
-                        "end it, or delete the file if it hangs"
+                        f"another process has held {path} for {timeout_s:g} s. End that process,"
+                        " or delete the file if it hangs"
                     ) from None
                 time.sleep(0.2)
         yield
@@ -114,7 +114,7 @@ def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REMEDY = (
-    "if it is full, free space there, or have the state on a larger local disk:"
+    "if it is full, free space there, or keep the state on a larger local disk:"
     " RocksDBBackend(directory=…), or RuntimeSettings(scratch_dir=…) for all working files"
 )
 _MIB = 1 << 20
@@ -218,7 +218,7 @@ def delete_left_behind(base: Path) -> None:
             directory = lock_file.with_name(lock_file.name.removesuffix(_SUFFIX))
             shutil.rmtree(directory, ignore_errors=True)
             lock_file.unlink(missing_ok=True)
-            _log.info("deleted %s, which a process that was killed has left", directory)
+            _log.info("deleted %s, which a killed process had left", directory)
         except OSError:
             # A living process holds the lock.
             continue

@@ -35,8 +35,8 @@ _FIELD = rb'(?:"[^"]*(?:""[^"]*)*"|[^",][^,]*|)'
 _QUOTED_LINE = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*")
 """A line in which a quote that begins a field also ends it."""
 _MISQUOTED = (
-    "a quote does not stand around a whole field: it is never closed, or text follows it; in a"
-    " quoted field a quote is doubled"
+    "a quote does not enclose a whole field: it is never closed, or text follows it. Inside a"
+    " quoted field, write a quote twice"
 )
 _HEXADECIMAL = r"^\s*0[xX]"
 _INFINITY = r"(?i)^\s*[+-]?inf"
@@ -159,7 +159,7 @@ class CsvDecoder(PlainDecoder):
             read = to_plain_column(_one_chunk(table.column(name)))
             words: Any = pc.match_substring_regex(_one_chunk(written.column(name)), _INFINITY)
             beyond: Any = pc.and_(_is_infinite(read), pc.invert(words))
-            self._note(faults, beyond, name, "is beyond what it holds", written)
+            self._note(faults, beyond, name, "is outside the range of the column", written)
         for name in hexadecimal:
             column = _one_chunk(written.column(name))
             self._note(

@@ -141,14 +141,14 @@ class SchemaCache:
                     asked.answer = registry.schema(schema_id, asked.subject, until=until)
             except RegistryDown as error:
                 asked.answer = SourceUnavailable(
-                    f"{where}, and the registry did not answer for {self._deadline_s:g} s: {error}."
-                    " Start it, or correct schema_registry="
+                    f"{where}, but the registry did not answer for {self._deadline_s:g} s:"
+                    f" {error}. Start it, or correct schema_registry="
                 )
             except RegistryRefusal as error:
                 asked.answer = (
                     NoSchema(
-                        f"its schema id {schema_id} is not known to the registry, which was asked"
-                        f" for {self._deadline_s:g} s ({error})"
+                        f"its schema id {schema_id} is not known to the registry, even after"
+                        f" {self._deadline_s:g} s of tries ({error})"
                     )
                     if error.unknown
                     else ConfigError(f"{where}: {error}")

@@ -60,6 +60,6 @@ def check_fields(
     missing = sorted(set(required) - set(columns))
     if missing:
         raise ConfigError(
-            f"{what} needs fields {missing}, which the rows do not have: add the columns, or"
-            " register a version that does not need them"
+            f"{what} requires fields {missing}, which the rows do not have: add the columns, or"
+            " register a version that does not require them"
         )

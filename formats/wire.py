@@ -13,8 +13,8 @@ _NUMBER_BITS_MAX = 28
 """The maximum shift of a variable-length number. No schema has so many messages."""
 TOMBSTONE = "it has no value (a tombstone)"
 UNFRAMED = (
-    "it does not begin with a zero byte and a schema id, so that no serializer of a schema registry"
-    " has written it"
+    "it does not begin with a zero byte and a schema id, so it was not written by a serializer"
+    " of a schema registry"
 )
 VALUE_SCHEMA_ID = "__value_schema_id"
 KEY_SCHEMA_ID = "__key_schema_id"
@@ -72,7 +72,7 @@ def _number(value: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         if at >= len(value) or shift > _NUMBER_BITS_MAX:
-            raise ValueError("the indexes of its message are cut off")
+            raise ValueError("the message indexes at its start are cut short")
         byte = value[at]
         at += 1
         # Each byte holds seven bits, the lowest first. The eighth bit says that another byte

@@ -27,9 +27,9 @@ EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 checkpoints = typer.Typer(
     no_args_is_help=True,
     help=(
-        "A job's checkpoints and savepoints in storage: list, show, verify every byte, dispose of"
-        " savepoints. Exit status: 0 done, 1 refused or damaged, 2 usage, 3 the storage cannot be"
-        " reached."
+        "List, show and verify a job's checkpoints and savepoints in storage, and delete"
+        " savepoints. Exit status: 0 done, 1 refused or damaged, 2 usage, 3 the storage cannot"
+        " be reached."
     ),
 )
 
@@ -136,8 +136,9 @@ def dispose(
         checkpoint = _one(storage, job, name)
         if checkpoint.savepoint is None:
             raise SavepointRefused(
-                f"checkpoint {name} belongs to its job, which deletes it when as many newer ones"
-                " are there as Checkpointing(retained=…) says: only savepoints can be disposed of"
+                f"checkpoint {name} belongs to its job, which deletes it once"
+                " Checkpointing(retained=…) newer ones exist: only savepoints can be deleted"
+                " with this command"
             )
         if not yes and not typer.confirm(f"Delete savepoint {checkpoint.savepoint}?"):
             raise typer.Exit(EXIT_REFUSED)

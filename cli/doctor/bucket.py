@@ -39,7 +39,7 @@ def check_bucket(url: str) -> Sequence[Finding]:
             area.problem(
                 reason or str(error),
                 "a bucket in which objects can be created if absent, written, listed and deleted",
-                remedy if reason else "see that the store answers, and its credentials",
+                remedy if reason else "check that the store answers, and check the credentials",
             )
         ]
     finally:
@@ -94,6 +94,7 @@ def _exercise(area: Area, files: filesystem.CreatesAtomically, scratch: str) -> 
 def _not_atomic(area: Area, files: filesystem.CreatesAtomically) -> Finding:
     return area.problem(
         f"{files.location('')}: an object was created twice under one name",
-        "creation that only one process wins (If-None-Match); the decision log rests on it",
+        "storage where only one process can create an object (If-None-Match), which the"
+        " decision log needs",
         "update the store, or use one with conditional writes: Amazon S3, MinIO, R2, Ceph",
     )

@@ -47,11 +47,11 @@ Url: TypeAlias = Annotated[
 SourceName: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="A source of yours: module:name of the source, or of a function that returns it."
+        help="Your own source: module:name of the source, or of a function that returns it."
     ),
 ]
 SinkName: TypeAlias = Annotated[
-    str | None, typer.Option(help="A sink of yours: module:name, as for --source. Needs --schema.")
+    str | None, typer.Option(help="Your own sink: module:name, as for --source. Needs --schema.")
 ]
 Columns: TypeAlias = Annotated[
     str | None, typer.Option(help="Columns of the rows for --sink: 'id bigint, name string'.")
@@ -151,8 +151,8 @@ class Examined:
         diagnosis = SOURCES.find("kafka").diagnosis
         if diagnosis is None:
             raise ConfigError(
-                "--kafka: the installed source connector 'kafka' has no checks; ask by --source"
-                " module:name"
+                "--kafka: the installed source connector 'kafka' has no checks; check it with"
+                " --source module:name"
             )
         access = ServerAccess(f"kafka://{servers}", None, options, self.timeout_s)
         return diagnosis(access, self.topics, self.parallelism)
@@ -164,8 +164,8 @@ class Examined:
             raise ConfigError(f"--url: {error}") from None
         if diagnosis is None:
             raise ConfigError(
-                f"--url: the connector of {url.partition('://')[0]}:// has no checks; ask by --sink"
-                " module:name"
+                f"--url: the connector of {url.partition('://')[0]}:// has no checks; check it"
+                " with --sink module:name"
             )
         options: dict[str, str] = {"commit_mode": self.commit_mode}
         if self.ledger_schema is not None:
@@ -198,7 +198,7 @@ def validate_sink(sink: Sink, rows: pa.Schema) -> Sequence[Finding]:
             sink.validate(context, rows)
         except OnceflowError as error:
             return [Area("sink").problem(str(error), "", "")]
-    return [Area("sink").ok(f"{type(sink).__name__} takes rows of these columns")]
+    return [Area("sink").ok(f"{type(sink).__name__} accepts rows of these columns")]
 
 
 def doctor(
@@ -211,14 +211,14 @@ def doctor(
     ] = None,
     checkpoint_location: Annotated[
         str | None,
-        typer.Option(help="The checkpointLocation of a query, whose position is printed."),
+        typer.Option(help="Checkpoint location of a query, to print the query's position."),
     ] = None,
     kafka: Annotated[str | None, typer.Option(help="Brokers: host:port[,host:port].")] = None,
     topic: Annotated[
         list[str] | None, typer.Option(help="Topic that must exist. May be repeated.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="Consumer group that the user must be allowed to use.")
+        str | None, typer.Option(help="Consumer group that the Kafka user must be allowed to use.")
     ] = None,
     kafka_options: KafkaOptions = None,
     url: Url = None,
@@ -230,14 +230,12 @@ def doctor(
         str | None, typer.Option(help="Schema or database of onceflow's own tables.")
     ] = None,
     commit_mode: Annotated[
-        CommitMode, typer.Option(help="How the sink is to commit: auto, two_phase or ledger.")
+        CommitMode, typer.Option(help="Commit mode of the sink: auto, two_phase or ledger.")
     ] = "auto",
     source: SourceName = None,
     sink: SinkName = None,
     schema: Columns = None,
-    parallelism: Annotated[
-        int, typer.Option(help="Parallelism of the job that is to run.", min=1)
-    ] = 2,
+    parallelism: Annotated[int, typer.Option(help="Parallelism of the planned job.", min=1)] = 2,
     timeout: Annotated[
         float, typer.Option(help="Time limit of each check, in seconds.", min=1.0)
     ] = 60.0,
@@ -303,7 +301,7 @@ class _Running:
                 Area(self._check.area).problem(
                     f"no answer within {timeout_s:g} s",
                     "an answer",
-                    "see whether it hangs or is overloaded; or give it longer: --timeout",
+                    "check whether it hangs or is overloaded; or give a longer --timeout",
                 ),
             )
         return self._found

@@ -34,7 +34,13 @@ def check_java(timeout_s: float) -> Sequence[Finding]:
         used = f"{home}/bin/java"
         if not os.access(used, os.X_OK):
             remedy = "unset JAVA_HOME" if on_path else _java_advice()
-            return [area.problem(f"JAVA_HOME={home} has no bin/java, and wins", needed, remedy)]
+            return [
+                area.problem(
+                    f"JAVA_HOME={home} has no bin/java, and Spark uses JAVA_HOME before PATH",
+                    needed,
+                    remedy,
+                )
+            ]
     elif on_path:
         used = on_path
     else:
@@ -43,7 +49,7 @@ def check_java(timeout_s: float) -> Sequence[Finding]:
         ]
     version = java_version(used, timeout_s)
     if version is None:
-        return [area.problem(f"{used} does not tell its version", needed, _java_advice())]
+        return [area.problem(f"{used} does not print its version", needed, _java_advice())]
     if version < JAVA_VERSION_MIN:
         return [area.problem(f"{used} is Java {version}", needed, _java_advice())]
     findings = [area.ok(f"Java {version} ({used}{', by JAVA_HOME' if home else ''})")]
@@ -52,7 +58,7 @@ def check_java(timeout_s: float) -> Sequence[Finding]:
         findings.append(
             area.warning(
                 f"JAVA_HOME is Java {version} and {on_path} is Java {other}",
-                "one Java; Spark takes JAVA_HOME, your shell takes PATH",
+                "one Java; Spark uses JAVA_HOME, your shell uses PATH",
                 f'export PATH="{home}/bin:$PATH"',
             )
         )

@@ -20,8 +20,8 @@ def check_query(location: str) -> Sequence[Finding]:
         return [
             area.problem(
                 str(error),
-                "the checkpointLocation of a query that was started, seen from here",
-                f"ls {checkpoint}; a query makes it when it starts for the first time",
+                "the checkpointLocation of a query that was started, visible from this machine",
+                f"ls {checkpoint}; a query creates it at its first start",
             )
         ]
     findings = [
@@ -33,13 +33,16 @@ def check_query(location: str) -> Sequence[Finding]:
     if planned <= last:
         return [*findings, area.ok(f"batch {last} is the last one, and is done")]
     if planned == last + 1:
-        text = f"batch {planned} is planned and not done: it runs now, or the next start repeats it"
-        return [*findings, area.ok(f"{text}; its sink tells whether it is decided already")]
+        text = (
+            f"batch {planned} is planned but not done: it runs now, or the next start will repeat"
+            " it"
+        )
+        return [*findings, area.ok(f"{text}; the sink knows whether the batch is already decided")]
     return [
         *findings,
         area.problem(
-            f"batches {last + 1} to {planned} are planned, and none of them is done",
-            "one batch at most between Spark's two logs",
-            f"restore {checkpoint}/offsets and {checkpoint}/commits from one and the same copy",
+            f"batches {last + 1} to {planned} are planned, but none is done",
+            "Spark's two logs to differ by at most one batch",
+            f"restore {checkpoint}/offsets and {checkpoint}/commits from the same copy",
         ),
     ]

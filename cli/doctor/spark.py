@@ -68,8 +68,8 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
                 area.problem(
                     f"Spark does not start: {_last_words(output) or 'no answer'}",
                     f"a session on master {settings['master']}",
-                    "mend what the Java check says first; then see where it stops:"
-                    f" pyspark --master '{settings['master']}'",
+                    "first fix the findings of the Java check; then see where it stops: pyspark"
+                    f" --master '{settings['master']}'",
                 )
             ]
         facts = json.loads(answer.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
         printed, _ = process.communicate(timeout=timeout_s)
         return printed
     except subprocess.TimeoutExpired:
-        return f"no answer within {timeout_s:g} s; give it longer: --timeout"
+        return f"no answer within {timeout_s:g} s; give a longer --timeout"
     finally:
         # Kill the process group: the JVM may outlive its parent.
         with suppress(ProcessLookupError):
@@ -163,8 +163,8 @@ def _last_words(printed: str) -> str:
 def _session(area: Area, answer: Mapping[str, Any], parallelism: int) -> list[Finding]:
     findings = [area.ok(f"Spark {answer['spark']} on {answer['master']}")]
     for name, why in (
-        ("spark.dynamicAllocation.enabled", "would take slots away from a running job"),
-        ("spark.speculation", "would run a slot twice"),
+        ("spark.dynamicAllocation.enabled", "would remove executors from a running job"),
+        ("spark.speculation", "would run a slot a second time"),
     ):
         if answer["conf"][name] == "true":
             remedy = f"start the session with {name}=false"
@@ -174,7 +174,7 @@ def _session(area: Area, answer: Mapping[str, Any], parallelism: int) -> list[Fi
         findings.append(
             area.problem(
                 f"{answer['slots']} task slots",
-                f"{parallelism} at once, for the parallelism",
+                f"{parallelism} task slots at once, one for each parallel subtask",
                 f"--master 'local[{parallelism}]'"
                 if str(answer["master"]).startswith("local[")
                 else f"give the application {parallelism} cores (spark.cores.max), add executors,"
@@ -216,7 +216,7 @@ def _executors(area: Area, answer: Mapping[str, Any], asked: tuple[float, float]
         if skew_s > CLOCK_SKEW_MAX_S:
             findings.append(
                 area.warning(
-                    f"the clock of {host} is {skew_s:.0f} s off",
+                    f"the clock of {host} differs by {skew_s:.0f} s",
                     f"clocks within {CLOCK_SKEW_MAX_S:g} s",
                     "sudo timedatectl set-ntp true",
                 )
@@ -239,13 +239,13 @@ def check_addresses(answer: Mapping[str, Any]) -> list[Finding]:
         if trouble := reached.get("trouble"):
             mistake = f"{host}: {trouble}"
         elif reached["loopback"]:
-            mistake = f"slots on {host} are reached at {at}, which other machines cannot reach"
+            mistake = f"slots on {host} would listen at {at}, which other machines cannot reach"
         elif "" not in {owner_id, network_id} and owner_id != network_id:
-            mistake = f"slots on {owner} and on {host} are both reached at {at}"
+            mistake = f"slots on {owner} and on {host} would both listen at {at}"
         else:
-            findings.append(area.ok(f"slots on {host} are reached at {at}"))
+            findings.append(area.ok(f"slots on {host} would listen at {at}"))
             continue
-        needed = "an address of its own for each machine"
+        needed = "a different address for each machine"
         findings.append(area.problem(mistake, needed, ADDRESS_ADVICE))
     return list(dict.fromkeys(findings))
 
@@ -260,8 +260,9 @@ def _check_shared_storage(answer: Mapping[str, Any], shared: _Shared) -> list[Fi
         if executor["storage_read"] != shared.token:
             findings.append(
                 area.problem(
-                    f"{host} does not see what the driver wrote ({executor['storage_read']})",
-                    "one directory that driver and every executor share",
+                    f"{host} does not see the file that the driver wrote"
+                    f" ({executor['storage_read']})",
+                    "one directory that the driver and every executor share",
                     "mount the same file system at the same path on every machine",
                 )
             )

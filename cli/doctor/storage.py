@@ -91,7 +91,8 @@ def check_storage(root: str, missing: Sequence[Path]) -> Sequence[Finding]:
             area.problem(
                 str(error),
                 "durable writes, hard links and listing",
-                f"mount {directory} read-write, on a file system that has them (ext4, xfs, NFSv4)",
+                f"mount {directory} read-write, on a file system that supports them (ext4,"
+                " xfs, NFSv4)",
             )
         ]
     finally:
@@ -109,8 +110,8 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
         return [
             area.problem(
                 f"{fs.location(scratch)}: a file was created twice under one name",
-                "creation that only one process wins; the decision log rests on it",
-                "use another file system: ext4, xfs or NFSv4, and no object store behind FUSE",
+                "storage where only one process can create a file, which the decision log needs",
+                "use another file system: ext4, xfs or NFSv4, but no object store mounted by FUSE",
             )
         ]
     fs.write(f"{scratch}/state", (b"x" * _MIB,))
@@ -124,7 +125,7 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
         findings.append(
             area.warning(
                 f"{fs.location(scratch)}: a hard link could not be made",
-                "hard links, or every RocksDB checkpoint is copied",
+                "hard links; without them every RocksDB checkpoint is copied",
                 "use ext4, xfs or NFSv4, and scratch_dir on the same file system",
             )
         )
@@ -146,7 +147,7 @@ def _durability(area: Area, directory: Path) -> list[Finding]:
     mounted = [(mount[2], mount[3].split(",")) for mount in mounts if mount[1] == mount_point]
     # The last entry counts: a later mount covers earlier ones.
     kind, options = mounted[-1] if mounted else ("", [""])
-    covered = "a disk: here it outlives processes and is gone when the machine ends"
+    covered = "a disk: in memory, checkpoints survive a process but not a restart of the machine"
     if kind in {"tmpfs", "ramfs"}:
         return [
             area.warning(f"{mount_point} is in memory ({kind})", covered, "use a directory on disk")
@@ -155,7 +156,7 @@ def _durability(area: Area, directory: Path) -> list[Finding]:
         return [
             area.warning(
                 f"{mount_point} is mounted without barriers",
-                "barriers, or a power cut takes what the disk's cache holds",
+                "write barriers; without them a power cut loses the contents of the disk's cache",
                 f"sudo mount -o remount,barrier {mount_point}",
             )
         ]

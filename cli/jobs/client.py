@@ -72,8 +72,8 @@ class DriverLocation:
         root = getattr(described, "root", None)
         if root is not None and not Path(root).is_dir():
             raise errors.ConfigError(
-                f"--storage {root}: this machine has no such directory; give the storage of the"
-                " job's Checkpointing(storage=…), and run this where that directory is mounted"
+                f"--storage {root}: this machine has no such directory. Give the storage of the"
+                " job's Checkpointing(storage=…), on a machine where that directory is mounted"
             )
         return described
 
@@ -110,8 +110,8 @@ class Driver:
         address = storage.driver_address.read()
         if address is None:
             raise DriverNotThere(
-                f"no driver of job {location.name!r} can be asked: none has left its address in"
-                f" {storage}, so it has ended, or was started with endpoint=None."
+                f"no driver of job {location.name!r} can be reached: {storage} holds no address"
+                " of it, so it has ended, or was started with endpoint=None."
                 f" {how_it_ended(storage)} {last_decision_of(storage)}"
             )
         self.address: DriverAddress = address
@@ -151,8 +151,9 @@ class Driver:
                 return state
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"{operation['what']} of job {self._place.name!r} is pending after"
-                    f" {timeout_s:.0f} s, and goes on; ask again with --timeout"
+                    f"{operation['what']} of job {self._place.name!r} is not done after"
+                    f" {timeout_s:.0f} s and continues; run the command again with a longer"
+                    " --timeout"
                 )
             time.sleep(wait_s)
             # Most operations end at once. For a long one, two polls a second are enough.
@@ -182,19 +183,22 @@ class Driver:
         try:
             answer = json_decoder(dict[str, Any]).decode(reply.content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._explain_gone(f"{self.address.url} answers with no JSON object") from error
+            raise self._explain_gone(
+                f"{self.address.url} did not answer with a JSON object"
+            ) from error
         if reply.status == http.client.UNAUTHORIZED:
             raise DriverRefused(
-                f"the driver of job {self._place.name!r} at {self.address.url} does not take the"
-                f" token of {self._token_location()}: it is an old one, or another driver's"
+                f"the driver of job {self._place.name!r} at {self.address.url} rejects the token"
+                f" of {self._token_location()}: the token is out of date, or belongs to another"
+                " driver"
             )
         if reply.status >= 400:
             raise DriverRefused(str(answer.get("error", reply.status)))
         if missing := [field for field in fields if field not in answer]:
             raise DriverRefused(
                 f"the answer of the driver of job {self._place.name!r} at {self.address.url} to"
-                f" {method} /v1/{path} has no {missing[0]!r}: a driver of another version, or not a"
-                " driver. Whether it did anything, the decision log says"
+                f" {method} /v1/{path} has no {missing[0]!r}: the driver has another version, or"
+                " it is not a driver. Look in the decision log for what was done"
             )
         return answer
 
@@ -234,7 +238,7 @@ class Driver:
         except (OSError, ssl.SSLError) as error:
             raise errors.ConfigError(
                 f"{target.authority!r}, the file of the authority that signed the driver's"
-                f" certificate, cannot be read ({error}): name a copy by --authority"
+                f" certificate, cannot be read ({error}): give a copy with --authority"
             ) from error
         return http.client.HTTPSConnection(
             target.host, target.port, timeout=timeout_s, context=context
@@ -251,12 +255,12 @@ class Driver:
         # A process that is being killed closes its connections before it exits.
         patience_s = 0.0 if isinstance(error, TimeoutError) else _DYING_S
         if is_here and (state := _state_after(patience_s, address.pid, address.since_ms)):
-            known = f"its process lives on this machine ({state}), and does not answer"
+            known = f"its process still exists on this machine ({state}), but does not answer"
             advice = f"`kill -CONT {address.pid}` wakes a stopped one"
         # A refused connection proves that no process listens. A timeout proves nothing, because the
         # network may be down.
         elif not is_here and isinstance(error, TimeoutError) and not address.loopback:
-            known = f"whether its process lives cannot be told from {socket.gethostname()}"
+            known = f"it is not known on {socket.gethostname()} whether its process still exists"
             advice = f"look on {address.host}"
         else:
             return self._explain_gone(why)
@@ -264,13 +268,13 @@ class Driver:
         if deadline_ms is not None:
             until = _utc(deadline_ms)
             may_be_done = (
-                " The request may have been carried out. If the driver reads it after"
-                f" {until}, it is not."
+                f" The request may have been carried out. If the driver reads it after {until},"
+                " the driver ignores it."
             )
         return DriverSilent(
-            f"the driver of job {address.job!r} ({self._who()}) is silent: {why}; {known}."
-            f"{may_be_done} Do not start the job again while it may live: {advice}; or kill it"
-            " first"
+            f"the driver of job {address.job!r} ({self._who()}) is silent: {why};"
+            f" {known}.{may_be_done} Do not start the job again while that process may still run:"
+            f" {advice}; or kill it first"
         )
 
     def _who(self) -> str:
@@ -281,11 +285,12 @@ class Driver:
         address, who = self.address, self._who()
         if address.loopback and address.host != socket.gethostname():
             return DriverNotThere(
-                f"the driver of job {address.job!r} ({who}) listens at {address.url}, on its own"
-                f" machine alone: run this on {address.host}; or it is not there any more"
+                f"the driver of job {address.job!r} ({who}) listens at {address.url}, only on its"
+                f" own machine: run this on {address.host}. If it does not answer there, it no"
+                " longer exists"
             )
         return DriverNotThere(
-            f"the driver of job {address.job!r} ({who}) is not there any more: {why}."
+            f"the driver of job {address.job!r} ({who}) no longer exists: {why}."
             f" {how_it_ended(self.storage)} {last_decision_of(self.storage)}"
         )
 
@@ -299,7 +304,8 @@ class Driver:
         if token is None:
             raise self._explain_gone(
                 "its token is not in checkpoint storage. If the job's program keeps the token"
-                " elsewhere by Endpoint(token_file=…), name a copy of that file by --token-file"
+                " elsewhere with Endpoint(token_file=…), give a copy of that file with"
+                " --token-file"
             )
         if not is_token(token):
             raise errors.CheckpointCorrupt(
@@ -331,7 +337,7 @@ def within(timeout_s: float, what: str, work: Callable[[], _T]) -> _T:
     """
     ended = begin(what, work)
     if not wait([ended], timeout_s).done:
-        raise TimeoutError(f"{what} has not answered within {timeout_s:g} s")
+        raise TimeoutError(f"{what} did not answer within {timeout_s:g} s")
     return ended.result()
 
 
@@ -421,11 +427,11 @@ def how_it_ended(storage: JobStorage) -> str:
     """Return sentences on the end of the job's last run, from its record."""
     run = last_run_of(storage)
     if run is None:
-        return "Nothing is written of how it ended."
+        return "There is no record of how it ended."
     if not run.ended_ms:
         return (
-            f"Its last driver, process {run.pid} on {run.host}, did not write how it ended: it was"
-            " killed, or runs still."
+            f"Its last driver, process {run.pid} on {run.host}, did not record its end: it was"
+            " killed, or still runs."
         )
     error = f": {run.error}" if run.error else ""
     return f"It has {run.state} at {_utc(run.ended_ms)}{error}."
@@ -439,6 +445,6 @@ def last_decision_of(storage: JobStorage) -> str:
         view = within(LOG_TIMEOUT_S, "the decision log", storage.log.read)
         if view.decided:
             last = view.completed[-1]
-            how = "the job ended with it" if last.final else "a start goes on from there"
+            how = "the job ended with it" if last.final else "the next start continues from there"
             return f"Its last decision is checkpoint {last.checkpoint}; {how}."
     return "Its decision log cannot be read, or holds no decision."

@@ -55,13 +55,11 @@ Storage: TypeAlias = Annotated[
     ),
 ]
 Timeout: TypeAlias = Annotated[
-    float, typer.Option(help="How long to wait until it is done, in seconds.", min=0.0)
+    float, typer.Option(help="Time limit of the operation, in seconds.", min=0.0)
 ]
 AnswerTimeout: TypeAlias = Annotated[
     float,
-    typer.Option(
-        help="How long to wait for each answer of storage or driver, in seconds.", min=0.0
-    ),
+    typer.Option(help="Time limit of each answer of storage or driver, in seconds.", min=0.0),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 TokenFile: TypeAlias = Annotated[
@@ -82,20 +80,19 @@ DriverHost: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         help="Another machine to which the token may be sent. Repeat it for several machines."
-        " Without it, status and the like ask once for each machine.",
+        " Without it, commands such as status ask once for each machine.",
         envvar="ONCEFLOW_DRIVER_HOST",
     ),
 ]
 Directory: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--path", help="Directory in which the savepoint is made. Default: the job's own."
-    ),
+    typer.Option("--path", help="Directory for the savepoint. Default: the job's own."),
 ]
 Native: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--native", help="Write the state backend's own form: faster, but only for this backend."
+        "--native",
+        help="Write the state backend's native form: faster, but only this backend can read it.",
     ),
 ]
 ANSWER_TIMEOUT_S = 10.0
@@ -220,7 +217,10 @@ def stop(
     name: Name,
     storage: Storage,
     with_savepoint: Annotated[
-        bool, typer.Option("--savepoint", help="Take a savepoint first, and print its directory.")
+        bool,
+        typer.Option(
+            "--savepoint", help="Take a savepoint before the stop, and print its directory."
+        ),
     ] = False,
     drain: Annotated[
         bool, typer.Option("--drain", help="Drain: end all sources first, then take the savepoint.")
@@ -365,7 +365,7 @@ def find_driver(timeout_s: float, name: str, storage: str, access: DriverAccess)
             driver.
         UnknownDriverHost: The user did not consent to that machine.
     """
-    what = f"checkpoint storage {storage}, which says where the driver is,"
+    what = f"checkpoint storage {storage}, which holds the driver's address,"
     # Report a silent driver before the user's timeout ends.
     answer_timeout_s = max(0.1, min(ANSWER_TIMEOUT_S, timeout_s / 2))
     location = DriverLocation(storage, name, answer_timeout_s, access)
@@ -384,11 +384,13 @@ def _agrees_to(unknown: UnknownDriverHost) -> bool:
         f"Checkpoint storage says that the driver is on host {unknown.host!r}, with the certificate"
         f" authority {authority!r}."
     )
-    return typer.confirm("Send the driver's token there, now and later?", default=False, err=True)
+    return typer.confirm(
+        "Send the driver's token to that host, now and in future?", default=False, err=True
+    )
 
 
 def _who_answers(name: str) -> str:
-    return f"the driver of job {name!r}, or the storage that says how the job ended,"
+    return f"the driver of job {name!r}, or the storage with the record of the job's end,"
 
 
 def _jobs_of(location: DriverLocation) -> tuple[str, ...]:
@@ -422,7 +424,7 @@ def _summary(location: DriverLocation) -> Answer:
 
 
 def _late(name: str, timeout_s: float) -> Answer:
-    return _unread(name, f"its checkpoint storage has not answered within {timeout_s:g} s")
+    return _unread(name, f"its checkpoint storage did not answer within {timeout_s:g} s")
 
 
 def _unread(name: str, reason: str) -> Answer:
@@ -448,12 +450,12 @@ def _outcome(driver: Driver, begun: Answer, deadline: float, location: DriverLoc
 def _describe_savepoint_left(begun: Answer, storage: JobStorage, location: DriverLocation) -> str:
     where = begun["place"]
     if not where:
-        return f"Whether {begun['what']} was done, the decision log says."
+        return f"Look in the decision log whether {begun['what']} was done."
     try:
         savepoint_directory(location.described, where).read()
     except OnceflowError:
-        return f"The savepoint in {where} was never finished."
-    return f"The savepoint in {where} is whole; {storage} says what was decided since."
+        return f"The savepoint in {where} was not completed."
+    return f"The savepoint in {where} is complete. Look in {storage} for later decisions."
 
 
 def _tell(done: Answer, text: str, json_: bool) -> None:

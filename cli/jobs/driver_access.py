@@ -83,7 +83,7 @@ def parse_target(address: DriverAddress, access: DriverAccess) -> DriverTarget:
     if is_loopback(host):
         return DriverTarget(host, port, is_encrypted, str(access.authority or address.authority))
     if not is_encrypted:
-        raise _not_a_driver(address, "without TLS a driver is asked on its own machine alone")
+        raise _not_a_driver(address, "without TLS a driver is only asked on its own machine")
     authority = str(access.authority or address.authority)
     is_own = host in {socket.gethostname().lower(), socket.getfqdn().lower()}
     is_trusted = is_own or host in map(str.lower, access.hosts)
@@ -113,7 +113,7 @@ def remember_host(host: str, authority: str) -> None:
             file.write(f"{line}\n")
     except OSError as error:
         raise ConfigError(
-            f"{path}, the file of hosts that may get a token, cannot be written"
+            f"{path}, the list of hosts that may receive a token, cannot be written"
             f" ({error.strerror}). The token was not sent: use --driver-host {host}"
         ) from error
 
@@ -130,7 +130,7 @@ def read_token_file(path: Path) -> str:
             text = file.read(_TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
     except OSError as error:
         raise ConfigError(
-            f"--token-file {path} cannot be read ({error.strerror}): name a copy of the file that"
+            f"--token-file {path} cannot be read ({error.strerror}): give a copy of the file that"
             " holds the driver's token"
         ) from error
     if not is_token(text):
@@ -143,8 +143,8 @@ def read_token_file(path: Path) -> str:
 def _not_a_driver(address: DriverAddress, reason: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(
         f"driver.json of job {address.job!r} in checkpoint storage names the address"
-        f" {address.url[:200]!r}: {reason}. No request was sent. Ask on the driver's own machine;"
-        " the next start of the job replaces the file"
+        f" {address.url[:200]!r}: {reason}. No request was sent. Run the command on the driver's"
+        " own machine; the next start of the job replaces the file"
     )
 
 
@@ -169,5 +169,5 @@ def _line_of(host: str, authority: str) -> str:
     except OSError as error:
         raise ConfigError(
             f"{authority!r}, the file of the authority that signed the driver's certificate,"
-            f" cannot be read ({error.strerror}): name a copy by --authority"
+            f" cannot be read ({error.strerror}): give a copy with --authority"
         ) from error

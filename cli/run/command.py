@@ -41,8 +41,8 @@ STOP_TIMEOUT_S = 60.0
 Target: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        help="The job: a file connector.toml, or job.py:NAME or package.module:NAME, where NAME is"
-        " a Pipeline, or a function of a Spark session (or of nothing) that returns one.",
+        help="The job: a file connector.toml, or job.py:NAME or package.module:NAME. NAME is a"
+        " Pipeline, or a function that returns one and takes a Spark session or nothing.",
         show_default=False,
     ),
 ]
@@ -57,20 +57,24 @@ Assignments: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Setting, as name=value; may be repeated. Stronger than the program. The names are"
-        " those of `onceflow config`.",
+        help="Setting, as name=value; may be repeated. Overrides the program. `onceflow config`"
+        " prints all names.",
     ),
 ]
 Savepoint: TypeAlias = Annotated[
-    str | None, typer.Option(help="Savepoint or retained checkpoint from which the job begins.")
+    str | None, typer.Option(help="Savepoint or retained checkpoint from which the job starts.")
 ]
 Claim: TypeAlias = Annotated[
-    bool, typer.Option("--claim", help="Delete that savepoint once the job has begun from it.")
+    bool, typer.Option("--claim", help="Delete that savepoint once the job has started from it.")
 ]
 Rewind: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--allow-rewind", help="Allow rows that were committed since then to be written again."
+        "--allow-rewind",
+        help=(
+            "Allow a start although rows that were committed since then will be written a second"
+            " time."
+        ),
     ),
 ]
 Timeout: TypeAlias = Annotated[
@@ -129,7 +133,7 @@ def run(
             print(json.dumps(make_schema(), indent=2))
             return
         if target is None:
-            raise ConfigError("name what is to be run: connector.toml, job.py:NAME or module:NAME")
+            raise ConfigError("give the job to run: connector.toml, job.py:NAME or module:NAME")
         if check and plan:
             raise ConfigError("--check and --plan: give one of the two")
         with force_settings(parse_assignments(assignments or ())):
@@ -156,8 +160,8 @@ def _build(text: str, cluster: OpenedCluster, *, only_describes: bool) -> Pipeli
     if not target.takes_cluster:
         if cluster.master is not None:
             raise ConfigError(
-                f"--master {cluster.master}: {text} has a cluster of its own; make it a function of"
-                " a session, and the session is opened at this master"
+                f"--master {cluster.master}: {text} already has a cluster. Make it a function of"
+                " a Spark session, and the session is opened at this master"
             )
         cluster.adopt(pipeline)
     return pipeline

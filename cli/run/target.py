@@ -67,8 +67,8 @@ class PipelineTarget:
         names = _list_required(self.value)
         if len(names) > 1:
             raise ConfigError(
-                f"{self.text} takes {', '.join(names)}: `onceflow run` passes a Spark session, or"
-                " nothing; take the others from the environment or from a file"
+                f"{self.text} takes {', '.join(names)}: `onceflow run` passes only a Spark"
+                " session, or nothing; read the other values from the environment or from a file"
             )
 
     def build(self, cluster: Callable[[], object]) -> Pipeline:

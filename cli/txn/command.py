@@ -26,10 +26,10 @@ txn = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help=(
-        "Transactions in doubt: pre-committed, and neither committed nor rolled back. A job's next"
-        " start settles its own; this shows them, and settles by hand what cannot wait."
-        " Exit status: 0 done, 1 refused (list --check: something is in doubt), 2 usage,"
-        " 3 a target or the storage cannot be reached."
+        "List transactions in doubt, which are pre-committed but neither committed nor rolled"
+        " back, and commit or abort them by hand. The next start of a job does so for its own"
+        " transactions. Exit status: 0 done, 1 refused (list --check: something is in doubt), 2"
+        " usage, 3 a target or the storage cannot be reached."
     ),
 )
 
@@ -38,7 +38,7 @@ Ids: TypeAlias = Annotated[
     list[str] | None, typer.Argument(help="Transaction ids, as `list` shows them.")
 ]
 Everything: TypeAlias = Annotated[
-    bool, typer.Option("--all", help="Take all transactions that the log allows, instead of ids.")
+    bool, typer.Option("--all", help="All transactions that the log allows, instead of ids.")
 ]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Force: TypeAlias = Annotated[
@@ -49,8 +49,8 @@ Fence: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--fence",
-        help="First take the job over: a driver that still runs then decides nothing more, and"
-        " ends. The job can be started again as usual.",
+        help="First take over the job: a driver that still runs can then decide nothing more,"
+        " and ends. The job can be started again as usual.",
     ),
 ]
 
@@ -77,7 +77,7 @@ def list_(
             settling.print_transactions(console(), transactions_in_doubt)
             of_batches = where.checkpoint_location is not None or where.txn_app_id is not None
             if transactions_in_doubt and where.storage is None and not of_batches:
-                say("Add --storage DIR --job NAME to see what the decision log says.")
+                say("Add --storage DIR --job NAME to see the verdict of the decision log.")
     if check and transactions_in_doubt:
         raise typer.Exit(settling.EXIT_REFUSED)
 
@@ -93,7 +93,7 @@ def show(
     with _open(where) as transactions:
         entry = transactions.find(settling.parse_transaction(transaction))
         if entry is None:
-            say(f"{transaction} is not in doubt here, and the log does not list it")
+            say(f"{transaction} is not in doubt here, and the log does not contain it")
             raise typer.Exit(settling.EXIT_REFUSED)
         if json_:
             print(json.dumps(settling.as_json(entry)))
@@ -121,7 +121,8 @@ def _settles(resolution: Resolution, help_: str) -> None:
 
 
 _settles(
-    Resolution.COMMIT, "Make the rows of transactions visible, if the decision log decided so."
+    Resolution.COMMIT,
+    "Commit transactions, if the decision log decided them. Their rows become visible.",
 )
 _settles(Resolution.ABORT, "Roll transactions back, if the decision log did not decide them.")
 

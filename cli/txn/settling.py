@@ -72,14 +72,17 @@ def settle(transactions: TransactionSettler, wish: Wish, json_: bool) -> None:
     """
     # Exactly one of both must be given.
     if bool(wish.ids) == wish.everything:
-        raise UsageError("name transactions, or say --all")
+        raise UsageError("give transaction ids, or --all")
     if wish.everything and wish.force:
-        raise UsageError("--all takes what the log allows; name what is to be forced")
+        raise UsageError(
+            "--all includes only transactions that the log allows; give the ids of the"
+            " transactions to force"
+        )
     ids = [parse_transaction(text) for text in wish.ids]
     if wish.fence:
         _confirm("Take the job over? A driver that still runs will end with an error.", wish.yes)
         transactions.fence()
-        say("The job is taken over: no earlier attempt decides anything more.")
+        say("The job is taken over: no earlier attempt can decide anything more.")
     allowed, refused = _sort_out(transactions, wish, _select(transactions, ids))
     if allowed:
         verb = "Commit" if wish.resolution is Resolution.COMMIT else "Roll back"
@@ -100,7 +103,7 @@ def _select(
     entries = {transaction: transactions.find(transaction) for transaction in ids}
     missing = [str(transaction) for transaction, entry in entries.items() if entry is None]
     if missing:
-        say(f"not in doubt here, and the log does not list it: {', '.join(missing)}")
+        say(f"not in doubt here, and not contained in the log: {', '.join(missing)}")
         raise typer.Exit(EXIT_REFUSED)
     return tuple(entry for entry in entries.values() if entry is not None)
 
@@ -146,7 +149,9 @@ def _print_results(resolution: Resolution, results: Sequence[Result], json_: boo
         done = [result.as_json() for result in results]
         print(json.dumps({"action": resolution.value, "results": done}))
     elif not results:
-        console().print(f"nothing to {resolution.value}: the log says so of nothing in doubt here")
+        console().print(
+            f"nothing to {resolution.value}: the log allows that for no transaction in doubt here"
+        )
     for result in () if json_ else results:
         console().print(
             f"{result.in_doubt.transaction} {result.sentence}", markup=False, soft_wrap=True
@@ -189,7 +194,7 @@ def _confirm(question: str, yes: bool) -> None:
     # A script without a terminal would wait forever for an answer.
     if not sys.stdin.isatty():
         raise UsageError(
-            "this command asks before it changes anything, and the input is not a terminal: add"
+            "this command asks before it changes anything, but the input is not a terminal: add"
             " --yes"
         )
     if not typer.confirm(question, err=True):
@@ -255,7 +260,9 @@ def print_transaction(console: Console, entry: InDoubtTransaction) -> None:
         "attempt": str(transaction.attempt),
         "checkpoint": str(transaction.checkpoint),
         "subtask": f"{transaction.subtask} (sequence {transaction.sequence})",
-        "held by": entry.held_by if entry.held else f"nobody: {entry.held_by} has it no longer",
+        "held by": entry.held_by
+        if entry.held
+        else f"no session: {entry.held_by} no longer holds it",
         "kind": entry.kind.value,
         "rows": "not known" if entry.rows is None else f"{entry.rows:,}",
         "prepared": f"{entry.prepared_at:%Y-%m-%d %H:%M:%S %Z}, {_age(entry)} ago"
@@ -294,20 +301,24 @@ def result_of(
         case committables.Committed():
             result = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
         case committables.Aborted():
-            result = (EXIT_DONE, "aborted", f"rolled back: {rows} are gone and never were visible")
+            result = (
+                EXIT_DONE,
+                "aborted",
+                f"rolled back: {rows} are deleted and were never visible",
+            )
         case committables.AlreadyCommitted() if resolution is Resolution.COMMIT:
-            result = (EXIT_DONE, "already_committed", "was committed before; nothing was changed")
+            result = (EXIT_DONE, "already_committed", "was already committed; nothing was changed")
         case committables.AlreadyCommitted():
-            result = (EXIT_REFUSED, "already_committed", f"was committed before: {rows} stay")
+            result = (EXIT_REFUSED, "already_committed", f"was already committed: {rows} stay")
         case committables.Lost(reason):
-            result = (EXIT_REFUSED, "lost", f"cannot be committed any more: {reason}")
+            result = (EXIT_REFUSED, "lost", f"can no longer be committed: {reason}")
         case committables.RetryLater(reason):
             result = (EXIT_UNREACHABLE, "retry_later", f"nothing was changed, try later: {reason}")
         case committables.Unknown(reason):
             result = (
                 EXIT_UNREACHABLE,
                 "unknown",
-                f"nobody knows how it ended, ask again: {reason}",
+                f"the outcome is not known, run the command again: {reason}",
             )
     status, word, sentence = result
     return Result(status, entry, word, sentence)

@@ -117,10 +117,9 @@ class Where:
             managers.append(by_hand.StagedResourceManager(storage))
         if not managers:
             raise ConfigError(
-                "name where to look: --url postgresql://user@host/database (add --password-file),"
-                " kafka://host:port or file:///directory,"
-                " or --sink module:name --sink-id ID, and --storage DIR [--job NAME] for what the"
-                " decision log says"
+                "give the target: --url postgresql://user@host/database (add --password-file),"
+                " kafka://host:port or file:///directory, or --sink module:name --sink-id ID,"
+                " and --storage DIR [--job NAME] for the verdict of the decision log"
             )
         return by_hand.InDoubtTransactions(managers, storage)
 
@@ -130,7 +129,10 @@ class Where:
         from onceflow.connectors.spark.streaming.query_transactions import query_transactions
 
         if self.job is not None:
-            raise ConfigError("--job is a pipeline's, and --checkpoint-location a query's")
+            raise ConfigError(
+                "--job belongs to a pipeline, and --checkpoint-location to a query: give one of"
+                " them"
+            )
         if bool(self.url) == bool(self.sink):
             raise ConfigError(
                 "--checkpoint-location needs the query's target: --url postgresql://user@host/db,"
@@ -149,7 +151,9 @@ class Where:
         from onceflow.sinks.sql.connector import SqlResourceManager
 
         if self.job is not None:
-            raise ConfigError("--job is a pipeline's, and --txn-app-id that of batch writes")
+            raise ConfigError(
+                "--job belongs to a pipeline, and --txn-app-id to batch writes: give one of them"
+            )
         manager = self._database(self.url) if self.url else None
         if self.sink:
             manager = by_hand.SinkResourceManager(load_sink(self.sink), self.sink_id or "")
@@ -170,8 +174,8 @@ class Where:
             raise ConfigError(f"--url: {error}") from None
         if connector.resource_manager is None:
             raise ConfigError(
-                f"--url: {url.partition('://')[0]}:// cannot list what is in doubt there; name the"
-                " sink: --sink module:name --sink-id ID"
+                f"--url: {url.partition('://')[0]}:// cannot list its transactions in doubt; give"
+                " the sink: --sink module:name --sink-id ID"
             )
         password = read_password(self.password_file) if self.password_file else None
         options = read_options(self.options, "--options") if self.options else {}
@@ -187,8 +191,8 @@ class Where:
         root = str(described.root if isinstance(described, FileSystemStorage) else self.storage)
         if isinstance(described, FileSystemStorage) and not Path(root).is_dir():
             raise ConfigError(
-                f"--storage {root}: this machine has no such directory; give the storage of the"
-                " job's Checkpointing(storage=…), and run this where that directory is mounted"
+                f"--storage {root}: this machine has no such directory. Give the storage of the"
+                " job's Checkpointing(storage=…), on a machine where that directory is mounted"
             )
         # The name does not matter here: `jobs` lists all jobs of the storage.
         jobs = described.open("any").jobs()

@@ -26,7 +26,7 @@ PORT = 8090
 def ui(
     storage: command.Storage,
     host: Annotated[
-        str, typer.Option(help="Address to listen at. Any address but loopback needs TLS.")
+        str, typer.Option(help="Address to listen at. An address other than loopback needs TLS.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(help="Port to listen at. 0 chooses a free one.", min=0, max=65_535)
@@ -77,13 +77,13 @@ def _check_address(
 ) -> Endpoint:
     """Return the endpoint. Raise ConfigError if the token could leave this machine unencrypted."""
     if (certificate is None) != (key is None):
-        raise ConfigError("--certificate and --key go together: name both")
+        raise ConfigError("--certificate and --key go together: give both")
     tls = None if certificate is None else TlsFiles(str(certificate), str(key), "")
     if tls is None and not is_loopback(host):
         raise ConfigError(
-            f"--host {host} is seen by other machines, and the token would go there unencrypted:"
-            " add --certificate and --key; or omit --host, and reach this machine by"
-            f" `ssh -L {port or PORT}:127.0.0.1:{port or PORT}`"
+            f"other machines can reach --host {host}, and the token would be sent unencrypted:"
+            " add --certificate and --key; or omit --host, and reach this machine by `ssh -L"
+            f" {port or PORT}:127.0.0.1:{port or PORT}`"
         )
     return Endpoint(host=host, port=port, tls=tls, names=names)
 

@@ -50,7 +50,7 @@ class JobsApi:
             return self.explain(*stranger)
         if self._page.has(urlsplit(head.target).path) or has_token(head, self._token):
             return None
-        missing = "show the token that `onceflow ui` has printed: Authorization: Bearer …"
+        missing = "send the token that `onceflow ui` has printed: Authorization: Bearer …"
         return self.explain(HTTPStatus.UNAUTHORIZED, missing)
 
     def has_token(self, head: Request) -> bool:
@@ -86,7 +86,7 @@ class JobsApi:
             known = f"/v1/about, {_JOBS} and {_JOBS}/NAME/…"
             return self.explain(HTTPStatus.NOT_FOUND, f"unknown path {path[:200]}; see {known}")
         if request.method != "GET":
-            not_taken = f"{path} does not take {request.method}"
+            not_taken = f"{path} does not support {request.method}"
             return self.explain(HTTPStatus.METHOD_NOT_ALLOWED, not_taken)
         if path == "/v1/about":
             about = {"kind": "storage", "storage": self._jobs.storage}
@@ -99,7 +99,9 @@ class JobsApi:
         try:
             shown = request.headers.get(INSTANCE_HEADER.lower())
             if shown and shown != self._jobs.driver(name).address.instance:
-                another = f"another driver of job {name!r} runs now: nothing was done. Look again"
+                another = (
+                    f"another driver of job {name!r} runs now, so nothing was done. Reload the page"
+                )
                 return self.explain(HTTPStatus.MISDIRECTED_REQUEST, another)
             reply = self._jobs.relay(
                 name, request.method, path, request.body, _deadline_of(request)
@@ -112,7 +114,7 @@ class JobsApi:
         # server.
         status = HTTPStatus(reply.status)
         if status is HTTPStatus.UNAUTHORIZED:
-            stale = f"the driver of job {name!r} does not take the token that is in its storage"
+            stale = f"the driver of job {name!r} rejects the token that is in its storage"
             return self.explain(HTTPStatus.CONFLICT, stale)
         return web_page.make_json_response(status, reply.content)
 
@@ -125,8 +127,8 @@ class JobsApi:
                 return web_page.make_json_response(HTTPStatus.OK, self._jobs.read_stored(name))
             case _:
                 reason = (
-                    f"job {name!r} does not run (state: {now['state']}), and {what[:40]!r} is"
-                    " answered by its driver: start the job"
+                    f"job {name!r} does not run (state: {now['state']}), and only its driver can"
+                    f" answer {what[:40]!r}: start the job"
                 )
                 return self.explain(HTTPStatus.CONFLICT, reason)
 

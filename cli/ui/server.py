@@ -74,7 +74,10 @@ def _listen(endpoint: Endpoint, api: JobsApi) -> HttpServer:
         return HttpServer(host, port, api, context)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            reason = f"port {port} of {host} is in use: name another by --port; 0 takes a free one"
+            reason = (
+                f"port {port} of {host} is in use: choose another with --port; 0 chooses a free"
+                " port"
+            )
         else:
             reason = f"--host {host} --port {port}: {error.strerror or error}"
         raise ConfigError(reason) from error

@@ -44,9 +44,10 @@ def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str)
     # a job's start.
     accepted = int(value.get("max.message.bytes") or limit)
     if accepted >= limit:
-        return area.ok(f"it takes records of {limit} bytes")
+        return area.ok(f"it accepts records of up to {limit} bytes")
     return area.problem(
-        f"it takes records of {accepted} bytes (max.message.bytes) and the sink lets {limit} pass",
+        f"it accepts records of up to {accepted} bytes (max.message.bytes), but the sink"
+        f" allows {limit}",
         "the same limit in both",
         f"give options={{{option!r}: {accepted}}}, or raise it: kafka-configs.sh --alter"
         f" --entity-type topics --entity-name <topic> --add-config max.message.bytes={limit}",
@@ -66,8 +67,8 @@ def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Find
     """
     policy = value.get("cleanup.policy") or "delete"
     if "compact" not in policy or keys == "":
-        return area.ok(f"it takes the sink's records by their keys (cleanup.policy={policy})")
-    needed = "a key in every record: the broker takes none without"
+        return area.ok(f"it accepts the sink's records with their keys (cleanup.policy={policy})")
+    needed = "a key in every record: the broker rejects records without one"
     if keys is None:
         return area.problem(
             f"cleanup.policy={policy}, and the sink's records have no key",
@@ -78,7 +79,7 @@ def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Find
     return area.warning(
         f"cleanup.policy={policy}, and column {keys!r} of the key may be null",
         needed,
-        "leave out rows without a key before the sink: their commit would be refused",
+        "filter rows without a key before the sink: their commit would be refused",
     )
 
 
@@ -93,19 +94,22 @@ def topic_findings(area: Area, value: KafkaConfig, replicas: int, brokers: int) 
     A broker acknowledges a record before it is on disk. The record outlives the broker's process.
     If the broker's machine fails, other brokers must have the record.
     """
-    outlives = "what is acknowledged outlives a broker's process"
+    outlives = "acknowledged records survive a crash of the broker's process"
     in_sync = int(value.get("min.insync.replicas") or 1)
     # A single broker has no other broker to hold the record, so no setting can help.
     if replicas == brokers == in_sync == 1 and value.get("flush.messages") != "1":
-        return [area.ok(f"{outlives}, and not its machine: there is one broker")]
-    more = "min.insync.replicas = 2 and three replicas, or it is gone with a broker's machine"
+        return [area.ok(f"{outlives}, but not the loss of its machine: there is one broker")]
+    more = (
+        "min.insync.replicas = 2 and three replicas; otherwise they are lost with a broker's"
+        " machine"
+    )
     alter = "kafka-configs.sh --alter --entity-type topics --entity-name <topic> --add-config"
     findings: list[Finding] = []
     # Check this first, because then no record is accepted at all. The other findings lose records
     # only if a machine fails.
     if replicas < in_sync:
-        text = f"it has {replicas} replicas and demands {in_sync} in sync (min.insync.replicas)"
-        needed = "as many replicas as it demands, or it takes no record"
+        text = f"it has {replicas} replicas, but requires {in_sync} in sync (min.insync.replicas)"
+        needed = "at least as many replicas as it requires; otherwise it accepts no record"
         remedy = f"{alter} min.insync.replicas={replicas}, or give each partition more replicas"
         findings.append(area.problem(text, needed, remedy))
     elif replicas == 1 and value.get("flush.messages") != "1":
@@ -118,11 +122,11 @@ def topic_findings(area: Area, value: KafkaConfig, replicas: int, brokers: int) 
         findings.append(
             area.warning(
                 "unclean.leader.election.enable = true",
-                "false, or a replica that lacks acknowledged records may become the leader",
+                "false; otherwise a replica that lacks acknowledged records may become the leader",
                 f"{alter} unclean.leader.election.enable=false",
             )
         )
-    return findings or [area.ok(f"{outlives} and its machine")]
+    return findings or [area.ok(f"{outlives} and the loss of its machine")]
 
 
 def _version(area: Area, value: KafkaConfig) -> list[Finding]:
@@ -135,9 +139,10 @@ def _version(area: Area, value: KafkaConfig) -> list[Finding]:
     return [
         area.warning(
             "Kafka 4.3 or newer",
-            "not 4.3.0, 4.3.1 or 4.4.0: killed in a commit, they may never end the transaction,"
-            " and consumers that read committed wait for ever (KAFKA-20734)",
-            "see kafka-topics.sh --version; use 4.2, or a release that has it mended",
+            "a version other than 4.3.0, 4.3.1 and 4.4.0: a broker of these that is killed"
+            " during a commit may never end the transaction, and consumers that read committed"
+            " wait for ever (KAFKA-20734)",
+            "see kafka-topics.sh --version; use 4.2, or a release with the fix",
         )
     ]
 
@@ -158,7 +163,8 @@ def replication_findings(area: Area, value: KafkaConfig, brokers: int) -> list[F
             findings.append(
                 area.problem(
                     f"{name} = {number} with {brokers} broker(s)",
-                    "at most one for each broker, or no transaction and no group begins",
+                    "at most the number of brokers; otherwise no transaction and no group"
+                    " can begin",
                     f"set {name}={brokers} in server.properties and restart the brokers",
                 )
             )
@@ -180,9 +186,9 @@ def _limits(area: Area, value: KafkaConfig) -> list[Finding]:
     if retention < RETENTION_MINUTES_MIN:
         findings.append(
             area.problem(
-                f"{RETENTION} = {retention}: offsets, by which the Kafka sink's commits are proven,"
-                f" are forgotten after {retention} minutes",
-                f"{RETENTION_MINUTES_MIN} or more, longer than a job is ever down",
+                f"{RETENTION} = {retention}: the broker deletes offsets, which prove the Kafka"
+                f" sink's commits, after {retention} minutes",
+                f"{RETENTION_MINUTES_MIN} or more, and longer than any downtime of a job",
                 f"set {RETENTION}=10080 in server.properties",
             )
         )

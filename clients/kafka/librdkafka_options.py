@@ -19,7 +19,7 @@ DEFAULTS: Mapping[str, OptionValue] = {
 """The settings of every client, unless the user overrides them."""
 
 _PEM = "export the certificates as PEM and give ssl.ca.location"
-_TLS_VERSIONS = "TLS versions are OpenSSL's affair here; omit it"
+_TLS_VERSIONS = "OpenSSL chooses the TLS version here; omit it"
 
 LIBRDKAFKA = OptionRules(
     what="Kafka option",
@@ -36,7 +36,7 @@ LIBRDKAFKA = OptionRules(
         "ssl.truststore.password": _PEM,
         "ssl.truststore.type": _PEM,
         "ssl.truststore.certificates": "give ssl.ca.pem instead",
-        "ssl.keystore.type": "a PKCS#12 file goes to ssl.keystore.location as it is",
+        "ssl.keystore.type": "give the PKCS#12 file itself in ssl.keystore.location",
         "ssl.keystore.key": "give ssl.key.pem instead",
         "ssl.keystore.certificate.chain": "give ssl.certificate.pem instead",
         "ssl.protocol": _TLS_VERSIONS,

@@ -42,8 +42,8 @@ RULES = OptionRules(
         "max.retries": _OWN_DEADLINE,
         "retries.wait.ms": _OWN_DEADLINE,
         "retries.max.wait.ms": _OWN_DEADLINE,
-        "cache.capacity": "schemas are kept as long as their reader",
-        "cache.latest.ttl.sec": "the latest version is asked for once, at the start",
+        "cache.capacity": "schemas are cached as long as their reader runs",
+        "cache.latest.ttl.sec": "the latest version is read once, at the start",
         "auto.register.schemas": "give auto_register=",
         "use.latest.version": "a source without schema= reads with the latest version",
         "value.subject.name.strategy": "give subject=",
@@ -163,8 +163,9 @@ class RegistrySettings:
             # plan.
             if parts.username or parts.password:
                 raise ConfigError(
-                    f"schema_registry: the address of {parts.hostname} holds a user, and addresses"
-                    " are printed; give {'url': …, 'basic.auth.user.info': '${env:NAME}'}"
+                    f"schema_registry: the address of {parts.hostname} contains a user, and"
+                    " addresses are printed in logs; give {'url': …, 'basic.auth.user.info':"
+                    " '${env:NAME}'}"
                 )
 
     def __repr__(self) -> str:
@@ -180,7 +181,7 @@ def registry_settings(given: str | Mapping[str, OptionValue]) -> RegistrySetting
     options = RULES.accept({"url": given} if isinstance(given, str) else given)
     url = options.pop("url", "")
     if not url.strip():
-        raise ConfigError("schema_registry names no url; give 'http://host:port' or {'url': …}")
+        raise ConfigError("schema_registry has no url; give 'http://host:port' or {'url': …}")
     return RegistrySettings(url, options)
 
 

@@ -166,15 +166,15 @@ class TopicSettings(TopicOptions, KafkaCluster):
             return
         if (self.registry is not None and not self.has_registered_keys) or self.subject is not None:
             raise ConfigError(
-                f"format={name!r} asks no schema registry; leave schema_registry= and subject="
-                " away, or give format='avro', 'protobuf' or 'json-schema'"
+                f"format={name!r} uses no schema registry; omit schema_registry= and subject=, or"
+                " give format='avro', 'protobuf' or 'json-schema'"
             )
 
     def check_key_format(self) -> None:
         """Raise ConfigError if the settings of keys contradict each other."""
         if self.key_format is None:
             if self.key_subject is not None:
-                raise ConfigError("key_subject= goes with key_format=, and none is given")
+                raise ConfigError("key_subject= needs key_format=, which is not given")
             return
         setting = f"key_format={self.key_format.value!r}"
         if self.key_format.registered:

@@ -48,7 +48,7 @@ class Subject:
         latest = self.registry.latest(self.name, until=deadline(self.deadline_s))
         if latest.kind is not self.kind:
             raise ConfigError(
-                f"its latest version is {latest.kind.value}, and {self.kind.value} is asked for"
+                f"its latest version is {latest.kind.value}, but {self.kind.value} is required"
             )
         return latest
 
@@ -93,8 +93,8 @@ def open_subject(
         raise error_class(f"{settings.where}: {error}{text}") from None
     except RegistryDown as error:
         raise unavailable(
-            f"{settings.where}: {error}. It was asked for {settings.deadline_s:g} s; start it, or"
-            " correct schema_registry="
+            f"{settings.where}: {error}. The registry did not answer within"
+            f" {settings.deadline_s:g} s; start it, or correct schema_registry="
         ) from None
     except ConfigError as error:
         text = f"; {advice.unusable}" if advice.unusable else ""

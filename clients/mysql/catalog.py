@@ -223,7 +223,7 @@ def _unfit(name: TableName, kind: str, engine: str) -> Finding | None:
         return Area(f"table {name}").problem(kind_text, "a table", "name an ordinary table")
     if engine.lower() != "innodb":
         return Area(f"table {name}").problem(
-            f"it is stored by {engine}, which takes no part in prepared transactions",
+            f"it uses the engine {engine}, which does not support prepared transactions",
             "an engine with transactions",
             f"ALTER TABLE {identifier(name)} ENGINE = InnoDB",
         )
@@ -299,10 +299,10 @@ def _key_fault(table: TableName, name: str, kind: MySQLType, *, nullable: bool) 
     if kind.name not in TEXTS or exact:
         return ""
     return (
-        f"key column {name!r} has collation {kind.collation}, which takes different text for "
-        "equal, so two keys of the stream may be one row. Run: ALTER TABLE "
-        f"{identifier(table)} MODIFY {quote(name)} {kind.shown} CHARACTER SET utf8mb4 COLLATE "
-        f"utf8mb4_bin{'' if nullable else ' NOT NULL'}"
+        f"key column {name!r} has collation {kind.collation}, which treats different texts as"
+        " equal, so two keys of the stream may become one row. Run: ALTER TABLE"
+        f" {identifier(table)} MODIFY {quote(name)} {kind.shown} CHARACTER SET utf8mb4 COLLATE"
+        f" utf8mb4_bin{'' if nullable else ' NOT NULL'}"
     )
 
 

@@ -396,8 +396,8 @@ class WireConnection:
             elif first == _NULL:
                 raise InternalError(
                     _TOO_LONG,
-                    "a row is longer than max_allowed_packet, the most that the server puts into"
-                    " one text; raise it there, or read fewer columns",
+                    "a row is longer than max_allowed_packet, the longest text that the server"
+                    " sends; raise it on the server, or read fewer columns",
                 )
             else:
                 lines.append(payload[_LENGTHS[first] :])
@@ -607,8 +607,9 @@ class MySQLSession(Session):
             packet_bytes = self.statement_bytes_max + _COMMAND_BYTES
             raise to_sql_error(
                 _PACKET_TOO_LARGE,
-                f"a row takes a statement of {len(statement)} bytes, and the server takes"
-                f" max_allowed_packet = {packet_bytes}. Raise it there, or leave out such rows",
+                f"a row needs a statement of {len(statement)} bytes, but the server allows"
+                f" max_allowed_packet = {packet_bytes}. Raise it on the server, or filter such"
+                " rows",
             )
         self._wire.send(statement, file)
 

@@ -202,7 +202,7 @@ class MySQLFit(ColumnFit):
             self.refuse(values, pc.greater(lengths, kind.octets), f"over {kind.octets} bytes")
         if kind.name == "char" or (self.is_key and _pads(kind.collation)):
             last = pc.ends_with(values, " ")
-            self.refuse(values, last, "spaces at its end are not kept, or not told apart")
+            self.refuse(values, last, "the column drops or ignores trailing spaces")
         if kind.charset in ("utf8mb3", "utf8"):
             wide = pc.match_substring_regex(values, "[\\x{10000}-\\x{10FFFF}]")
             self.refuse(values, wide, f"{kind.charset} has only characters of up to 3 bytes")
@@ -213,7 +213,7 @@ class MySQLFit(ColumnFit):
         """Refuse texts that are not exactly a member."""
         members = pa.array(list(self.type.members), values.type)
         foreign = pc.and_(pc.invert(pc.is_in(values, members)), values.is_valid())
-        self.refuse(values, foreign, "it is none of its members, letter by letter")
+        self.refuse(values, foreign, "it equals none of the members of the type")
 
     def check_uuid(self, values: pa.Array) -> None:
         """Refuse texts that are no UUID, and in a key UUIDs in another spelling."""
@@ -244,7 +244,9 @@ class MySQLFit(ColumnFit):
             return
         unit = 10 ** (_MICROSECOND_DIGITS - digits)
         remainder = find_remainder(values.view(pa.int64()), unit)
-        self.refuse(values, pc.not_equal(remainder, 0), f"it keeps {digits} digits of a second")
+        self.refuse(
+            values, pc.not_equal(remainder, 0), f"the column keeps {digits} digits of a second"
+        )
 
     def _check_range(self, values: pa.Array, numbers: pa.Array, first: int, last: int) -> None:
         span = pc.min_max(numbers).as_py()

@@ -274,7 +274,7 @@ def _unfit_partition(name: TableName, partition: Sequence[str] | None) -> Findin
     shown, kind, persistence = partition
     area = Area(f"table {name}")
     if kind == "f":
-        needed = "partitions of its own: a foreign one commits apart from the others"
+        needed = "no foreign partitions: a foreign table commits separately"
         return area.problem(f"its partition {shown} is a foreign table", needed, "detach it")
     needed = "logged partitions: a crash of the server empties this one, committed rows too"
     alter = f"ALTER TABLE {shown} SET LOGGED"
@@ -284,7 +284,10 @@ def _unfit_partition(name: TableName, partition: Sequence[str] | None) -> Findin
 
 def _unfit_for_policies(name: TableName, grantee: str) -> Finding:
     """Return why rows of a table with row-level security cannot be written or changed."""
-    needed = "a user whom no policy limits: policies hide rows from changes, and COPY refuses them"
+    needed = (
+        "a user without row-level policies: policies hide rows from changes, and COPY does not"
+        " work with them"
+    )
     grant = f"ALTER ROLE {grantee} BYPASSRLS; or connect as the owner of the table"
     return Area(f"table {name}").problem("row-level security applies to the user", needed, grant)
 
@@ -362,9 +365,9 @@ def _describe_key_fault(name: str, kind: str) -> str:
     if kind == "jsonb":
         compares, mend = "JSON by its meaning", "give it type text"
     else:
-        compares = "text otherwise than by its bytes"
+        compares = "text by rules other than byte equality"
         mend = "give it a deterministic collation or type text"
     return (
-        f"key column {name!r} compares {compares}, so two keys of the stream may be one in the "
-        f"table; {mend}, and bring the keys to one form in the rows"
+        f"key column {name!r} compares {compares}, so two keys of the stream may become one row;"
+        f" {mend}, and normalize the keys in the rows"
     )

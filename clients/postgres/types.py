@@ -184,7 +184,7 @@ class PostgresFit(ColumnFit):
         """Refuse trailing spaces if the server pads with spaces, or ignores them in comparisons."""
         if self.type.name == "bpchar" and (self.is_key or self.type.length is not None):
             last = pc.ends_with(values, " ")
-            self.refuse(values, last, "spaces at its end are not kept, or not told apart")
+            self.refuse(values, last, "the column drops or ignores trailing spaces")
 
     def _check_values(self, values: pa.Array) -> None:
         if is_text(values.type):

@@ -48,9 +48,9 @@ def _find_fault(decoder: json.JSONDecoder, text: str) -> str | None:
     except _Refused as fault:
         return str(fault)
     except json.JSONDecodeError as error:
-        return f"it is no JSON: {error.msg} at letter {error.pos}"
+        return f"it is not JSON: {error.msg} at character {error.pos}"
     except RecursionError:
-        return "its arrays and objects lie too deep inside each other"
+        return "its arrays and objects are nested too deeply"
     return None
 
 
@@ -60,7 +60,7 @@ def _find_escape_fault(text: str) -> str | None:
         if "\0" in part:
             return "it holds \\u0000, and Postgres stores no NUL"
         if not part.isascii() and any("\ud800" <= letter <= "\udfff" for letter in part):
-            return "it holds half of a surrogate pair"
+            return "it contains half of a surrogate pair"
     return None
 
 
@@ -84,7 +84,7 @@ def _require_single_keys(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise _Refused(f"an object has the key {key!r} twice, and the column keeps one")
+            raise _Refused(f"an object has the key {key!r} twice, but the column keeps only one")
         seen.add(key)
 
 
@@ -92,7 +92,9 @@ def _require_exact_float(text: str) -> None:
     """Raise _Refused unless the nearest double equals the number."""
     nearest = float(text)
     if nearest in (float("inf"), float("-inf")) or Decimal(repr(nearest)) != Decimal(text):
-        raise _Refused(f"the column makes the double {nearest!r} of the number {text[:80]}")
+        raise _Refused(
+            f"the column would store the double {nearest!r} instead of the number {text[:80]}"
+        )
 
 
 def _require_exact_integer(text: str) -> None:
@@ -112,12 +114,12 @@ def _require_numeric(text: str) -> None:
     if number.adjusted() >= _NUMERIC_DIGITS_MAX or digits_behind > _NUMERIC_DIGITS_BEHIND_MAX:
         raise _Refused(
             f"Postgres' numeric has up to {_NUMERIC_DIGITS_MAX} digits before the point and"
-            f" {_NUMERIC_DIGITS_BEHIND_MAX} behind it, and does not hold {text[:80]}"
+            f" {_NUMERIC_DIGITS_BEHIND_MAX} after it, and cannot hold {text[:80]}"
         )
 
 
 def _refuse_constant(name: str) -> None:
-    raise _Refused(f"it is no JSON: {name} is no number of JSON")
+    raise _Refused(f"it is not JSON: {name} is not a JSON number")
 
 
 _CHECKS_SYNTAX = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse_constant)

@@ -121,8 +121,8 @@ def refusal(error: SqlError, doing: str) -> SinkError:
         return BadRow(f"{doing}: {error}")
     if isinstance(error, (StatementInvalid, TableMissing)):
         return TargetRefused(
-            f"{doing}: {error}. Every attempt would be refused alike. No row is lost: change the"
-            " table, or the rows before the sink, and start the job again"
+            f"{doing}: {error}. Every attempt would fail in the same way. No row is lost: change"
+            " the table, or the rows before the sink, and start the job again"
         )
     return SinkError(f"{doing}: {error}")
 

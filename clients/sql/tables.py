@@ -40,7 +40,7 @@ class TableName:
         if re.search(r"""(^|\.)(".*"|`.*`)(\.|$)""", text):
             bare = re.sub('["`]', "", text)
             raise ValueError(
-                f"table {text!r} is in quotes, which would be a part of its name: write {bare}, for"
+                f"table {text!r} is in quotes, which would become part of the name: write {bare};"
                 " upper and lower case are kept"
             )
         parts = text.split(".")
@@ -169,8 +169,8 @@ class ColumnFit(ABC):
         given = to_plain_column(given)
         if given.type != self.wire and (arrow.is_null(self.wire) or not self.takes(given.type)):
             raise SinkError(
-                f"column {self.name!r}: a batch has Arrow type {given.type}, which does not go "
-                f"into the table's type {self.shown}"
+                f"column {self.name!r}: a batch has Arrow type {given.type}, which cannot be"
+                f" stored in the table's type {self.shown}"
             )
         converted = self.cast(given)
         if len(converted) > converted.null_count:
@@ -223,7 +223,10 @@ class ColumnFit(ABC):
         """
         if self.is_key:
             odd = pc.invert(pc.match_substring_regex(uuids, _UUID_IN_ONE_FORM))
-            why = "a key has one form, small letters with hyphens: use str(uuid.UUID(…)) before"
+            why = (
+                "a UUID key must be in lower case with hyphens: convert it with"
+                " str(uuid.UUID(…)) before"
+            )
             self.refuse(uuids, odd, why)
 
 

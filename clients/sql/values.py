@@ -13,7 +13,7 @@ from onceflow.core.spi.bad_rows import quote_value
 _FLOAT_BITS = 32
 _MANTISSA_BITS_OF_DOUBLE = 53
 _WIDEST_INTEGER_BITS = 64
-NO_NEGATIVE_ZERO = "the column makes 0.0 of it; add 0.0 to the values before the sink"
+NO_NEGATIVE_ZERO = "the column would store 0.0 instead; add 0.0 to the values before the sink"
 
 
 def fit_column(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa.Array:

@@ -161,9 +161,8 @@ def _unique_keys(
 def _column(row: Sequence[Any], *, is_strict: bool, is_number: bool, collation: str) -> TableColumn:
     _, name, words, not_null, default, primary, hidden = row
     fault = (
-        f"key column {name!r} has the collation {collation}, by which two keys of the stream may "
-        "be one in the table; declare it COLLATE BINARY, and bring the keys to one form in the "
-        "pipeline"
+        f"key column {name!r} has the collation {collation}, with which two keys of the stream"
+        " may become one row; declare it COLLATE BINARY, and normalize the keys in the pipeline"
     )
     return TableColumn(
         name=name,

@@ -172,8 +172,8 @@ class SQLiteEndpoint:
         if journal != "wal":
             connection.close()
             raise ConfigError(
-                f"{self} has the journal mode {journal}, and its file system or its settings do "
-                "not let it have a write-ahead log; put the file on a local disk"
+                f"{self} has the journal mode {journal}, because its file system or its settings"
+                " do not allow a write-ahead log; put the file on a local disk"
             )
         return SQLiteSession(connection)
 
@@ -191,8 +191,8 @@ def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> SQLiteEndpo
         raise ConfigError(f"url={url!r}: give sqlite:////absolute/path/of/the/file.db")
     if not Path(path).is_absolute():
         raise ConfigError(
-            f"url={url!r}: the path {path} is relative, and each process of a job has a directory "
-            f"of its own; give sqlite:///{Path(path).absolute()}"
+            f"url={url!r}: the path {path} is relative, but each process of a job has its own"
+            f" working directory; give sqlite:///{Path(path).absolute()}"
         )
     # Resolve links: one file under two names would count as two databases with separate
     # transactions.

@@ -55,13 +55,13 @@ class SQLiteFit(ColumnFit):
     @override
     def check(self, values: pa.Array) -> None:
         if arrow.is_floating(values.type):
-            self.refuse(values, pc.is_nan(values), "SQLite makes null of it")
+            self.refuse(values, pc.is_nan(values), "SQLite would store null instead")
             if self.type.affinity is Affinity.REAL:
                 # Such a column stores whole numbers as integers in the file.
                 self.refuse(values, are_negative_zeros(values), NO_NEGATIVE_ZERO)
         elif self.type.affinity is Affinity.TEMPORAL:
             numerals = pc.match_substring_regex(values, _NUMERAL)
-            self.refuse(values, numerals, "SQLite makes a number of it")
+            self.refuse(values, numerals, "SQLite would store a number instead")
 
     def _require_years(self, given: pa.Array) -> None:
         """Refuse dates and times outside the years that SQLite's own functions read."""

@@ -109,9 +109,9 @@ class ObjectStorage(storage.CheckpointStorage):
         storage.check_inline_threshold(self.inline_threshold_bytes)
         if plain := self._settings().plain_secrets():
             raise ConfigError(
-                f"{self.url}: option {', '.join(map(repr, plain))} holds a secret, and Spark writes"
-                " this to disks: say where it is, ${env:NAME} or ${file:/path}, or leave it out and"
-                " set the provider's own environment variables"
+                f"{self.url}: option {', '.join(map(repr, plain))} holds a secret, which Spark"
+                " would write to disks. Give a reference instead, ${env:NAME} or ${file:/path},"
+                " or omit the option and set the provider's own environment variables"
             )
 
     @override

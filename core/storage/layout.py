@@ -227,7 +227,8 @@ def _inside(path: str, owner: str) -> str:
         return resolve_stored_name(path)
     except UnsafeName as error:
         raise CheckpointCorrupt(
-            f"{owner}: of a state handle, {error}; what names it was not written by onceflow"
+            f"{owner}: a state handle is invalid: {error}; the file that contains it was not"
+            " written by onceflow"
         ) from error
 
 

@@ -162,9 +162,10 @@ class _InlineWriter(FileStateWriter):
         if size_bytes >= self._inline_threshold_bytes:
             raise StorageError(
                 f"state {name} of {self._names.uid}@{self._names.subtask} has {size_bytes} bytes,"
-                f" and storage in the driver's memory takes {self._inline_threshold_bytes - 1} at"
-                " most: use a directory or a bucket (storage='/path', 's3://bucket/prefix'), or"
-                " raise MemoryStorage(state_bytes_max=…)"
+                " but storage in the driver's memory accepts at most"
+                f" {self._inline_threshold_bytes - 1}: use a directory or a bucket"
+                " (storage='/path', 's3://bucket/prefix'), or raise"
+                " MemoryStorage(state_bytes_max=…)"
             )
         return super().write(name, data, key_groups=key_groups)  # type: ignore[arg-type]
 
@@ -197,7 +198,7 @@ class _NoStaging(StagingArea):
     @override
     def open(self) -> StagedRows:
         raise ConfigError(
-            f"sink {self.sink_id} stages rows, which every process of the job must see, and"
+            f"sink {self.sink_id} stages rows, which every process of the job must see, but"
             " checkpoints are stored in the driver's memory: use a directory or a bucket"
         )
 

@@ -58,8 +58,9 @@ class RetainedCheckpoint:
             there = ", ".join(str(retained.checkpoint) for retained in view.completed) or "none"
             raise SavepointRefused(
                 f"the decision log of job {self.source.job!r} in {self.source} does not retain"
-                f" checkpoint {self.number} (retained: {there}); `onceflow checkpoints list` shows"
-                " those that are. A directory of that name is written ./chk-N"
+                f" checkpoint {self.number} (retained: {there}); `onceflow checkpoints list`"
+                " shows the retained checkpoints. To name a directory called chk-N, write"
+                " ./chk-N"
             )
         decided, completed = matching[0], matching[0].completed
         is_last = decided == view.decided[-1]
@@ -123,8 +124,8 @@ def check_not_claimed(point: SavepointDirectory | RetainedCheckpoint) -> None:
     """Raise ConfigError if `point` is a checkpoint, which a job cannot claim and delete."""
     if isinstance(point, RetainedCheckpoint):
         raise ConfigError(
-            f"claim=True deletes a savepoint once the job has begun from it, and {point} is a"
-            " checkpoint, which its log deletes: leave claim out"
+            f"claim=True deletes a savepoint once the job has started from it, but {point} is a"
+            " checkpoint, which its own job deletes: omit claim"
         )
 
 

@@ -246,7 +246,7 @@ class JobStorage:
             # Warn once a process: the web page and the commands list the jobs repeatedly.
             if str(error) not in _logged:
                 _logged.add(str(error))
-                _log.warning("left out of the jobs in storage: %s", error)
+                _log.warning("a directory is not listed among the jobs in storage: %s", error)
             return False
 
     def others(self) -> dict[str, LogView]:
@@ -317,15 +317,15 @@ class JobStorage:
         created = outcomes[0] in (Created(), AlreadyExists(first))
         if not created or outcomes[1:] != [AlreadyExists(first)] * 2 or standing != first:
             raise errors.ConfigError(
-                f"{self._fs.location('')} does not create if absent: what stood there was created"
-                " a second time, so that two drivers could both own the job. It needs conditional"
-                " writes (S3: If-None-Match, which Amazon S3, MinIO, Ceph from Squid, R2 have);"
-                " update the store, or use another"
+                f"{self._fs.location('')} does not support create-if-absent: an existing object"
+                " was created a second time, so two drivers could own the job. The store needs"
+                " conditional writes (S3: If-None-Match, which Amazon S3, MinIO, Ceph from"
+                " Squid, R2 have); update the store, or use another"
             )
         if not is_listed:
             raise errors.ConfigError(
-                f"{self._fs.location('')} does not list a file that was just written, so that a"
-                " driver could miss the last decision. Checkpoint storage needs list-after-write:"
+                f"{self._fs.location('')} does not list a file that was just written, so a driver"
+                " could miss the last decision. Checkpoint storage needs list-after-write:"
                 " update the store, or use another"
             )
 
@@ -408,7 +408,8 @@ class FileSystemStorage(CheckpointStorage):
             )
         if self.directory_mode & 0o700 != 0o700 or not 0 <= self.directory_mode <= 0o7777:
             raise errors.ConfigError(
-                f"directory_mode={self.directory_mode:#o} must let the owner do all: 0o700, 0o2770"
+                f"directory_mode={self.directory_mode:#o} must give the owner all rights:"
+                " 0o700, 0o2770"
             )
 
     def open(self, job: str) -> JobStorage:

@@ -67,17 +67,15 @@ def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:
     root = getattr(storage, "root", None)
     if root is not None and not Path(root).is_dir():
         raise errors.ConfigError(
-            f"checkpoint storage {root}: this machine has no such directory; give the storage of"
-            " the job's Checkpointing(storage=…), and run this where that directory is mounted"
+            f"checkpoint storage {root}: this machine has no such directory. Give the storage of"
+            " the job's Checkpointing(storage=…), on a machine where that directory is mounted"
         )
     jobs = storage.open("_").jobs()
     if job is None and len(jobs) == 1:
         return storage.open(jobs[0])
     if job is None:
         there = ", ".join(jobs) or "none"
-        raise errors.ConfigError(
-            f"checkpoint storage holds {len(jobs)} jobs ({there}): say which one"
-        )
+        raise errors.ConfigError(f"checkpoint storage holds {len(jobs)} jobs ({there}): name one")
     if job not in jobs:
         raise errors.ConfigError(f"checkpoint storage has no job {job!r}: {nearest(job, jobs)}")
     return storage.open(job)

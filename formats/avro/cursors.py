@@ -62,7 +62,7 @@ class Cursors:
         self.field = ""
         over = rows[self._at[rows] < self._ends[rows]]
         if over.size:
-            self.refuse(over, "it goes on behind its last field")
+            self.refuse(over, "it has bytes after its last field")
 
     def longs(self, rows: Rows) -> NDArray[np.int64]:
         """Read an int or a long of each row."""

@@ -167,7 +167,7 @@ class _Reader:
         self.fault = (
             None
             if fitting.fault is None
-            else f"its schema id {schema_id} cannot be read as schema= says: {fitting.fault}"
+            else f"its schema id {schema_id} cannot be read with schema=: {fitting.fault}"
         )
 
     def columns(self, cursors: Cursors, rows: Rows) -> list[pa.Array]:

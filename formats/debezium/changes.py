@@ -33,14 +33,14 @@ OPERATION = "_op"
 UPDATE = "u"
 PUTS = frozenset({"c", "r", UPDATE})
 DELETE = "d"
-NO_AFTER = "its op puts a row, and it has no 'after'"
+NO_AFTER = "its op inserts or updates a row, but it has no 'after'"
 NO_BEFORE = (
-    "its op deletes a row, and neither 'before' nor the record's key says which: see the table's"
-    " REPLICA IDENTITY"
+    "its op deletes a row, but neither 'before' nor the record's key identifies the row: see the"
+    " table's REPLICA IDENTITY"
 )
 NO_BEFORE_IN_AVRO = (
-    "its op deletes a row, and it has no 'before', which says which: see the table's REPLICA"
-    " IDENTITY (the key of a record is not read in Avro)"
+    "its op deletes a row, but it has no 'before', which identifies the row: see the table's"
+    " REPLICA IDENTITY (the key of a record is not read in Avro)"
 )
 NO_COLUMN_IN_KEY = (
     "its op deletes a row, it has no 'before', and the record's key has none of the columns that"
@@ -55,8 +55,8 @@ _GEOMETRIES = (
 """The WKB of the geometry, geography and point that replace a value Debezium did not receive."""
 _BYTES_PREFIX = "hex:"
 _OTHER_OPERATIONS: Mapping[object, str] = {
-    "t": "the table was truncated, and only changes of single rows can be read",
-    "m": "it is a logical decoding message, and only changes of rows can be read",
+    "t": "the table was truncated, but only changes of single rows can be read",
+    "m": "it is a logical decoding message, but only changes of rows can be read",
     None: "it is not a Debezium envelope: its field 'op' is missing",
 }
 
@@ -75,7 +75,7 @@ class DebeziumOptions:
         for name in self.primary_key:
             if name not in columns.names:
                 raise ConfigError(
-                    f"primary_key= names {name!r}, and the columns are {', '.join(columns.names)}"
+                    f"primary_key= names {name!r}, but the columns are {', '.join(columns.names)}"
                 )
 
 
@@ -83,8 +83,8 @@ def describe_unknown_key(columns: Sequence[str]) -> str:
     """Return why an update is bad that lacks the old values of the key's `columns`."""
     return (
         f"its op updates a row, and its 'before' has no {', '.join(map(repr, columns))}, which is"
-        " in primary_key=: the row of the old key would stay. Set the table's REPLICA IDENTITY to"
-        " FULL, or omit primary_key= if it is the table's own key"
+        " in primary_key=: the row with the old key would stay. Set the table's REPLICA IDENTITY"
+        " to FULL, or omit primary_key= if it is the table's own key"
     )
 
 
@@ -95,7 +95,9 @@ def schema_of_changes(columns: pa.Schema) -> pa.Schema:
         ConfigError: A column has the name of the operation's column.
     """
     if OPERATION in columns.names:
-        raise ConfigError(f"column {OPERATION!r} says what a change does; name yours otherwise")
+        raise ConfigError(
+            f"column {OPERATION!r} is reserved for the operation of a change; rename your column"
+        )
     operation = pa.field(OPERATION, pa.string(), nullable=False)
     return pa.schema([*(column.with_nullable(True) for column in columns), operation])
 
@@ -103,7 +105,7 @@ def schema_of_changes(columns: pa.Schema) -> pa.Schema:
 def describe_other_operation(operation: object) -> str:
     """Return why a record is bad whose `operation` is neither a put nor a delete."""
     known = _OTHER_OPERATIONS.get(operation if isinstance(operation, str) else None)
-    return known or f"its op is {operation!r}, and not c, r, u or d"
+    return known or f"its op is {operation!r}, which is not c, r, u or d"
 
 
 def read_placeholder(placeholder: str) -> bytes:

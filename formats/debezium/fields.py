@@ -192,9 +192,9 @@ class _Modes:
             return None
         if arrow.is_decimal(kind) and _DECIMAL_OR_BASE64.fullmatch(text):
             # BigDecimal writes as many digits after the point as the column's scale.
-            return f"{text!r} is a number, or bytes of a decimal in base64: {_DECIMAL_ADVICE}"
+            return f"{text!r} may be a number, or bytes of a decimal in base64: {_DECIMAL_ADVICE}"
         if is_bytes(kind) and _HEX_OR_BASE64.fullmatch(text):
-            return f"{text!r} is bytes in base64, or in hexadecimal digits: {_BINARY_ADVICE}"
+            return f"{text!r} may be bytes in base64, or in hexadecimal digits: {_BINARY_ADVICE}"
         return None
 
 

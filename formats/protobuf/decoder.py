@@ -152,7 +152,9 @@ class ProtobufDecoder(RegistryDecoder):
         name = messages.get(path)
         if name != self._name:
             actual = f"message {list(path)}, which its schema lacks" if name is None else name
-            raise ValueError(f"its schema id {schema_id}: it is {actual}, and {self._name} is read")
+            raise ValueError(
+                f"its schema id {schema_id}: it is {actual}, but {self._name} is expected"
+            )
         return value[start:]
 
     def _messages_of(self, schema_id: int) -> dict[MessagePath, str]:

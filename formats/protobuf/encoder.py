@@ -30,8 +30,8 @@ _Convert: TypeAlias = Callable[[Any], Any]
 _ConvertAll: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 _NULL_OF_MANY = (
-    "a null {0}, which Protobuf does not have, and readers would find an empty one: put an empty"
-    " {0} in its place before the sink"
+    "a null {0}, which Protobuf does not have; readers would see an empty one. Replace it by an"
+    " empty {0} before the sink"
 )
 
 
@@ -290,15 +290,13 @@ def _float_of(value: Any, *, code: str) -> Any:
     except (OverflowError, struct.error):
         held = None
     if held is None or (isinstance(value, int) and held != value):
-        raise ValueError(
-            f"{value!r}, which a {'float' if code == '<f' else 'double'} does not hold"
-        )
+        raise ValueError(f"{value!r}, which a {'float' if code == '<f' else 'double'} cannot hold")
     return value
 
 
 def _bool_of(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is no bool, and Protobuf makes true or false of it")
+        raise ValueError(f"{value!r} is not a bool, and Protobuf would store true or false instead")
     return value
 
 

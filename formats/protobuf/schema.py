@@ -116,7 +116,7 @@ def compile_schema(schema: KeptSchema) -> bytes:
         ConfigError: The schema is not Protobuf, or the compiler is not installed or refuses it.
     """
     if schema.kind is not SchemaKind.PROTOBUF:
-        raise ConfigError(f"its schema must be Protobuf, and is {schema.kind.value}")
+        raise ConfigError(f"its schema must be Protobuf, but is {schema.kind.value}")
     with tempfile.TemporaryDirectory(prefix="onceflow-proto-") as name:
         directory = Path(name)
         sources = [*schema.references, NamedSchema(_MAIN, schema.text)]
@@ -444,8 +444,9 @@ def _reread_fault(
     if is_reread or (is_repeated(written) and not is_repeated(read)):
         what = " a list of" if is_repeated(written) and not is_repeated(read) else ""
         return (
-            f"field {read.full_name} (number {read.number}) was written as{what} {old} and is read"
-            f" as {new}, which makes other values of the same bytes. Give a new field a new number"
+            f"field {read.full_name} (number {read.number}) was written as{what} {old} and is"
+            f" read as {new}, which would read the same bytes as other values. Give a new field a"
+            " new number"
         )
     if after.message_type is None or after.message_type.full_name in path:
         return None

@@ -464,7 +464,7 @@ class Timed(Numbered):
 
 
 def test_a_function_of_pairs_has_no_timers(job: Job) -> None:
-    with pytest.raises(ConfigError, match="Timed of join 'op' asks for timers"):
+    with pytest.raises(ConfigError, match="Timed of join 'op' uses timers"):
         Running(job, joining(0, 1, function=Timed()))
 
 
@@ -588,7 +588,7 @@ def test_a_side_of_a_join_ceases_to_be_outer_only_if_that_is_allowed_and_keeps_i
 def test_state_of_joins_that_took_one_record_at_a_time_is_refused_by_name(job: Job) -> None:
     store = job.open()
     store.map_state(MapStateDescriptor[int, int]("onceflow.left-records", int, int))
-    with pytest.raises(StateIncompatible, match=r"onceflow\.left-records.*does not ask for it"):
+    with pytest.raises(StateIncompatible, match=r"onceflow\.left-records.*does not use it"):
         Running(job, joining(0, 1_000), handles=job.snapshot(store))
 
 

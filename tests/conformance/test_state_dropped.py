@@ -62,7 +62,7 @@ def test_a_state_that_is_not_asked_for_is_refused_by_name(
     store.list_state(state_job.RECENT)
     store.map_state(state_job.BY_DAY)
     store.value_state(state.ValueStateDescriptor[int]("saldo", int, default=0))
-    said = r"'balance' \(value msgpack/1:int\) of op\[0\].*asks for 'by day', 'recent', 'saldo'"
+    said = r"'balance' \(value msgpack/1:int\) of op\[0\].*uses 'by day', 'recent', 'saldo'"
     with pytest.raises(StateIncompatible, match=said) as refused:
         store.finish_open()
     assert "allow_non_restored_state" in str(refused.value)
@@ -182,5 +182,5 @@ def test_a_state_that_is_asked_for_late_is_refused_from_the_first_run_on(
     early = store.value_state(state_job.BALANCE)
     assert store.finish_open() == ()
     assert store.value_state(state_job.BALANCE) is early
-    with pytest.raises(ConfigError, match=r"'recent' of op\[0\].*ask for every state in open\(\)"):
+    with pytest.raises(ConfigError, match=r"'recent' of op\[0\].*Declare every state in open\(\)"):
         store.list_state(state_job.RECENT)

@@ -316,8 +316,8 @@ def test_fields_by_position_that_changed_places_are_refused(job: Job, keep: Keep
     store.value_state(ValueStateDescriptor[Any]("point", old)).set(old(1, 2))
     kept = keep(store)
     for new, said in (
-        (struct(("y", int), ("x", int)), "ield 1 of Point was `x` and is `y`"),
-        (struct(("x", int), ("y", int), array_like=False), "kept by position"),
+        (struct(("y", int), ("x", int)), "ield 1 of Point was `x` and is now `y`"),
+        (struct(("x", int), ("y", int), array_like=False), "stored by position"),
     ):
         with pytest.raises(StateIncompatible, match=said):
             kept.open().value_state(ValueStateDescriptor[Any]("point", new))
@@ -382,7 +382,7 @@ def test_an_integer_that_no_float_equals_is_refused_by_name_and_never_rounded(
 ) -> None:
     kept = keep(of_types(job, [(int, float, number)]))
     with pytest.raises(
-        StateIncompatible, match=rf"'0' does not read as .*{number} cannot be a float"
+        StateIncompatible, match=rf"'0' can no longer be read as .*{number} cannot be a float"
     ):
         kept.open().value_state(ValueStateDescriptor[Any]("0", float))
 
@@ -404,7 +404,7 @@ def test_an_integer_inside_of_a_value_is_never_rounded_whichever_key_has_it(
     kept = held(2**53 + 1)
     for name in ("value", "list", "map"):
         with pytest.raises(
-            StateIncompatible, match=f"'{name}' does not read.*{2**53 + 1} cannot be a fl"
+            StateIncompatible, match=f"'{name}' can no longer be read.*{2**53 + 1} cannot be a fl"
         ):
             states_of(kept.open(), new, only=name)
     store = held(2**60).open()
@@ -464,7 +464,7 @@ def test_a_type_that_is_no_wider_is_refused_by_both_names(job: Job, keep: Keep) 
     kept = keep(of_types(job, OTHERS))
     for number, (_, new, _) in enumerate(OTHERS):
         with pytest.raises(
-            StateIncompatible, match=rf"state '{number}' .*written as .*is now asked for as"
+            StateIncompatible, match=rf"state '{number}' .*written as .*is now declared as"
         ):
             kept.open().value_state(ValueStateDescriptor[Any](str(number), new))
 

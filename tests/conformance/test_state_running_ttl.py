@@ -182,7 +182,7 @@ def test_a_time_to_live_is_changed_and_not_taken_away(job: Job) -> None:
     wall.now_s += 15
     longer = Balances(job, wall, state.StateTtlConfig(20), handles)
     assert longer.add(["a"], [1]) == [(6, 1)]
-    with pytest.raises(StateIncompatible, match="time to live cannot be taken away"):
+    with pytest.raises(StateIncompatible, match="time to live cannot be removed"):
         Balances(job, wall, None, handles)
     dropped = Balances(job, wall, None, handles, allow_non_restored_state=True)
     assert dropped.dropped == ("state 'running' of op",)

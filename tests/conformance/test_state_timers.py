@@ -93,7 +93,9 @@ def test_a_time_that_is_none_is_refused_by_name(job: Job, at_ms: int) -> None:
     store = job.open()
     timers = timers_of(store)
     store.set_current_key("a")
-    with pytest.raises(BadStateValue, match=f"timer in processing time at {at_ms!r} is none"):
+    with pytest.raises(
+        BadStateValue, match=f"{at_ms!r} is not a valid time for a timer in processing time"
+    ):
         timers.register_processing_time_timer(at_ms)
 
 

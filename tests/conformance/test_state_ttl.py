@@ -173,7 +173,7 @@ def test_a_time_to_live_is_not_taken_away_in_silence(job: Job) -> None:
     states = expiring(job, Wall())
     states.fill(["a"])
     handles = job.snapshot(states.store)
-    with pytest.raises(StateIncompatible, match=r"'value'.*time to live cannot be taken away"):
+    with pytest.raises(StateIncompatible, match=r"'value'.*time to live cannot be removed"):
         expiring(job, Wall(), None, handles)
     dropped = expiring(job, Wall(), None, handles, allow_non_restored_state=True)
     assert dropped.read("a") == EMPTY

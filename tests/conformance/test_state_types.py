@@ -374,11 +374,13 @@ def test_a_serializer_that_raises_at_a_snapshot_or_a_restore_is_told_with_the_st
     store.set_current_key("a")
     value.set(7)
     handles = job.snapshot(store)
-    with pytest.raises(StateIncompatible, match="'moody' does not read as moody/1.*7 is gone"):
+    with pytest.raises(
+        StateIncompatible, match="'moody' can no longer be read as moody/1.*7 is gone"
+    ):
         restored = job.open(handles)
         again = restored.value_state(ValueStateDescriptor[int]("moody", _Moody(reads=5)))
         restored.set_current_key("a")
         again.get()
     value.set(11)
-    with pytest.raises(BadStateValue, match="'moody' holds a value that .*no code for 11"):
+    with pytest.raises(BadStateValue, match="of state 'moody' cannot encode .*no code for 11"):
         job.snapshot(store)

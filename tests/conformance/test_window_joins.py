@@ -557,7 +557,7 @@ def test_a_function_of_windows_that_asks_for_timers_is_refused(job: Job) -> None
         def open(self, state: StateAccess) -> None:
             state.timers()
 
-    with pytest.raises(ConfigError, match="WithTimers of 'op' asks for timers"):
+    with pytest.raises(ConfigError, match="WithTimers of 'op' uses timers"):
         Running(job, TumblingEventTimeWindows(1), 0, WithTimers())
 
 

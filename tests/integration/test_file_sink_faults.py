@@ -157,7 +157,7 @@ def test_file_in_the_place_of_the_directory_is_refused_at_start(tmp_path: Path) 
     (tmp_path / "out").write_text("a file")
     with (
         file_sink_kit.FileJob(FileSink(str(tmp_path / "out"))) as job,
-        pytest.raises(ConfigError, match="a file stands where a directory must be"),
+        pytest.raises(ConfigError, match="a file is at the path of a directory"),
     ):
         job.check()
 

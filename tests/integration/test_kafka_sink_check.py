@@ -124,7 +124,7 @@ def test_a_topic_that_demands_more_replicas_than_it_has_is_refused(
     onceflow_kafka: KafkaServer, topic: str, tmp_path: Path
 ) -> None:
     strict = onceflow_kafka.create_topic(f"{topic}-strict", 1, config={"min.insync.replicas": "2"})
-    with pytest.raises(ConfigError, match=r"1 replicas and demands 2 in sync"):
+    with pytest.raises(ConfigError, match=r"1 replicas, but requires 2 in sync"):
         job_of(onceflow_kafka.bootstrap_servers, strict, tmp_path).check()
 
 

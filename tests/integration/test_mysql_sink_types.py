@@ -88,7 +88,7 @@ def test_key_columns_are_created_so_that_they_tell_every_byte_apart(database: st
         batch = {"k": keys, "b": [b"", b"", b"", b" "], "v": [1, 2, 3, 4]}
         writer.write(pa.record_batch(batch, schema=schema))
         writer.pre_commit(CheckpointId(1))
-        with pytest.raises(BadRow, match="spaces at its end"):
+        with pytest.raises(BadRow, match="trailing spaces"):
             writer.write(pa.record_batch({"k": ["a "], "b": [b""], "v": [5]}, schema=schema))
     assert len(query(database, "SELECT * FROM created")) == 4
     engine = "SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE()"

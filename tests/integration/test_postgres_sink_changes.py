@@ -115,9 +115,9 @@ def test_role_that_may_not_use_the_sequence_of_a_default_is_told_the_grant(
 @pytest.mark.parametrize(
     ("kind", "forms", "expected"),
     [
-        ("uuid", (_UUID, _UUID.upper()), "a key has one form, small letters with hyphens"),
-        ("uuid", (_UUID, _UUID.replace("-", "")), "a key has one form, small letters with hyphens"),
-        ("char(9)", ("a", "a "), "spaces at its end are not kept, or not told apart"),
+        ("uuid", (_UUID, _UUID.upper()), "a UUID key must be in lower case with hyphens"),
+        ("uuid", (_UUID, _UUID.replace("-", "")), "a UUID key must be in lower case with hyphens"),
+        ("char(9)", ("a", "a "), "drops or ignores trailing spaces"),
         ("jsonb", ('{"a":1}', '{"a": 1}'), "compares JSON by its meaning"),
     ],
 )

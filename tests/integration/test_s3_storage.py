@@ -133,7 +133,7 @@ def test_a_store_that_cannot_create_if_absent_is_refused_by_name(
     ObjectStorage(s3_bucket).open("ledger").check_creates()
     with CarelessStore(heeds_conditions=False) as store:
         job = ObjectStorage("s3://careless/x", endpoint=store.endpoint).open("ledger")
-        with pytest.raises(ConfigError, match=r"s3://careless/x does not create if absent"):
+        with pytest.raises(ConfigError, match=r"s3://careless/x does not support create-if-absent"):
             job.check_creates()
         store.heeds_conditions = True
         store.objects.clear()
@@ -266,11 +266,13 @@ def test_denied_credentials_and_a_missing_bucket_are_refused_by_name(
     with pytest.raises(StorageRefused, match="create the bucket"):
         _files("s3://nowhere/x").read("log/1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret-of-this-store")
-    with pytest.raises(StorageRefused, match="SignatureDoesNotMatch.*not that of the") as wrong:
+    with pytest.raises(
+        StorageRefused, match="SignatureDoesNotMatch.*does not belong to the"
+    ) as wrong:
         _files(bucket).create_if_absent("log/1", b"mine")
     assert "not-the-secret-of-this-store" not in str(wrong.value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    with pytest.raises(StorageRefused, match=r"InvalidAccessKeyId.*does not know this access key"):
+    with pytest.raises(StorageRefused, match=r"InvalidAccessKeyId.*has no such access key"):
         _files(bucket).read("log/1")
     server.create_user("guest", "secret-of-the-guest")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "guest")
@@ -316,7 +318,7 @@ def test_credentials_revoked_in_mid_upload_are_refused_and_renewed_ones_found_ag
     ("word", "remedy"),
     [
         ("ExpiredToken", "have expired: renew them"),
-        ("RequestTimeTooSkewed", "the clock of this machine is not the store's"),
+        ("RequestTimeTooSkewed", "the clock of this machine differs from the store's"),
         ("QuotaExceeded", "quota is used up"),
     ],
 )

@@ -240,8 +240,8 @@ def test_values_keep_their_meaning_in_the_forms_that_sqlite_has(tmp_path: Path) 
     ("declared", "column", "said"),
     [
         ("INTEGER", pa.array([2**63], pa.uint64()), "9223372036854775808"),
-        ("REAL", pa.array([float("nan")]), "makes null of it"),
-        ("DATETIME", pa.array(["20240229"]), "makes a number of it"),
+        ("REAL", pa.array([float("nan")]), "would store null instead"),
+        ("DATETIME", pa.array(["20240229"]), "would store a number instead"),
         ("TEXT", pa.array([1], pa.int64()).cast(pa.timestamp("ns")), "00:00:00.000000001"),
         ("TEXT NOT NULL", pa.array([None], pa.string()), "NOT NULL"),
     ],

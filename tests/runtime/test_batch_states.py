@@ -122,7 +122,7 @@ class WrongColumns(Balance):
     [
         (
             TooShort(),
-            r"'balance'.*was given \d+ values, and the batch has \d+ keys",
+            r"'balance'.*was given \d+ values, but the batch has \d+ keys",
         ),
         (WrongColumns(), r"'balance' returned .*its schema has .*'n'"),
     ],

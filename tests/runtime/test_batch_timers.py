@@ -173,7 +173,7 @@ class TimersAtInstants(TwoTimersForEach):
     ("function", "says"),
     [
         (NoOnTimers(0), r"'timers'.*NoOnTimers registers timers and has no on_timers"),
-        (TimersAtInstants(0), r"'timers'.*takes milliseconds since 1970 as whole numbers"),
+        (TimersAtInstants(0), r"'timers'.*needs milliseconds since 1970 as whole numbers"),
     ],
     ids=["no on_timers", "instants"],
 )

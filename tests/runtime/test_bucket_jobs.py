@@ -221,7 +221,8 @@ def test_state_that_is_too_large_for_the_drivers_memory_says_so(
         restart=NoRestart(),
     )
     with pytest.raises(
-        Exception, match=r"state .* has \d+ bytes, and storage in the driver's memory takes 9999"
+        Exception,
+        match=r"state .* has \d+ bytes, but storage in the driver's memory accepts at most 9999",
     ):
         pipeline.run(60)
 

@@ -188,7 +188,7 @@ class UsesAKeyThatIsNot(Sizes):
 @pytest.mark.parametrize(
     ("function", "keyed", "says"),
     [
-        (WritesOnTheWrongSide(), True, r"'sized'.*'limits' is changed where it may only be read"),
+        (WritesOnTheWrongSide(), True, r"'sized'.*'limits' can only be read here"),
         (AsksForAnother(), True, r"uses broadcast state .* use one descriptor for both"),
         (UsesAKeyThatIsNot(), True, r"'sized'.*in process_broadcast\(\), where no key is set"),
         (UsesAKeyThatIsNot(), False, r"uses value_state\(\), but its stream has no keys"),
@@ -325,7 +325,7 @@ class Forgotten(Forgetful):
     ("function", "says"),
     [
         (Forgetful(), "union state 'begun' of operator 'buffer' was written as .*int.* as .*str"),
-        (Forgotten(), "'buffer' asks for no state 'kept', which its checkpoint holds"),
+        (Forgotten(), "'buffer' declares no state 'kept', but its checkpoint holds"),
     ],
     ids=["another type", "not asked for"],
 )

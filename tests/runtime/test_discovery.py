@@ -174,7 +174,7 @@ def test_source_that_cannot_be_asked_for_new_splits_is_asked_again_and_ends_no_j
     _await(lambda: len(sink.rows()) == 2 * ROWS_A_SPLIT, job)
     assert job.stop().restores == 0
     assert Counter(row["id"] for row in sink.rows()) == Counter(range(2 * ROWS_A_SPLIT))
-    assert "source records cannot be asked for new splits at the moment" in caplog.text
+    assert "source records cannot list new splits at the moment" in caplog.text
 
 
 def test_source_that_can_never_be_read_on_ends_the_job_with_its_own_error(

@@ -114,7 +114,7 @@ def test_a_first_start_whose_storage_is_refused_ends_at_once_and_says_what_to_do
     source = CountingSource(100)
     for_ever = FixedDelay(attempts=1_000_000, delay_s=0.01)
     pipeline, _ = ledger(LocalProcesses(), tmp_path, source, storage=storage, restart=for_ever)
-    with pytest.raises(StorageRefused, match="a file stands where a directory must be"):
+    with pytest.raises(StorageRefused, match="a file is at the path of a directory"):
         pipeline.run(60)
 
 
@@ -135,5 +135,5 @@ def test_a_first_start_in_a_bucket_that_cannot_be_used_ends_at_once_and_says_wha
     with pytest.raises((StorageRefused, ConfigError), match="Not_A_Name"):
         run("s3://Not_A_Name/checkpoints")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret-of-this-store")
-    with pytest.raises(StorageRefused, match="the secret key is not that of the access key"):
+    with pytest.raises(StorageRefused, match="the secret key does not belong to the access key"):
         run(f"{s3_bucket}/checkpoints")

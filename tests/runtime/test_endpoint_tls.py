@@ -133,12 +133,12 @@ def test_an_endpoint_with_tls_and_a_token_file_is_asked_by_who_has_both_and_by_n
         # The command line: wrong, and right.
         (tmp_path / "old token").write_text("the-token-of-an-older-driver")
         exit_status, _, error = run(tmp_path, "stop", "--token-file", str(tmp_path / "old token"))
-        assert (exit_status, "does not take the token" in error) == (1, True)
+        assert (exit_status, "rejects the token" in error) == (1, True)
         right = ("--token-file", str(token_file))
         exit_status, _, error = run(tmp_path, "stop", "--authority", str(theirs.path), *right)
         assert (exit_status, "certificate verify failed" in error) == (3, True)
         exit_status, _, error = run(tmp_path, "stop")
-        assert (exit_status, "name a copy of that file by --token-file" in error) == (3, True)
+        assert (exit_status, "give a copy of that file with --token-file" in error) == (3, True)
         place = asked(tmp_path, "savepoint", "--native", *right)["result"]
         assert Path(place, "_metadata").exists()
         assert asked(tmp_path, "stop", *right)["state"] == "done"

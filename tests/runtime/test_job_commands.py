@@ -179,7 +179,7 @@ def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path)
         answers = [(user.communicate(timeout=30), user.returncode) for user in users]
     for (out, error), exit_status in answers:
         whole = exit_status == 0 and Path(out.strip(), "_metadata").exists()
-        assert whole or (exit_status == 3 and "is not there any more" in error), (out, error)
+        assert whole or (exit_status == 3 and "no longer exists" in error), (out, error)
     for one in ("status", "checkpoint", "savepoint", "stop", "cancel"):
         exit_status, _, error = run(tmp_path, one)
         assert exit_status == 3, one
@@ -238,10 +238,10 @@ def test_a_frozen_driver_is_told_from_a_dead_one_and_does_nothing_late(
             os.kill(process.pid, signal.SIGCONT)
         assert exit_status == 3
         assert f"process {process.pid} on {socket.gethostname()}" in error
-        assert "its process lives on this machine (stopped), and does not answer" in error
+        assert "its process still exists on this machine (stopped), but does not answer" in error
         assert "The request may have been carried out. If the driver reads it after" in error
-        assert "not there any more" not in error
-        assert "a start goes on from there" not in error
+        assert "no longer exists" not in error
+        assert "the next start continues from there" not in error
         monkeypatch.setattr(command, "ANSWER_TIMEOUT_S", 60.0)
         before = asked(tmp_path, "status")["checkpoints_completed"]
         deadline = time.monotonic() + 90
@@ -269,7 +269,7 @@ def test_a_storage_that_does_not_answer_keeps_no_command_longer_than_its_timeout
             began = time.monotonic()
             exit_status, _, error = run(tmp_path, one, "--timeout", "0.2")
             assert (exit_status, time.monotonic() - began < 60) == (1, True)
-            assert "which says where the driver is, has not answered within 0.2 s" in error
+            assert "which holds the driver's address, did not answer within 0.2 s" in error
     finally:
         released.set()
 
@@ -292,12 +292,12 @@ def test_a_job_whose_files_cannot_be_read_keeps_neither_list_nor_status_from_ans
         listed = {one["job"]: one for one in asked(tmp_path, "list", "--timeout", "3")["jobs"]}
         assert time.monotonic() - began < 60
         assert listed["ledger"]["state"] == "stopped"
-        assert "storage has not answered within 3 s" in listed["hanging"]["state"]
+        assert "storage did not answer within 3 s" in listed["hanging"]["state"]
         for one in ("status", "state get"):
             more = ["--uid", "balance", "--key", "1"] if one == "state get" else []
             exit_status, _, error = run(tmp_path, one, "--timeout", "0.5", *more, name="hanging")
             assert exit_status == 1
-            assert "which says where the driver is, has not answered within 0.5 s" in error
+            assert "which holds the driver's address, did not answer within 0.5 s" in error
     finally:
         for pipe in pipes:
             with contextlib.suppress(OSError):  # nobody has come to read it
@@ -316,7 +316,7 @@ def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: P
         (job / "driver.token").write_text("the-token-of-an-older-driver")
         exit_status, _, error = run(tmp_path, "stop")
         assert exit_status == 1
-        assert "does not take the token" in error
+        assert "rejects the token" in error
         (job / "driver.token").write_text(token)
         (job / "driver.json").write_text(json.dumps(address | {"instance": "f" * 16}))
         exit_status, _, error = run(tmp_path, "stop")

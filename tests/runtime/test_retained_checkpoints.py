@@ -98,5 +98,5 @@ def test_a_checkpoint_that_is_not_retained_is_refused_with_those_that_are(tmp_pa
     _run_to_four_checkpoints(tmp_path)
     with pytest.raises(SavepointRefused, match=r"checkpoint 1 \(retained: 2, 3, 4\)"):
         copy_job(tmp_path / "old", sqlite_sink(tmp_path)).start(from_savepoint="1").wait(60)
-    with pytest.raises(ConfigError, match="leave claim out"):
+    with pytest.raises(ConfigError, match="omit claim"):
         copy_job(tmp_path / "old", sqlite_sink(tmp_path)).start(from_savepoint="3", claim=True)

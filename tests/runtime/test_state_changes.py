@@ -122,7 +122,7 @@ def test_renamed_state_is_refused_by_name_and_dropped_alone_where_allowed(
 ) -> None:
     stop_half_way(pipeline_of(cluster, tmp_path, processed(), backend=backend, source=SLOWLY)[0])
     renamed = processed(total="saldo")
-    with pytest.raises(StateIncompatible, match="'total' .*asks for 'number', 'saldo'"):
+    with pytest.raises(StateIncompatible, match="'total' .*uses 'number', 'saldo'"):
         pipeline_of(cluster, tmp_path, renamed, backend=backend)[0].run(60)
     pipeline, sink = pipeline_of(cluster, tmp_path, renamed, backend=backend, allow=True)
     status = pipeline.run(60)
@@ -136,7 +136,7 @@ def test_running_turned_into_process_under_one_uid_is_refused_by_name(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates, source=SLOWLY)[0])
-    with pytest.raises(StateIncompatible, match="'running'.*asks for 'number', 'total'"):
+    with pytest.raises(StateIncompatible, match="'running'.*uses 'number', 'total'"):
         pipeline_of(cluster, tmp_path, processed())[0].run(60)
     assert pipeline_of(cluster, tmp_path, run_aggregates)[0].run(60).dropped_state == ()
 
@@ -150,7 +150,7 @@ def test_an_aggregate_is_added_and_another_removed_while_the_others_go_on(
         return records.key_by("account").running(n=count(), most=max_("amount"), uid="balance")
 
     with pytest.raises(
-        StateIncompatible, match="aggregate 'most' would know only records from now on"
+        StateIncompatible, match="aggregate 'most' would contain only records from now on"
     ):
         pipeline_of(cluster, tmp_path, changed)[0].run(60)
     pipeline, sink = pipeline_of(cluster, tmp_path, changed, allow=True)

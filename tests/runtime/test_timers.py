@@ -140,7 +140,7 @@ class TimerAtAWord(TimerForEach):
     ("function", "says"),
     [
         (NoOnTimer(0), r"'timers'.*NoOnTimer registers timers and has no on_timer"),
-        (TimerAtAWord(0), r"'timers'.*a timer in event time at 'soon' is none"),
+        (TimerAtAWord(0), r"'timers'.*'soon' is not a valid time for a timer in event time"),
     ],
     ids=["no on_timer", "no time"],
 )

@@ -150,7 +150,7 @@ def follow_jobs(browser: Browser, ui: Ui, job: PageJobProcess) -> None:
         job.kill()
         expect(state).to_have_text("its driver is gone", timeout=PATIENCE_MS)
         ending = page.get_by_role("region", name="How it ended")
-        expect(ending).to_contain_text("it was killed, or runs still")
+        expect(ending).to_contain_text("it was killed, or still runs")
         stored = page.get_by_role("region", name="Checkpoints and savepoints in storage")
         expect(stored.locator("tbody tr").first).to_be_visible(timeout=PATIENCE_MS)
         expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
@@ -161,7 +161,7 @@ def follow_jobs(browser: Browser, ui: Ui, job: PageJobProcess) -> None:
         assert [url for url in tab.requests if ui.token in url] == []
     status, answer = ui.ask("jobs/payments/checkpoint", body=b"{}")
     assert status == 409
-    assert "is not there any more" in answer["error"]
+    assert "no longer exists" in answer["error"]
     assert ui.ask("jobs/nothing/overview")[0] == 404
     assert ui.ask("nothing")[0] == 404
 
@@ -213,7 +213,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         said = fail("--storage", str(tmp_path), "--port", port)
-    assert f"port {port} of 127.0.0.1 is in use: name another by --port" in said
+    assert f"port {port} of 127.0.0.1 is in use: choose another with --port" in said
 
 
 def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_ther
     if make is write_cases.kafka_case and point in ("logged", "commit"):
         # Decided, and its rows wait where the first run has staged them.
         for _ in range(TRIES):
-            with pytest.raises(ConfigError, match="with the stagingLocation that it had"):
+            with pytest.raises(ConfigError, match="with its former stagingLocation"):
                 save_case(other)
         save_case(first)
     save_case(other)
@@ -71,7 +71,7 @@ def test_a_sink_that_does_not_tell_its_claims_refuses_another_staging_location_a
     case = write_cases.own_case(request, tmp_path, "events")
     save_case(case.with_staging(tmp_path / "a"))
     for _ in range(TRIES):
-        with pytest.raises(ConfigError, match="Give the stagingLocation that they had"):
+        with pytest.raises(ConfigError, match="Give the stagingLocation of the earlier writes"):
             save_case(case.with_staging(tmp_path / "b"))
     save_case(case.with_staging(tmp_path / "a"))
     assert case.ids() == list(range(9))
@@ -101,7 +101,7 @@ def test_a_query_that_comes_with_another_staging_location_is_refused_at_every_tr
 
     driver("a").batch(0, range(5))
     for _ in range(TRIES):
-        with pytest.raises(ConfigError, match="Give the stagingLocation that they had"):
+        with pytest.raises(ConfigError, match="Give the stagingLocation of the earlier writes"):
             driver("b").batch(0, range(5))
     assert driver("a").plan(0).decided
     assert write_cases.file_ids(tmp_path / "out") == list(range(5))

@@ -214,7 +214,7 @@ def put_without_keys(savepoint: Path) -> None:
 
 def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "bootstrap"
-    with pytest.raises(BadStateValue, match=r"key 'b' comes more than once.*group by it first"):
+    with pytest.raises(BadStateValue, match=r"key 'b' occurs more than once.*group by it first"):
         put(place, {"key": ["a", "b", "b"], "value": [1, 2, 3]}, uid="u", state="s")
     with pytest.raises(BadStateValue, match=r"column 'value' is null in a row: {'key': 'b'"):
         put(place, {"key": ["a", "b"], "value": [1, None]}, uid="u", state="s")
@@ -223,7 +223,9 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(BadStateValue, match=r"'value' holds.* does not fit msgpack/1:int"):
         put(place, {"key": ["a"], "value": ["x"]}, uid="u", state="s", valueType="int")
     unkeyed = {"uid": "u", "state": "s"}
-    with pytest.raises(BadStateValue, match=r"map key 'b' comes more than once.*'s' has one entry"):
+    with pytest.raises(
+        BadStateValue, match=r"map key 'b' occurs more than once.*'s' has one entry"
+    ):
         twice = {"map_key": ["b", "a", "b"], "value": [1, 2, 3]}
         put(place, twice, stateType="broadcast", **unkeyed)
     with pytest.raises(BadStateValue, match=r"column 'value' is null in a row"):
@@ -242,7 +244,7 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(SavepointRefused, match="is for job 'ledger', but this state is for"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="t", job="other")
     (place / "_changing").touch()
-    with pytest.raises(SavepointRefused, match=r"another program changes .*_changing is there"):
+    with pytest.raises(SavepointRefused, match=r"another program is changing .*_changing is there"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="t")
     assert by_key(state(str(place), uid="u")) == {"a": 1}
 

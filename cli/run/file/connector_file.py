@@ -319,7 +319,7 @@ def _parse_options(
         del table["url"]
         of_url = _name_table(where, lambda: read_url(url))
         if twice := sorted(of_url.keys() & table.keys()):
-            raise ConfigError(f"{where}: the url says {', '.join(twice)} already; leave it out")
+            raise ConfigError(f"{where}: the url already contains {', '.join(twice)}; omit it here")
         table |= of_url
     followed = {
         name: value
@@ -349,15 +349,15 @@ def _follow(value: object, where: str) -> object:
 def _follow_text(text: str, where: str) -> str:
     if unknown := _UNKNOWN_REFERENCE.search(text):
         raise ConfigError(
-            f"{where}: {unknown[0]} cannot be looked up; write ${{env:{unknown[1]}}} for an"
+            f"{where}: {unknown[0]} is not a known reference; write ${{env:{unknown[1]}}} for an"
             " environment variable, ${file:/path} for a file"
         )
     # Check before resolving the reference: afterwards the password would be plain text in an object
     # that is printed and pickled.
     if has_reference(text) and _PASSWORD.search(text):
         raise ConfigError(
-            f"{where}: the password in this URL would be in every description of the job; say"
-            ' password = "${env:NAME}" beside it, which each process looks up by itself'
+            f"{where}: the password in this URL would be in every description of the job. Write"
+            ' password = "${env:NAME}" next to the URL instead; each process looks it up itself'
         )
     return follow_references(text, setting=where)
 
@@ -406,7 +406,7 @@ def _check_keys_of(kind: str, keys: StepKeys, where: str) -> None:
                 f" {name}"
             )
     if "key_by" in allowed and not keys.key_by:
-        raise ConfigError(f"{where}: {kind} needs key_by: the columns by which records meet")
+        raise ConfigError(f"{where}: {kind} needs key_by, the columns of the key")
 
 
 def _apply_window(stream: Stream, keys: StepKeys, window: object, uid: str, where: str) -> Stream:

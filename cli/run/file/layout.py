@@ -40,7 +40,7 @@ class SourceKeys:
         metadata=option("The kind of source. Not needed with a url, whose scheme says it"),
     )
     watermarks: WatermarkStrategy | None = field(
-        default=None, metadata=option("Where the records' event time is: the column, or a table")
+        default=None, metadata=option("The column of the records' event time, or a table")
     )
 
 
@@ -51,7 +51,7 @@ class StepKeys:
     input: tuple[str, ...] | None = field(
         default=None,
         metadata=option(
-            "The source or step whose records it takes; of several, the union. Not needed: the step"
+            "The source or step whose records it reads; several are united. Default: the step"
             " before it, or the only source",
             NAMES,
         ),
@@ -60,13 +60,13 @@ class StepKeys:
         default=None, metadata=option("A SELECT from the table `stream`, as in `Stream.sql`")
     )
     filter: str | None = field(
-        default=None, metadata=option("A condition in SQL: records for which it is true stay")
+        default=None, metadata=option("A condition in SQL: records for which it is true are kept")
     )
     select: tuple[str, ...] | None = field(
         default=None, metadata=option("Columns or expressions in SQL: `amount * 2 AS twice`", NAMES)
     )
     key_by: tuple[str, ...] | None = field(
-        default=None, metadata=option("Columns by which records meet, for running or window", NAMES)
+        default=None, metadata=option("Columns of the key, for running or window", NAMES)
     )
     running: Mapping[str, str] | None = field(
         default=None,
@@ -74,18 +74,22 @@ class StepKeys:
     )
     ttl: StateTtlConfig | None = field(
         default=None,
-        metadata=option("Of running: after how long without a record a key begins anew"),
+        metadata=option(
+            "Of running: time without a record after which a key starts again from zero"
+        ),
     )
     aggregate: Mapping[str, str] | None = field(
         default=None, metadata=option("Of window: aggregates by the name of their column")
     )
     time: str | None = field(
         default=None,
-        metadata=option("Of window: the column of event time. Not needed: that of the watermarks"),
+        metadata=option(
+            "Of window: the column of event time. Default: the column of the watermarks"
+        ),
     )
     allowed_lateness: float = field(
         default=0.0,
-        metadata=option("Of window: how much later a record may come", DURATION),
+        metadata=option("Of window: how late a record may arrive", DURATION),
     )
 
 
@@ -96,8 +100,8 @@ class SinkKeys:
     input: tuple[str, ...] | None = field(
         default=None,
         metadata=option(
-            "The source or step whose records are written; of several, the union. Not needed: the"
-            " last step, or the only source",
+            "The source or step whose records are written; several are united. Default: the last"
+            " step, or the only source",
             NAMES,
         ),
     )
@@ -111,7 +115,7 @@ class SinkKeys:
     )
     on_bad_row: OnBadRow = field(
         default=OnBadRow.FAIL,
-        metadata=option("What becomes of rows that the target can never take", choice(OnBadRow)),
+        metadata=option("What happens to rows that the target can never accept", choice(OnBadRow)),
     )
 
 

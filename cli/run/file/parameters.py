@@ -186,7 +186,7 @@ def check_names(names: Sequence[str], known: Sequence[str], where: str) -> None:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"{where}: {name!r} is unknown here; {meant}")
+            raise ConfigError(f"{where}: {name!r} is not a parameter here; {meant}")
 
 
 def parse_arguments(

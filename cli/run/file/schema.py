@@ -41,7 +41,9 @@ def make_schema() -> Schema:
         "properties": {
             layout.NAME_KEY: {
                 "type": "string",
-                "description": "The job's identity: its checkpoints and transactions go by it.",
+                "description": (
+                    "The job's identity: its checkpoints and transactions are named after it."
+                ),
             },
             "sources": _tables_of(_list_sources()),
             "steps": {"type": "object", "additionalProperties": {"$ref": "#/$defs/step"}},

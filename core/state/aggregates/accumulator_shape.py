@@ -68,7 +68,7 @@ def decode_totals(
     if int(whole.lengths.min()) < size:
         shortest = int(whole.lengths.min())
         raise StateCorrupt(
-            f"a row of totals in a snapshot has {shortest} bytes, and needs at least {size};"
+            f"a row of totals in a snapshot has {shortest} bytes, but needs at least {size};"
             " restore an older checkpoint"
         )
     # A view with a record at each byte, aligned or not: one gather loads the record of each row.
@@ -117,8 +117,8 @@ class AccumulatorShape:
         names = [column.name for column in self.columns]
         if not self.key_types or not names or len(set(names)) < len(names):
             raise ConfigError(
-                f"accumulators {self.name!r} need a key and aggregates with names of their own;"
-                f" got {len(self.key_types)} key columns and the aggregates {names}"
+                f"accumulators {self.name!r} need a key and aggregates with different names; got"
+                f" {len(self.key_types)} key columns and the aggregates {names}"
             )
         for index, key_type in enumerate(self.key_types):
             check_key_type(key_type, f"{index} of {self.name}")

@@ -447,7 +447,8 @@ class AccumulatorTable:
         columns = read_key_columns(keys)
         require(
             tuple(type(column) for column in columns) == self._kinds,
-            f"{self.shape.name!r} is keyed by {self.shape.key_types}, got {[k.type for k in keys]}",
+            f"{self.shape.name!r} is keyed by {self.shape.key_types}, but was given keys of"
+            f" {[k.type for k in keys]}",
         )
         return columns
 

@@ -174,7 +174,7 @@ class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
     def merge(self, one: ACC, other: ACC) -> ACC:
         """Return the accumulator of all values of both. Only session windows need this."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no merge(), and two sessions have become one"
+            f"two sessions were merged, but {type(self).__name__} has no merge()"
         )
 
 

@@ -154,7 +154,7 @@ def check_map_key_type(python_type: Any, label: str) -> None:
     is_class = isinstance(kind, type) and kind not in (Any, types.EllipsisType, types.UnionType)
     if is_class and not issubclass(kind, tuple(_ENCODERS)):
         raise ConfigError(
-            f"{label} has keys of type {kind.__name__}, which cannot be a key; key it by str,"
+            f"{label} has keys of type {kind.__name__}, which cannot be a key; use keys of str,"
             " bytes, int, bool, date, datetime, Decimal or a tuple of them"
         )
 
@@ -197,7 +197,7 @@ def decode_key(data: bytes) -> Any:
         return _DECODERS[data[:1]](data[1:])
     except (KeyError, ValueError, struct.error, InvalidOperation, OverflowError) as error:
         raise StateCorrupt(
-            f"a snapshot holds {data!r:.80}, which does not read as a key: {error}; restore an"
+            f"a snapshot holds {data!r:.80}, which cannot be read as a key: {error}; restore an"
             " older checkpoint"
         ) from error
 
@@ -245,7 +245,7 @@ def split_length(data: bytes, position: int = 0) -> tuple[bytes, int]:
     start = position + 4
     end = start + int.from_bytes(data[position:start], "big")
     if start > len(data) or end > len(data):
-        raise ValueError(f"{len(data)} bytes where {end} are announced")
+        raise ValueError(f"{len(data)} bytes instead of the announced {end}")
     return data[start:end], end
 
 

@@ -145,7 +145,7 @@ def read_key_columns(
         ConfigError: There is no column, or a column has a type that cannot be a key.
     """
     if not arrays:
-        raise ConfigError("a key needs at least one column; name one in key_by()")
+        raise ConfigError("a key needs at least one column; give one to key_by()")
     labels = names or [str(index) for index in range(len(arrays))]
     return tuple(_read(array, label) for array, label in zip(arrays, labels, strict=True))
 
@@ -183,9 +183,9 @@ def check_rows_can_be_divided(schema: pa.Schema) -> None:
             pa.nulls(0, field.type).take(none)
         except pa.ArrowNotImplementedError as error:
             raise ConfigError(
-                f"column {field.name!r} has type {field.type}, and Arrow cannot take single rows of"
-                " it, as key_by() must to send each row to the subtask of its key: cast the column"
-                f" before key_by() ({error})"
+                f"column {field.name!r} has type {field.type}, from which Arrow cannot select"
+                " single rows. key_by() needs that to send each row to the subtask of its key:"
+                f" cast the column before key_by() ({error})"
             ) from error
 
 

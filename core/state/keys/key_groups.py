@@ -150,8 +150,9 @@ def _key_bytes(key: Any) -> bytes:
             return (to_unscaled(key) & ((1 << 128) - 1)).to_bytes(16, "little")
         case _:
             raise BadStateValue(
-                f"a key of type {type(key).__name__} ({key!r:.60}) cannot be hashed; key by a"
-                " string, an integer, a boolean, a date, a timestamp, a decimal or a tuple of them"
+                f"a key of type {type(key).__name__} ({key!r:.60}) cannot be hashed; use keys of"
+                " a string, an integer, a boolean, a date, a timestamp, a decimal or a tuple of"
+                " them"
             )
 
 

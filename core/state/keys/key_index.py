@@ -246,7 +246,7 @@ def _to_bytes_keys(array: pa.Array) -> BytesKeys:
     (column,) = read_key_columns([array.cast(pa.large_binary())], ["key"])
     if not isinstance(column, BytesKeys):
         raise StateCorrupt(
-            f"keys of a snapshot are {array.type}, and must be bytes; restore an older checkpoint"
+            f"keys of a snapshot are {array.type}, but must be bytes; restore an older checkpoint"
         )
     return column
 

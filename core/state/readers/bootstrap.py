@@ -96,8 +96,9 @@ class UnkeyedEncoder:
             if len(set(keys)) < len(keys):
                 twice = next(key for key, times in Counter(keys).items() if times > 1)
                 raise BadStateValue(
-                    f"map key {decode_key(twice)!r} comes more than once in the DataFrame, and"
-                    f" state {self.described.name!r} has one entry for it: group by it first"
+                    f"map key {decode_key(twice)!r} occurs more than once in the DataFrame, but"
+                    f" state {self.described.name!r} has one entry for it: group the DataFrame by"
+                    " it first"
                 )
         return msgspec.structs.replace(self.described, elements=held)
 
@@ -129,7 +130,7 @@ def _check_columns(state: str, names: Iterable[str], schema: pa.Schema) -> None:
     for name in names:
         if name not in schema.names:
             raise ConfigError(
-                f"state {state!r} is to be made of column {name!r}, and the DataFrame has"
+                f"state {state!r} needs column {name!r}, but the DataFrame has only"
                 f" {', '.join(schema.names)}"
             )
 
@@ -250,7 +251,7 @@ def _make_column_encoder(
     kind = column.type
     if list_of:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-            raise ConfigError(f"a list state needs an array, and column {column.name!r} is {kind}")
+            raise ConfigError(f"a list state needs an array, but column {column.name!r} is {kind}")
         kind = kind.value_type
     name = type_name or _name_of(kind, column.name)
     python = Any if name == "any" else python_type_of(name)

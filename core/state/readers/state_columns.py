@@ -267,7 +267,7 @@ def _key_type(kind: str) -> pa.DataType:
     }
     if kind not in kinds:
         raise StateIncompatible(
-            f"a checkpoint has keys of type {kind!r}, which this version does not know: read it"
+            f"a checkpoint has keys of type {kind!r}, which this version cannot read: read it"
             " with the version that wrote it"
         )
     return kinds[kind]

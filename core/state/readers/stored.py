@@ -119,8 +119,8 @@ def _check_native(uid: str, handles: Sequence[StateHandle]) -> None:
 
     if not any(map(is_manifest, handles)):
         raise StateIncompatible(
-            f"the state of {uid!r} is in the own form of another backend ({handles[0].name}): take"
-            " a canonical savepoint, and read that"
+            f"the state of {uid!r} is in the native form of a state backend ({handles[0].name}),"
+            " which cannot be read here: take a canonical savepoint, and read that"
         )
 
 

@@ -363,7 +363,7 @@ class WriteQueue:
 
     def _flush(self, paced: Callable[[Sequence[Pair]], Iterable[Pair]]) -> None:
         if self._closed:
-            raise StateError("the state was closed while a snapshot of it was under way")
+            raise StateError("the state was closed during its snapshot")
         pending = self._pending
         if pending is None:
             return

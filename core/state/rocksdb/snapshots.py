@@ -156,7 +156,7 @@ def read_manifest(reader: StateReader, handle: StateHandle, context: StateContex
         manifest = _MANIFESTS.decode(reader.read(handle))
     except msgspec.DecodeError as error:
         raise StateCorrupt(
-            f"{handle.name} of {context} does not read as a manifest of RocksDB files: {error};"
+            f"{handle.name} of {context} cannot be read as a manifest of RocksDB files: {error};"
             " restore an older checkpoint"
         ) from error
     check_format(manifest.format, FORMAT, handle.name, context)

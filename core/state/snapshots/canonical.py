@@ -57,7 +57,7 @@ PART_BYTES = 32 << 20
 """The size above which a part is closed; bounds the bytes that one look-up of a key reads."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """The end of an Arrow IPC stream: the mark of a message, and 0 as its length."""
-_PARTNERS = "the notes on which kept records have had no partner"
+_PARTNERS = "the record of which kept rows had no partner"
 """The description of a join's column `ALONE` for the user."""
 _METADATA_KEY = b"onceflow.state"
 _FIELDS = [
@@ -379,7 +379,7 @@ def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) 
 
 def _no_state_file(handle: StateHandle, context: StateContext, error: Exception) -> StateCorrupt:
     return StateCorrupt(
-        f"{handle.name} of {context} ({handle.path or 'inline'}) does not read as a state file:"
+        f"{handle.name} of {context} ({handle.path or 'inline'}) cannot be read as a state file:"
         f" {error}; restore an older checkpoint"
     )
 
@@ -402,12 +402,14 @@ def check_format(stored: int, known: int, name: str, context: StateContext) -> N
     """Raise StateIncompatible unless this version reads files of format `stored`."""
     if stored > known:
         raise StateIncompatible(
-            f"{name} of {context} has format {stored}, this onceflow reads {known}: upgrade it"
+            f"{name} of {context} has format {stored}, but this version of onceflow reads"
+            f" format {known}: upgrade onceflow"
         )
     if stored < known:
         raise StateIncompatible(
-            f"{name} of {context} has format {stored}, this onceflow reads {known}: take a"
-            " canonical savepoint with the version that wrote it, and start from that"
+            f"{name} of {context} has format {stored}, but this version of onceflow reads format"
+            f" {known}: take a canonical savepoint with the version that wrote it, and start from"
+            " that savepoint"
         )
 
 
@@ -418,9 +420,9 @@ def check_same_max_parallelism(stored: int, context: StateContext) -> None:
     """
     if stored != context.max_parallelism:
         raise StateIncompatible(
-            f"state of {context} was written with max parallelism {stored} and is restored with"
-            f" {context.max_parallelism}; a job's max parallelism cannot change: set it back to"
-            f" {stored}"
+            f"state of {context} was written with max parallelism {stored} but is restored with"
+            f" {context.max_parallelism}. The max parallelism of a job cannot change: set it back"
+            f" to {stored}"
         )
 
 
@@ -433,7 +435,9 @@ def _rows_of(
     # A batch holds rows of only one state: `_batches_of` creates one from each chunk.
     index = states[0].as_py()
     if index >= len(metas):
-        raise StateError(f"a snapshot's row names state {index} of {len(metas)}")
+        raise StateError(
+            f"a row of a snapshot refers to state {index}, but the snapshot has {len(metas)} states"
+        )
     rows = StateRows(groups.to_numpy(), keys, values).within(key_groups)
     if len(rows):
         yield metas[index], rows
@@ -503,9 +507,9 @@ class RestoredStates:
             gone = [f"state {meta.name!r}" for meta in unclaimed]
             asked = ", ".join(map(repr, sorted(self._asked))) or "none"
             raise StateIncompatible(
-                f"the checkpoint holds state {names} of {self._label}, and the operator does not"
-                f" ask for it when it opens (it asks for {asked}): a renamed state would start"
-                f" empty. Restore the old name or function; or {_describe_deletion(gone)}"
+                f"the checkpoint holds state {names} of {self._label}, but the operator does not"
+                f" use it in open() (it uses {asked}). A renamed state would start empty. Restore"
+                f" the old name or function; or {_describe_deletion(gone)}"
             )
         self._unclaimed.clear()
         # Without the subtask: each subtask drops the same states, and people read it once.
@@ -523,17 +527,17 @@ class RestoredStates:
         if gone == [_PARTNERS] and not new and not self._allowed:
             side = asked.name.removeprefix("onceflow.").partition("-")[0]
             raise StateIncompatible(
-                f"the {side} side of join {self._label} was outer and is not any more: which of its"
-                " kept records have had no partner would be forgotten, so it could not become outer"
-                f" again over them. Join with how= as before; or {_describe_deletion(gone)}, the"
-                " kept records included"
+                f"the {side} side of join {self._label} was outer, but no longer is. The job"
+                " would forget which of the kept records had no partner, so the join could not"
+                f" become outer again. Join with the former how=; or {_describe_deletion(gone)},"
+                " including the kept records"
             )
         if (gone or new) and not self._allowed:
-            started = f" {', '.join(new)} would know only records from now on." if new else ""
+            started = f" {', '.join(new)} would contain only records from now on." if new else ""
             if begins_to_expire(asked, stored) or _ceases_to_expire(stored, asked):
                 started += (
-                    " Its time to live cannot be taken away: what has expired and is still in the"
-                    " checkpoint would come back. Choose a longer one."
+                    " Its time to live cannot be removed: expired entries that are still in the"
+                    " checkpoint would return. Choose a longer time to live."
                 )
             elif stored.kind == asked.kind != "accumulators":
                 if why := explain_misfit(stored.signature, asked.signature):
@@ -541,8 +545,9 @@ class RestoredStates:
                 started += " A class that was only renamed is found by New.__qualname__ = 'Old'."
             raise StateIncompatible(
                 f"state {asked.name!r} of {self._label} was written as {stored.kind}"
-                f" {stored.signature} and is now asked for as {asked.kind} {asked.signature}."
-                f"{started} Declare it as it was; or {_describe_deletion(gone)}"
+                f" {stored.signature}, but is now declared as {asked.kind}"
+                f" {asked.signature}.{started} Declare it as before; or"
+                f" {_describe_deletion(gone)}"
             )
         self._note_claimed(asked)
         self.dropped += [f"{name} of {self._label.partition('[')[0]}" for name in gone]

@@ -158,9 +158,9 @@ class KeyedBatchStates:
             return before[1]
         if before is not None or not self._open:
             raise ConfigError(
-                f"state {descriptor.name!r} is asked for as {descriptor}"
+                f"state {descriptor.name!r} is declared as {descriptor}"
                 + (f" and as {before[0]}" if before is not None else " while batches are processed")
-                + ": ask for each once, in open(), under a name of its own"
+                + ": declare each state once, in open(), with its own name"
             )
         kind = _arrow_type(descriptor)
         stored = _column_type(kind)
@@ -277,17 +277,17 @@ class KeyedBatchStates:
             if pa.types.is_integer(kind) or pa.types.is_null(kind):
                 return array.cast(pa.int64())
         except pa.ArrowException as error:
-            raise BadStateValue(f"{method} takes milliseconds since 1970: {error}") from error
+            raise BadStateValue(f"{method} needs milliseconds since 1970: {error}") from error
         raise BadStateValue(
-            f"{method} takes milliseconds since 1970 as whole numbers, and was given {kind}"
+            f"{method} needs milliseconds since 1970 as whole numbers, but was given {kind}"
         )
 
     def _one_a_key(self, values: Values, what: str) -> pa.Array:
         count = self.batch().key_count
         if len(values) != count:
             raise BadStateValue(
-                f"{what} was given {len(values)} values, and the batch has {count} keys: it takes"
-                " one for each, in the order of the batch's keys"
+                f"{what} was given {len(values)} values, but the batch has {count} keys. Give one"
+                " value for each key, in the order of the batch's keys"
             )
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()

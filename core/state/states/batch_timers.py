@@ -169,8 +169,8 @@ class BatchTimers:
         """Open the timer tables; `key` holds the key columns."""
         if TIMER_MS in {field.name for field in key}:
             raise ConfigError(
-                f"a function of batches asks for timers, and {TIMER_MS!r} is a key column, which"
-                " is the name of the timers' times: rename the column before key_by()"
+                f"a function of batches uses timers, but a key column is named {TIMER_MS!r}, the"
+                " name of the column of timer times: rename the key column before key_by()"
             )
         self._of_keys = of_keys
         self._clock = clock
@@ -248,7 +248,7 @@ class BatchTimers:
         wrong = (times_ms <= NO_WATERMARK) | (times_ms >= MAX_WATERMARK)
         if wrong.any():
             raise BadStateValue(
-                f"{method} was given {int(times_ms[wrong][0])}: the ends of 64 bits are no time."
-                f" Give milliseconds since 1970 from {NO_WATERMARK + 1} to {MAX_WATERMARK - 1}"
+                f"{method} was given {int(times_ms[wrong][0])}, which is not a valid time. Give"
+                f" milliseconds since 1970 from {NO_WATERMARK + 1} to {MAX_WATERMARK - 1}"
             )
         return times_ms, (keys, hashes)

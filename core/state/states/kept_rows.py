@@ -233,7 +233,10 @@ class KeptRows:
             entries = self._table.find(
                 namespaces, tuple(column.take(others) for column in keys), hashes[others]
             )
-            require(bool(entries.all()), "a kept row is missing below the count of its head")
+            require(
+                bool(entries.all()),
+                "a kept row is missing: the stored count is higher than the number of rows",
+            )
             yield np.concatenate([mine, others]), np.concatenate([heads[part], entries])
 
     def _find_heads(
@@ -301,8 +304,8 @@ class KeptRows:
         if int(numbers.max()) >= limit:
             row = int(numbers.argmax())
             raise BadStateValue(
-                f"a join cannot keep more than {limit:,} rows of one key that it is to remove at"
-                " one time; the key of this record has more",
+                f"a join can keep at most {limit:,} rows of one key with the same removal time;"
+                " the key of this record has more",
                 row=row,
             )
         # Only after the numbers are checked, so that a refused batch leaves the counts unchanged.

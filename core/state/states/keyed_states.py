@@ -91,7 +91,7 @@ class FoldedState(ReducingState[T]):
                 if value is None
                 else f"its function returned None for {value!r:.80}"
             )
-            raise BadStateValue(f"reducing state {self._name!r} cannot hold None, and {what}")
+            raise BadStateValue(f"reducing state {self._name!r} cannot hold None, but {what}")
         self._kept.set(after)
 
     def clear(self) -> None:
@@ -302,7 +302,7 @@ class Namespace(Generic[N]):
     def _now(self) -> N:
         if not self._current:
             raise ConfigError(
-                "a state in a namespace is used before Namespace.set() has said in which"
+                "a state in a namespace was used before Namespace.set() chose the namespace"
             )
         return self._current[0]
 
@@ -400,6 +400,6 @@ class KeyedStates:
         before = self._asked.setdefault(descriptor.name, descriptor)
         if before != descriptor:
             raise ConfigError(
-                f"state {descriptor.name!r} is asked for as {before} and as {descriptor}; give each"
-                " state a name of its own"
+                f"state {descriptor.name!r} is declared as {before} and as {descriptor}; give"
+                " each state its own name"
             )

@@ -273,8 +273,8 @@ class BroadcastMap(_State, MapState[K, V]):
     def _check(self) -> None:
         if not self.may_change:
             raise BadStateValue(
-                f"broadcast state {self.name!r} is changed where it may only be read: it would no"
-                " longer be the same on all subtasks; change it in process_broadcast()"
+                f"broadcast state {self.name!r} can only be read here. A change would make it"
+                " differ between subtasks: change it in process_broadcast()"
             )
 
 
@@ -313,13 +313,13 @@ class RawKeyedState(_State):
         """
         if not isinstance(cast("object", data), bytes):
             raise BadStateValue(
-                f"raw keyed state {self.name!r} holds bytes, and cannot hold {data!r:.80}"
+                f"raw keyed state {self.name!r} holds bytes, so it cannot hold {data!r:.80}"
             )
         if key_group not in self.key_groups:
             raise BadStateValue(
-                f"raw keyed state {self.name!r} is put for key group {key_group!r}, and this"
-                f" subtask has {self.key_groups.start} to {self.key_groups.stop - 1}: another"
-                " would lose it"
+                f"raw keyed state {self.name!r} was put for key group {key_group!r}, but this"
+                f" subtask has only {self.key_groups.start} to {self.key_groups.stop - 1}, so the"
+                " state would be lost"
             )
         self._bytes[key_group] = data
 
@@ -431,9 +431,9 @@ class OperatorStateStore:
         left = sorted({name for _, name in self._restored.keys() - self._states.keys()})
         if left and not self._allow_non_restored_state:
             raise StateIncompatible(
-                f"operator {self._uid!r} asks for no state {', '.join(map(repr, left))}, which its"
-                " checkpoint holds: ask for it in open() as before; or, when it is not wanted any"
-                " more, start with Pipeline(…, allow_non_restored_state=True)"
+                f"operator {self._uid!r} declares no state {', '.join(map(repr, left))}, but its"
+                " checkpoint holds it. Declare it in open() as before; or, if it is no longer"
+                " needed, start with Pipeline(…, allow_non_restored_state=True)"
             )
         self._restored = {}
         self._closed = True
@@ -451,20 +451,20 @@ class OperatorStateStore:
     ) -> None:
         if descriptor.ttl is not None:
             raise ConfigError(
-                f"state {descriptor.name!r} of operator {self._uid!r} has a time to live, and only"
-                " keyed state may"
+                f"state {descriptor.name!r} of operator {self._uid!r} has a time to live, but"
+                " only keyed state can have one"
             )
 
     def _open(self, mode: Mode, state: _S) -> _S:
         if self._closed:
             raise ConfigError(
-                f"operator {self._uid!r} asks for {mode} state {state.name!r} after open(): ask"
-                " for every state there, where what a checkpoint holds is restored"
+                f"operator {self._uid!r} declares {mode} state {state.name!r} after open()."
+                " Declare every state in open(), where it is restored"
             )
         if (mode, state.name) in self._states:
             raise ConfigError(
-                f"operator {self._uid!r} asks twice for {mode} state {state.name!r}: give each a"
-                " name of its own"
+                f"operator {self._uid!r} declares {mode} state {state.name!r} twice: give each"
+                " state its own name"
             )
         parts = self._restored.get((mode, state.name), [])
         for saved in parts:
@@ -473,7 +473,7 @@ class OperatorStateStore:
                 why = explain_misfit(held[1], expected[1])
                 raise StateIncompatible(
                     f"{mode} state {state.name!r} of operator {self._uid!r} was written as"
-                    f" {' to '.join(filter(None, held))}, and is asked for as"
+                    f" {' to '.join(filter(None, held))}, but is now declared as"
                     f" {' to '.join(filter(None, expected))}{f' ({why})' if why else ''}: give it"
                     " its old type, or another name"
                 )
@@ -521,7 +521,7 @@ def read_saved(data: bytes, label: str) -> list[Saved]:
         file = _FILES.decode(data)
     except msgspec.DecodeError as error:
         raise StateCorrupt(
-            f"{label} does not read as operator state: {error}; restore an older checkpoint"
+            f"{label} cannot be read as operator state: {error}; restore an older checkpoint"
         ) from error
     if file.format != _FORMAT:
         raise StateIncompatible(

@@ -139,8 +139,9 @@ class DomainTimers:
         """
         if at_ms.__class__ is not int or not NO_WATERMARK < at_ms < MAX_WATERMARK:
             raise BadStateValue(
-                f"a timer in {self._domain} time at {at_ms!r:.80} is none: register it for whole"
-                f" milliseconds since 1970, from {NO_WATERMARK + 1} to {MAX_WATERMARK - 1}"
+                f"{at_ms!r:.80} is not a valid time for a timer in {self._domain} time: register"
+                f" the timer for whole milliseconds since 1970, from {NO_WATERMARK + 1} to"
+                f" {MAX_WATERMARK - 1}"
             )
         key = self._store.current_key()
         packed = self._times.get()

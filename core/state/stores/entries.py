@@ -160,9 +160,9 @@ class Cells:
     def _not_encoded(self, error: Exception) -> errors.BadStateValue:
         """Return the error for `error`, which a user's serializer raised while encoding."""
         return errors.BadStateValue(
-            f"state {self._name!r} holds a value that its own {self.serializer.signature} does not"
-            f" encode: {type(error).__name__}: {error}; a serializer must encode every value of its"
-            " direct_types"
+            f"the serializer {self.serializer.signature} of state {self._name!r} cannot encode a"
+            f" value: {type(error).__name__}: {error}. A serializer must encode every value of"
+            " its direct_types"
         )
 
     def from_bytes(self, data: bytes) -> Stored:
@@ -177,9 +177,9 @@ class Cells:
             raise
         except Exception as error:  # a user's serializer may raise anything
             raise errors.StateIncompatible(
-                f"state {self._name!r} does not read as {self.serializer.signature} any more:"
-                f" {type(error).__name__}: {error}; give new fields a default and leave the types"
-                " of old ones, or give the state another name"
+                f"state {self._name!r} can no longer be read as {self.serializer.signature}:"
+                f" {type(error).__name__}: {error}. Give new fields a default and keep the types"
+                " of old fields, or give the state another name"
             ) from error
         return value if value.__class__ in self._direct else Encoded(data)
 
@@ -264,7 +264,7 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
         key, end = key_codec.split_length(data)
     except ValueError as error:
         raise errors.StateCorrupt(
-            f"a snapshot holds {data!r:.80}, which does not read as the key of a map state:"
+            f"a snapshot holds {data!r:.80}, which cannot be read as the key of a map state:"
             f" {error}; restore an older checkpoint"
         ) from error
     return key_codec.decode_key(key), key_codec.decode_key(data[end:])

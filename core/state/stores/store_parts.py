@@ -38,16 +38,15 @@ class OpenStates:
         if asked.name not in self._claimed:
             if self._complete:
                 raise ConfigError(
-                    f"state {asked.name!r} of {self._label} is asked for while records are"
-                    " processed: ask for every state in open(), which is when a restored one is"
-                    " looked for"
+                    f"state {asked.name!r} of {self._label} is declared while records are"
+                    " processed. Declare every state in open(), where it is restored"
                 )
             return None
         meta, state = self._claimed[asked.name]
         if meta != asked:
             raise ConfigError(
-                f"state {asked.name!r} of {self._label} is used as {meta.kind} {meta.signature} and"
-                f" as {asked.kind} {asked.signature}; give each state a name of its own"
+                f"state {asked.name!r} of {self._label} is used as {meta.kind} {meta.signature}"
+                f" and as {asked.kind} {asked.signature}; give each state its own name"
             )
         return state
 

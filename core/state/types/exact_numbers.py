@@ -260,6 +260,6 @@ def _refuse_more(kind: _ClassKind, count: int) -> Check:
 def _explain_lost_field(kind: _ClassKind, field: str) -> ValueError:
     name = kind.cls.__qualname__
     return ValueError(
-        f"{name} has no {field}, which would be lost: declare it in {name}, or give the state the"
-        " type of the values that it is given"
+        f"{name} has no {field}, so it would be lost. Declare it in {name}, or declare the state"
+        " with the type of its values"
     )

@@ -36,8 +36,8 @@ def record_type(schema: pa.Schema, whose: str) -> Any:
 def explain_not_kept(field: pa.Field, whose: str, error: ConfigError) -> ConfigError:
     """Return the error for a column whose values cannot be kept, for the reason `error`."""
     return ConfigError(
-        f"{whose} keeps its records, and values of column {field.name!r}, {field.type}, cannot be"
-        f" kept ({error}); cast or drop the column before"
+        f"{whose} keeps its records, but values of column {field.name!r}, {field.type}, cannot be"
+        f" kept ({error}). Cast or drop the column before it"
     )
 
 

@@ -229,7 +229,7 @@ _decode_bytes = msgpack_decoder(list[bytes]).decode
 def _encode_other(value: Any) -> Any:
     raise TypeError(
         f"{type(value).__name__} has no MessagePack form; convert it to a Python builtin, a"
-        " dataclass or a msgspec Struct, or give the state a Serializer of your own"
+        " dataclass or a msgspec Struct, or give the state your own Serializer"
     )
 
 

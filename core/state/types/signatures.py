@@ -195,7 +195,7 @@ class ParsedName:
     def _word(self) -> str:
         word = self._next()
         if not word:
-            raise InvariantViolation(f"{''.join(self._tokens)} does not read as the name of a type")
+            raise InvariantViolation(f"{''.join(self._tokens)} is not the name of a type")
         self._at += 1
         return word
 

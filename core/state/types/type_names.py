@@ -285,8 +285,11 @@ def _explain_moved_field(word: str, kept: NameFields, asked: NameFields) -> str 
     """Return the reason why fields stored by position are not in their old order, or None."""
     if kept.by_position != asked.by_position:
         before, now = ("by position", "by name")[:: 1 if kept.by_position else -1]
-        return f"the fields of {word} were kept {before} and are asked for {now}"
+        return f"the fields of {word} were stored {before}, but are now declared {now}"
     for number, (old, new) in enumerate(zip(kept.named, asked.named, strict=False), 1):
         if old != new:
-            return f"field {number} of {word} was `{old}` and is `{new}`, and they go by position"
+            return (
+                f"field {number} of {word} was `{old}` and is now `{new}`, but fields are matched"
+                " by position"
+            )
     return None

@@ -45,23 +45,24 @@ _REFUSALS = {
     "InvalidBucketName": "a bucket cannot have this name: correct it",
     "InvalidResourceName": "a container cannot have this name: correct it",
     "ContainerNotFound": "create the container first, or correct its name",
-    "AccessDenied": "give the credentials the right to list, read, write and delete there",
-    "InvalidAccessKeyId": "the store does not know this access key: correct the credentials",
-    "SignatureDoesNotMatch": "the secret key is not that of the access key: correct it",
+    "AccessDenied": "grant the credentials the right to list, read, write and delete there",
+    "InvalidAccessKeyId": "the store has no such access key: correct the credentials",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key: correct it",
     "ExpiredToken": "the credentials have expired: renew them, and name a source that is renewed"
     " (${file:…}, or the machine's own role)",
     "InvalidToken": "the session token is not valid: renew the credentials",
-    "RequestTimeTooSkewed": "the clock of this machine is not the store's: set it (NTP)",
+    "RequestTimeTooSkewed": "the clock of this machine differs from the store's: set it (NTP)",
     "PermanentRedirect": "the bucket is in another region: set AWS_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION",
-    "NotImplemented": "the store does not know this request",
+    "NotImplemented": "the store does not support this request",
     "QuotaExceeded": "the store's quota is used up: raise it or delete what is not needed",
-    "AuthenticationRequired": "the store does not take this token: renew the credentials",
-    "AuthenticationFailed": "the key or signature is not that of the account, or has expired"
-    " (or the clock of this machine is not the store's): correct it",
-    "AuthorizationFailure": "the key or signature is not that of the account: correct it",
-    "AuthorizationPermissionMismatch": "give the credentials the role Storage Blob Data Contributor"
-    " in the container",
+    "AuthenticationRequired": "the store rejects this token: renew the credentials",
+    "AuthenticationFailed": "the key or signature does not belong to the account, or has expired"
+    " (or the clock of this machine differs from the store's): correct"
+    " it",
+    "AuthorizationFailure": "the key or signature does not belong to the account: correct it",
+    "AuthorizationPermissionMismatch": "grant the credentials the role Storage Blob Data"
+    " Contributor in the container",
 }
 """Failures that persist until someone acts, by the store's error code, with the remedy."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
@@ -119,11 +120,11 @@ class BucketFiles(filesystem.CreatesAtomically, filesystem.Copies):
             existing = self.read(path)
         except StorageError as unread:
             raise filesystem.CreationUnknown(
-                f"{error}; and it cannot be read back: {unread}"
+                f"{error}; and the object cannot be read back: {unread}"
             ) from None
         if existing is None:
             raise filesystem.CreationUnknown(
-                f"{error}; it is not there now, and may still appear"
+                f"{error}; the object does not exist now, but may still appear"
             ) from None
         return filesystem.AlreadyExists(existing)
 
@@ -435,7 +436,7 @@ class _Upload(io.RawIOBase):
         sender, self._sender = self._sender, None
         if sender is not None and sender.is_alive():
             with suppress(OnceflowError):
-                self._put(sender, _GivenUp("the upload was given up"))
+                self._put(sender, _GivenUp("the upload was abandoned"))
             sender.join()
         super().close()
 

@@ -114,7 +114,7 @@ class BucketSettings:
         if self.part_bytes < PART_BYTES_MIN:
             raise ConfigError(
                 f"{self.url}: part_bytes={self.part_bytes} must be {PART_BYTES_MIN} or more: S3"
-                " takes no smaller part but the last"
+                " accepts smaller parts only as the last part"
             )
         if self.parts_at_once < 1:
             raise ConfigError(f"{self.url}: parts_at_once={self.parts_at_once} must be 1 or more")

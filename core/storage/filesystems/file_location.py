@@ -73,9 +73,10 @@ class FileLocation:
         bucket = is_bucket(url)
         if publish == "auto" and not bucket and protocol not in _OBJECT_STORES | _DIRECTORIES:
             raise ConfigError(
-                f"url {_hide_password(protocol, root)!r}: it is not known how {protocol}:// makes"
-                " a file visible. Pass publish='rename' when it renames a file in one step, or "
-                "publish='copy' when a file that is written or copied appears whole or not at all"
+                f"url {_hide_password(protocol, root)!r}: onceflow does not know how"
+                f" {protocol}:// makes a file visible. Pass publish='rename' if it renames a file"
+                " in one step, or publish='copy' if a written or copied file appears complete or"
+                " not at all"
             )
         if publish == "auto":
             publish = "copy" if bucket or protocol in _OBJECT_STORES else "rename"

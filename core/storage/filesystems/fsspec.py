@@ -67,8 +67,8 @@ class FsspecFiles(filesystem.StreamedFiles):
             except (TypeError, ValueError) as error:
                 # Not chained: the error, or its traceback, may quote the options.
                 raise ConfigError(
-                    f"{self._shown}: fsspec does not take the url and storage_options: "
-                    f"{self._without_secrets(str(error))}"
+                    f"{self._shown}: fsspec rejects the url and storage_options:"
+                    f" {self._without_secrets(str(error))}"
                 ) from None
             # fsspec caches file systems within the process, because connecting is slow.
             fs.dircache.use_listings_cache = False
@@ -180,8 +180,8 @@ class FsspecFiles(filesystem.StreamedFiles):
             text = f"cannot {action} {self.location(path)}: {reason}"
             if isinstance(error, PermissionError):
                 raise filesystem.StorageRefused(
-                    f"{text}; give the credentials in storage_options the right to list, read, "
-                    "write and delete there"
+                    f"{text}; grant the credentials in storage_options the right to list, read,"
+                    " write and delete there"
                 ) from None
             if isinstance(error, FileNotFoundError):
                 raise filesystem.StorageRefused(

@@ -35,17 +35,17 @@ _SPOOLED_BYTES_MAX = 64 << 20
 """The size above which a file that is filled piece by piece moves to the local disk."""
 _TRIES_MAX = 4
 """The number of tries of a rename: its directory may be deleted meanwhile, or a reply be lost."""
-_DIRECTORY_GOES = "somebody keeps deleting the directory"
+_DIRECTORY_GOES = "another process keeps deleting the directory"
 _GONE = "FileNotFoundException"
 _BELOW_A_FILE = "ParentNotDirectoryException"
 _TAKEN = "FileAlreadyExistsException"
 _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
 _REFUSALS = {
-    "AccessControlException": "let the user of the request read and write there (hdfs dfs -chown)",
-    "SecurityException": "HDFS asks for proof of who this is: give a delegation token",
-    "AuthenticationException": "HDFS asks for proof of who this is: give a delegation token",
+    "AccessControlException": "give this user read and write access (hdfs dfs -chown)",
+    "SecurityException": "HDFS requires authentication: give a delegation token",
+    "AuthenticationException": "HDFS requires authentication: give a delegation token",
     "InvalidToken": "renew the delegation token",
-    _BELOW_A_FILE: "a file stands where a directory must be: move it away",
+    _BELOW_A_FILE: "a file is at the path of a directory: move it away",
     "UnsupportedOperationException": "WebHDFS is switched off there (dfs.webhdfs.enabled)",
 }
 """Failures that persist until someone acts, by HDFS's exception name, with the remedy."""

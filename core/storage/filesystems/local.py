@@ -58,14 +58,14 @@ _LINK_DID_NOTHING = _NO_HARD_LINKS | {
 """The errors of link() that prove that it had no effect. After any other, its effect is unknown."""
 
 _REFUSALS: Mapping[int, str] = {
-    errno.EACCES: "let the user of this process read and write there",
-    errno.EPERM: "let the user of this process read and write there",
+    errno.EACCES: "give the user of this process read and write access there",
+    errno.EPERM: "give the user of this process read and write access there",
     errno.EROFS: "mount it writable, or choose another directory",
-    errno.ENOTDIR: "a file stands where a directory must be: move it away",
-    errno.EISDIR: "a directory stands where a file must be: move it away",
-    errno.EEXIST: "a file stands where a directory must be: move it away",
+    errno.ENOTDIR: "a file is at the path of a directory: move it away",
+    errno.EISDIR: "a directory is at the path of a file: move it away",
+    errno.EEXIST: "a file is at the path of a directory: move it away",
     errno.ENAMETOOLONG: "choose a shorter directory",
-    errno.EXDEV: "files can only be moved within one file system: mount none inside it",
+    errno.EXDEV: "files can only be moved within one file system: mount no other one in it",
 }
 """The remedies of errors that persist until someone acts."""
 _REMEDIES: Mapping[int, str] = {
@@ -73,7 +73,7 @@ _REMEDIES: Mapping[int, str] = {
     errno.EDQUOT: "disk quota used up: free space or raise the quota",
     errno.EFBIG: "over the largest file allowed here: raise the limit (ulimit -f)",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ESTALE: "the network file system has lost it: mount it again",
+    errno.ESTALE: "the network file system has lost the file or directory: mount it again",
 }
 
 
@@ -96,10 +96,10 @@ class Advice:
 
 
 _ANOTHER_USER = (
-    "let the user of this process read and write there; where driver and executors are different"
-    " users of one group: FileSystemStorage(…, directory_mode=0o2770, file_mode=0o660)"
+    "give the user of this process read and write access there; if driver and executors are"
+    " different users of one group: FileSystemStorage(…, directory_mode=0o2770, file_mode=0o660)"
 )
-_GIVEN_UP = "; the checkpoint under way is given up and nothing of it is committed"
+_GIVEN_UP = "; the current checkpoint is abandoned and nothing of it is committed"
 CHECKPOINT_STORAGE = Advice(
     "checkpoint storage: ",
     {
@@ -151,7 +151,9 @@ class LocalFileSystem(filesystem.CreatesAtomically, filesystem.AdoptsFiles, file
                 remove_quietly(temporary)
             if outcome is not None:
                 return outcome
-        raise StorageError(f"cannot create {full}: somebody keeps deleting files beside it")
+        raise StorageError(
+            f"cannot create {full}: another process keeps deleting files in its directory"
+        )
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
@@ -310,7 +312,7 @@ class LocalFileSystem(filesystem.CreatesAtomically, filesystem.AdoptsFiles, file
                     self._known.discard(os.path.dirname(full_target))
                 else:
                     return True
-            raise OSError(errno.ENOENT, "somebody keeps deleting its directory")
+            raise OSError(errno.ENOENT, "another process keeps deleting its directory")
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -335,9 +337,9 @@ class LocalFileSystem(filesystem.CreatesAtomically, filesystem.AdoptsFiles, file
                 raise filesystem.CreationUnknown(str(failure)) from error
             if error.errno in _NO_HARD_LINKS:
                 raise filesystem.StorageRefused(
-                    f"{self._advice.subject}cannot create {full}: {error.strerror}; creating a file"
-                    " once and for all needs a file system with hard links that this process may"
-                    " make: choose another directory"
+                    f"{self._advice.subject}cannot create {full}: {error.strerror}; creating a"
+                    " file that no other process can overwrite needs a file system where this"
+                    " process may create hard links: choose another directory"
                 ) from error
             raise failure from error
         self._sync_published(path)
@@ -378,7 +380,7 @@ class LocalFileSystem(filesystem.CreatesAtomically, filesystem.AdoptsFiles, file
         remedy = (
             self._advice.remedies.get(number)
             or _REFUSALS.get(number)
-            or _REMEDIES.get(number, "look at the disk or mount behind it")
+            or _REMEDIES.get(number, "check its disk or mount")
         )
         kind = filesystem.StorageRefused if number in _REFUSALS else StorageError
         return kind(

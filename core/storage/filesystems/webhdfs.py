@@ -78,8 +78,8 @@ class HdfsSettings:
             )
         if self.token and not has_reference(self.token):
             raise ConfigError(
-                f"{self.url}: token holds a secret, and Spark writes this to disks: say where it"
-                " is, ${env:NAME} or ${file:/path}"
+                f"{self.url}: token holds a secret, which Spark would write to disks. Give a"
+                " reference instead: ${env:NAME} or ${file:/path}"
             )
         if self.patience.request_timeout_s <= 0 or self.patience.retry_timeout_s < 0:
             raise ConfigError(f"{self.url}: a timeout must be over 0")
@@ -287,7 +287,7 @@ class WebHdfs:
                     raise
                 if time.monotonic() + pause_s > deadline:
                     raise NotServed(
-                        f"{error}; tried for {self._settings.patience.retry_timeout_s:g} s"
+                        f"{error}; retried for {self._settings.patience.retry_timeout_s:g} s"
                     ) from None
             # Try the next NameNode: this one may be in standby, or gone.
             self._current = (self._current + 1) % len(self._settings.name_nodes)

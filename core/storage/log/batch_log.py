@@ -103,8 +103,8 @@ class LoggedBatchDecisions(BatchDecisions):
             if newest > view.attempt and after is not None:
                 raise errors.Fenced(
                     f"sink id {self._sink_id!r}: attempt {after} is fenced: another run, with"
-                    f" another stagingLocation, has claimed attempt {newest} in the target. That"
-                    " one goes on. Wait for it to end; then repeat this one"
+                    f" another stagingLocation, has claimed attempt {newest} in the target and"
+                    " continues. Wait for that run to end; then repeat this write"
                 )
             if newest > view.attempt:
                 self._meet_newer_target(view, newest)
@@ -196,17 +196,18 @@ class LoggedBatchDecisions(BatchDecisions):
     def _meet_newer_target(self, view: LogView, attempt: AttemptId) -> None:
         """Raise ConfigError: the target was claimed by `attempt`, which is not in the log."""
         raise self._another_log(
-            f"the target was claimed last by attempt {attempt}, and the log ends with attempt"
+            f"the last claim in the target is attempt {attempt}, but the log ends with attempt"
             f" {view.attempt}"
         )
 
     def _another_log(self, reason: str) -> errors.ConfigError:
         return errors.ConfigError(
-            f"sink id {self._sink_id!r}: {self._log} does not hold the decisions of the writes"
-            f" before this one: {reason}. Another stagingLocation was given than before, or it was"
-            " cleaned. Nothing was written, for what those have written is not known here. Give the"
-            " stagingLocation that they had. If it is gone for good, look into the target what is"
-            " there, and write what is not under option sinkId, a new name"
+            f"sink id {self._sink_id!r}: {self._log} does not hold the decisions of earlier"
+            f" writes: {reason}. Either stagingLocation was changed, or its files were deleted."
+            " Nothing was written, because it is not known what the earlier writes have written."
+            " Give the stagingLocation of the earlier writes. If it is gone for good, look into"
+            " the target for the rows that it has, and write only the missing rows, with a new"
+            " name in option sinkId"
         )
 
     @property
@@ -303,7 +304,7 @@ class NotedBatchDecisions(LoggedBatchDecisions):
                 attempt = self._attempt or decision.attempt
                 self._notes.write(attempt, begun=None, written=written)
         except (SinkError, ConfigError, Fenced) as error:
-            _log.warning("%s: that it is written is not noted: %s", decision.batch, error)
+            _log.warning("%s is written, but that could not be recorded: %s", decision.batch, error)
         super().mark_committed(decision)
 
     @override
@@ -315,10 +316,11 @@ class NotedBatchDecisions(LoggedBatchDecisions):
         begun = self._notes.read().begun
         if begun is not None:
             raise ConfigError(
-                f"sink id {self._sink_id!r}: batch {begun} of {self._source} was begun with another"
-                f" stagingLocation than {self._log}, and it is not noted to be written: it may be"
-                " decided there, and its rows wait there. Nothing was written. Run that batch once"
-                " more with the stagingLocation that it had; after that any other one will do"
+                f"sink id {self._sink_id!r}: batch {begun} of {self._source} was started with"
+                f" another stagingLocation than {self._log}, and there is no record that it was"
+                " written: it may be decided there, with its rows staged there. Nothing was"
+                " written. Run that batch once more with its former stagingLocation; after that,"
+                " use any stagingLocation"
             )
 
     def _with_noted(self, claim: BatchClaim) -> BatchClaim:

@@ -39,7 +39,7 @@ from onceflow.core.storage.log.record_codec import decode_record, encode_record,
 
 FORMAT = 1
 
-_REMEDY = "sinks know this job by the identity in that file: restore it from a backup"
+_REMEDY = "the file holds the identity by which sinks recognize this job: restore it from a backup"
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -61,7 +61,8 @@ def log_id(fs: filesystem.CreatesAtomically, paths: JobPaths, inherited: str = "
     has_log = data is None and any(map(paths.is_of_log, fs.list(paths.log)))
     if has_log and fs.read(paths.meta) is None:
         raise CheckpointCorrupt(
-            f"{fs.location(paths.meta)} is gone and the decision log beside it is not; {_REMEDY}"
+            f"{fs.location(paths.meta)} is gone, but the decision log in the same directory"
+            f" is not; {_REMEDY}"
         )
     data = data or fs.read(paths.meta) or _create(fs, paths, inherited)
     line, _ = unseal(data, fs.location(paths.meta), _REMEDY)
@@ -85,8 +86,8 @@ UNKNOWN_TRIES_MAX = 3
 
 
 _LISTS_LATE = (
-    "either somebody has deleted it, or the storage lists late, and then it cannot hold a decision"
-    " log: use storage with list-after-write"
+    "either it was deleted, or the storage lists new files late and cannot hold a decision log:"
+    " use storage with list-after-write"
 )
 
 
@@ -232,7 +233,9 @@ class DecisionLog:
             record, digest, standing_digest=standing, highest_sequence=highest
         )
         if isinstance(verdict, rules.AppendUnlisted):
-            raise self._unknown(record, StorageError(f"{self} does not list it; {_LISTS_LATE}"))
+            raise self._unknown(
+                record, StorageError(f"{self} does not list the record; {_LISTS_LATE}")
+            )
         return digest, verdict
 
     def find_last_write_time(self) -> datetime | None:
@@ -283,8 +286,9 @@ class DecisionLog:
     def _view_of(self, entries: tuple[rules.LogEntry, ...]) -> rules.LogView:
         if not entries and self._fs.read(self._paths.pruned) is not None:
             raise CheckpointCorrupt(
-                f"every record in {self._fs.location(self._paths.log)} is gone, and there were"
-                " some: starting over would lose or double rows; restore the directory"
+                f"every record in {self._fs.location(self._paths.log)} is gone, although there"
+                " were records. Starting over would lose rows or write them twice: restore the"
+                " directory"
             )
         try:
             return rules.replay(entries)
@@ -306,8 +310,8 @@ class DecisionLog:
         entry = decode_record(data, self._fs.location(path))
         if entry.record.sequence != sequence:
             raise CheckpointCorrupt(
-                f"{self._fs.location(path)} holds record {entry.record.sequence}: somebody renamed"
-                " it; give it its old name"
+                f"{self._fs.location(path)} holds record {entry.record.sequence}, so the file was"
+                " renamed; give it its old name"
             )
         return entry
 
@@ -345,9 +349,9 @@ class DecisionLog:
 
     def _unknown(self, record: rules.LogRecord, error: StorageError) -> DecisionUnknown:
         return DecisionUnknown(
-            f"job {self.job}: nobody knows whether record {record.sequence} of attempt"
+            f"job {self.job}: it is not known whether record {record.sequence} of attempt"
             f" {record.attempt} is in the decision log ({error}); the next attempt reads the log"
-            " and goes on from what it says"
+            " and continues from its last record"
         )
 
 
@@ -360,7 +364,7 @@ _STORAGE_GONE = (
     "checkpoint storage was deleted, moved, unmounted or replaced by an older copy under the"
     " running job"
 )
-_TWO_DRIVERS = "Two drivers ran one job: stop the one that is not wanted"
+_TWO_DRIVERS = "Two drivers ran one job: stop one of them"
 
 
 class ClaimedLog:
@@ -541,7 +545,7 @@ class ClaimedLog:
                 # deleted.
                 self._log.remove((record.sequence,))
         except (StorageError, CheckpointCorrupt) as error:
-            return Fenced(f"{message}. Who owns the job cannot be read: {error}")
+            return Fenced(f"{message}. The owner of the job cannot be read: {error}")
         counts = record in view.decided
         if counts and view.attempt == record.attempt:
             return CheckpointCorrupt(

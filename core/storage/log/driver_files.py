@@ -53,8 +53,8 @@ class JsonFile(Generic[_T]):
             return json_decoder(self._kind).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointCorrupt(
-                f"{self._fs.location(self._path)} is not {self._what}: {error}; delete it, and the"
-                " job's next driver writes it anew"
+                f"{self._fs.location(self._path)} is not {self._what}: {error}; delete it, and"
+                " the job's next driver will write it again"
             ) from error
 
     def write(self, value: _T) -> None:

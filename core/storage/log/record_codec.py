@@ -24,9 +24,9 @@ from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, 
 FORMAT = 1
 
 _RECORD_REMEDY = (
-    "restore the file from a backup of checkpoint storage. Or, knowing that rows which sinks have"
-    " committed since then will come twice, move this record and all above it away: the job then"
-    " goes on from the checkpoint before"
+    "restore the file from a backup of checkpoint storage. Or move this record and all higher"
+    " records away: the job then continues from the checkpoint before them, and rows that sinks"
+    " have committed since that checkpoint will be written a second time"
 )
 
 _Body = TypeVar("_Body")
@@ -58,7 +58,10 @@ def encode_record(record: LogRecord) -> tuple[bytes, str]:
             assert_never(record)
     body = msgspec.Raw(msgspec.json.encode(record))
     data, digest = seal(msgspec.json.encode(_Envelope(FORMAT, kind, body)))
-    require(_reads_back(data, record), f"record {record.sequence} does not read back as it is")
+    require(
+        _reads_back(data, record),
+        f"record {record.sequence} changes when it is encoded and decoded",
+    )
     return data, digest
 
 
@@ -106,7 +109,8 @@ def unseal(data: bytes, location: str, remedy: str = _RECORD_REMEDY) -> tuple[by
     expected, digest = seal(line)
     if expected != data:
         stated = (
-            trailer[:200].decode("ascii", "backslashreplace").strip() or "nothing: it is cut short"
+            trailer[:200].decode("ascii", "backslashreplace").strip()
+            or "nothing, because the file is cut short"
         )
         raise CheckpointCorrupt(
             f"{location} is damaged: its first line has {len(line) + 1} bytes with sha256 {digest},"
@@ -127,6 +131,6 @@ def _decode(data: bytes | msgspec.Raw, body: type[_Body], location: str) -> _Bod
         return json_decoder(body).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointCorrupt(
-            f"{location} has the right checksum and does not read as {body.__name__.lstrip('_')}:"
-            f" {error}; another program wrote it. {_RECORD_REMEDY}"
+            f"{location} has the right checksum, but cannot be read as"
+            f" {body.__name__.lstrip('_')}: {error}; another program wrote it. {_RECORD_REMEDY}"
         ) from error

@@ -192,7 +192,7 @@ class SavepointDirectory:
         # The metadata is written last, and only if there is none.
         if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
             raise errors.StorageError(
-                f"{self} holds another savepoint already: choose another directory"
+                f"{self} already holds another savepoint: choose another directory"
             )
 
     def read(self) -> Savepoint:
@@ -208,8 +208,8 @@ class SavepointDirectory:
             unfinished = "was never finished: its _metadata is missing"
             what = unfinished if self.is_begun() else "is not there"
             raise errors.SavepointRefused(
-                f"the savepoint {self} {what}; name the directory that the savepoint was reported"
-                " under, which holds _metadata and state/"
+                f"the savepoint {self} {what}; give the directory that was reported for the"
+                " savepoint, which contains _metadata and state/"
             )
         location = self._fs.location(self._paths.metadata)
         line, _ = unseal(data, location, _REMEDY)
@@ -223,8 +223,8 @@ class SavepointDirectory:
             return json_decoder(Savepoint).decode(metadata.savepoint)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise errors.CheckpointCorrupt(
-                f"{location} has the right checksum and does not read as a savepoint's metadata:"
-                f" {error}; another program wrote it. Use another savepoint"
+                f"{location} has the right checksum, but cannot be read as a savepoint's"
+                f" metadata: {error}; another program wrote it. Use another savepoint"
             ) from error
 
     def reader(self) -> FileStateReader:
@@ -263,8 +263,9 @@ class SavepointDirectory:
         """
         if isinstance(self._fs.create_if_absent(self._paths.lock, b""), AlreadyExists):
             raise errors.SavepointRefused(
-                f"another program changes {self}, or was killed while it did:"
-                f" {self._fs.location(self._paths.lock)} is there; delete it once none runs"
+                f"another program is changing {self}, or was killed meanwhile:"
+                f" {self._fs.location(self._paths.lock)} exists. Delete that file only when no"
+                " such program runs"
             )
 
         def replace_with(savepoint: Savepoint) -> None:

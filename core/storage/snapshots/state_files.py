@@ -37,8 +37,8 @@ HEAD_BYTES = 64 * 1024
 """The number of bytes at the start of a file that identify its content."""
 
 _WHAT_TO_DO = (
-    "restore the file from a backup of checkpoint storage, or start from an older checkpoint,"
-    " knowing that rows which sinks have committed since then will come twice"
+    "restore the file from a backup of checkpoint storage, or start from an older checkpoint;"
+    " rows that sinks have committed since that checkpoint will be written a second time"
 )
 
 
@@ -280,8 +280,8 @@ class FileStateReader:
         if (size_bytes, checksum) != (handle.size_bytes, handle.checksum):
             raise CheckpointCorrupt(
                 f"state file {self._location(handle)} ({handle.name}) is damaged: it has"
-                f" {size_bytes} bytes with xxh3-128 {checksum}, and {handle.size_bytes} bytes with"
-                f" {handle.checksum} were written; {_WHAT_TO_DO}"
+                f" {size_bytes} bytes with xxh3-128 {checksum}, but {handle.size_bytes} bytes"
+                f" with {handle.checksum} were written; {_WHAT_TO_DO}"
             )
 
     def _location(self, handle: StateHandle) -> str:
@@ -345,7 +345,7 @@ def _size_bytes(path: Path) -> int:
 
 def _local_error(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"cannot read the slot's own state file {path}: {error.strerror}; look at the slot's"
+        f"cannot read the slot's own state file {path}: {error.strerror}; check the slot's"
         " scratch directory (scratch_dir)"
     )
 
@@ -362,7 +362,7 @@ def _resolve_path(fs: FileSystem, paths: StatePaths, handle: StateHandle) -> str
         try:
             resolve_stored_name(handle.path, directory)
         except UnsafeName as error:
-            raise CheckpointCorrupt(f"{paths.owner}: of a state handle, {error}") from error
+            raise CheckpointCorrupt(f"{paths.owner}: a state handle is invalid: {error}") from error
     return path
 
 

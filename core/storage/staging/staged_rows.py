@@ -256,11 +256,11 @@ class _SpooledRows(StagedRows):
         self._end_frame()
         spool = self._spool
         if spool is None:
-            raise ValueError(f"{transaction}: nothing was written, so there is nothing to seal")
+            raise ValueError(f"{transaction}: no rows were written, so there is nothing to seal")
         if self._area.contains(transaction):
             raise StorageError(
-                f"rows are staged under {transaction} already: attempt or checkpoint numbers were"
-                " used twice; is the decision log gone?"
+                f"rows are already staged under {transaction}, so attempt or checkpoint numbers"
+                " were used twice. Check whether the decision log was deleted"
             )
         spool.write(_TRAILER.pack(spool.tell(), self._hash.intdigest()))
         spool.seek(0)
@@ -330,8 +330,8 @@ def _verify_chunks(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
 
 def _damage_at(location: str) -> StateCorrupt:
     return StateCorrupt(
-        f"staged rows {location} are damaged: length or checksum is not what was sealed. Restore"
-        " the file from a copy of its storage; the job cannot commit without it"
+        f"staged rows {location} are damaged: their length or checksum differs from the sealed"
+        " value. Restore the file from a copy of its storage; the job cannot commit without it"
     )
 
 

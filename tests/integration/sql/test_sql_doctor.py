@@ -39,7 +39,7 @@ _MYSQL = _Dialect(
     remedy_of_wrong_password="ALTER USER '{user}'@'%'",
     owned="",
     loose_table="CREATE TABLE payments (id bigint) ENGINE = MyISAM",
-    said_of_loose="is stored by MyISAM",
+    said_of_loose="uses the engine MyISAM",
 )  # fmt: skip
 _DIALECTS = {
     "postgres": _Dialect(

@@ -64,7 +64,7 @@ _MYSQL = Dialect(
         "PRIMARY KEY (day, at, name, raw, price)) COLLATE utf8mb4_general_ci"
     ),
     ignoring_case=("ALTER TABLE t MODIFY name varchar(99) NOT NULL, ADD PRIMARY KEY (name)",),
-    said_ignoring_case="takes different text for equal",
+    said_ignoring_case="treats different texts as equal",
     mend_case=lambda said: said.rpartition("Run: ")[2],
 )
 DIALECTS = {
@@ -81,7 +81,7 @@ DIALECTS = {
             "CREATE EXTENSION citext",
             "ALTER TABLE t ALTER name TYPE citext, ADD PRIMARY KEY (name)",
         ),
-        said_ignoring_case="'name' compares text otherwise than by its bytes",
+        said_ignoring_case="'name' compares text by rules other than byte equality",
         mend_case=lambda _: "ALTER TABLE t ALTER name TYPE text",
     ),
     "mysql": _MYSQL,

@@ -156,7 +156,7 @@ def test_what_somebody_rolled_back_is_reported_lost_and_not_committed(
     status, printed = _run_json("show", str(decided.transaction), *options)
     assert (status, printed["in_doubt"], printed["verdict"]) == (0, False, "decided")
     status, text, _ = _run("commit", str(decided.transaction), *options, "--yes")
-    assert (status, "cannot be committed any more" in text) == (1, True)
+    assert (status, "can no longer be committed" in text) == (1, True)
     assert database.ids_in() == []
 
 

@@ -182,9 +182,15 @@ def test_a_run_on_local_processes_does_not_import_spark() -> None:
 
 MISTAKES: Mapping[str, tuple[str, str]] = {
     "no name": (changed('name = "ledger"', ""), "name must be given"),
-    "no such section": (changed("[sinks.", "[sink."), "'sink' is unknown here; did you mean"),
+    "no such section": (
+        changed("[sinks.", "[sink."),
+        "'sink' is not a parameter here; did you mean",
+    ),
     "no sink": (PLAIN.partition("[sinks")[0], "the table [sinks.NAME] is missing"),
-    "option": (changed("table =", "tabel ="), "sinks.ledger: 'tabel' is unknown here; did you"),
+    "option": (
+        changed("table =", "tabel ="),
+        "sinks.ledger: 'tabel' is not a parameter here; did you",
+    ),
     "option left out": (changed('table = "ledger"', ""), "sinks.ledger: table must be given"),
     "setting": (changed("interval =", "intervall ="), "did you mean 'checkpointing.interval'?"),
     "value of a setting": (changed('"5 s"', '"soon"'), "'soon' is not a duration"),
@@ -196,7 +202,10 @@ MISTAKES: Mapping[str, tuple[str, str]] = {
     "switch": (PLAIN + 'create = "maybe"', "must be true or false"),
     "count": (PLAIN + "flush_rows = 0", "must be a whole number, 1 or more"),
     "schema": (changed("amount BIGINT", "amount BIGNIT"), "sources.payments: "),
-    "input": (PLAIN + 'input = "balances"', "sinks.ledger.input: 'balances' is unknown here"),
+    "input": (
+        PLAIN + 'input = "balances"',
+        "sinks.ledger.input: 'balances' is not a parameter here",
+    ),
     "aggregate": (changed('"sum(amount)"', '"sun(amount)"'), "did you mean sum?"),
     "column": (changed('"sum(amount)"', '"sum(amonut)"'), "no such column"),
     "no aggregate": (changed('"sum(amount)"', '"amount"'), "is not an aggregate"),
@@ -208,10 +217,10 @@ MISTAKES: Mapping[str, tuple[str, str]] = {
     ),
     "reference": (changed('"payments"', '"${TOPIC}"'), "write ${env:TOPIC}"),
     "variable": (changed('"payments"', '"${env:NO_SUCH_TOPIC}"'), "NO_SUCH_TOPIC is not set"),
-    "password": (changed("writer@", "writer:${env:SECRET}@"), 'say password = "${env:NAME}"'),
+    "password": (changed("writer@", "writer:${env:SECRET}@"), 'Write password = "${env:NAME}"'),
     "url and option": (
         PLAIN + '[sinks.topic]\nurl = "kafka://localhost:9092/a"\ntopic = "b"',
-        "the url says topic already",
+        "the url already contains topic",
     ),
     "uid": (changed("[steps.balance]", "[steps.payments]"), "'payments' is used twice"),
     "toml": (PLAIN + "table", "is not TOML"),

@@ -92,7 +92,7 @@ def test_a_java_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     began = time.monotonic()
     (finding,) = check_java(0.5)
     assert time.monotonic() - began < 60
-    assert "does not tell its version" in finding.found
+    assert "does not print its version" in finding.found
 
 
 def test_python_has_what_a_job_needs() -> None:
@@ -116,12 +116,12 @@ def test_executors_that_other_machines_do_not_reach_are_problems_with_the_way_ou
     ]
     findings = check_addresses({"one_machine": False, "executors": executors})
     assert [finding.found for finding in findings if finding.level is Level.PROBLEM] == [
-        "slots on debian are reached at 127.0.1.1, which other machines cannot reach",
-        "slots on left and on right are both reached at 172.17.0.2",
+        "slots on debian would listen at 127.0.1.1, which other machines cannot reach",
+        "slots on left and on right would both listen at 172.17.0.2",
         "lost: no address",
     ]
     assert all("slot_host" in finding.remedy for finding in findings if finding.remedy)
-    assert findings[0].found == "slots on good are reached at 10.0.0.7"
+    assert findings[0].found == "slots on good would listen at 10.0.0.7"
     assert check_addresses({"one_machine": True, "executors": executors}) == []
 
 
@@ -173,9 +173,9 @@ def test_a_directory_in_memory_is_said_to_end_with_its_machine() -> None:
 def test_topics_that_one_machine_takes_with_it_are_told_apart() -> None:
     area, safe = Area("topic t"), {"min.insync.replicas": "2"}
     for settings, replicas, brokers, expected in (
-        (safe, 3, 3, "outlives a broker's process and its machine"),
-        ({"flush.messages": "1"}, 1, 1, "and its machine"),
-        ({}, 1, 1, "and not its machine"),
+        (safe, 3, 3, "survive a crash of the broker's process and the loss of its machine"),
+        ({"flush.messages": "1"}, 1, 1, "and the loss of its machine"),
+        ({}, 1, 1, "but not the loss of its machine"),
         (safe, 1, 3, "1 replica"),
         ({"min.insync.replicas": "1"}, 3, 3, "min.insync.replicas = 1"),
         (safe | {"unclean.leader.election.enable": "true"}, 3, 3, "unclean.leader"),
@@ -300,7 +300,10 @@ def test_findings_are_lines_when_piped_and_name_the_remedy(
     outcome = CliRunner().invoke(app, ["doctor", "--no-spark"])
     assert outcome.exit_code == 1
     lines = outcome.stdout.splitlines()
-    assert lines[0] == f"problem  java: JAVA_HOME={tmp_path}/gone has no bin/java, and wins"
+    assert (
+        lines[0] == f"problem  java: JAVA_HOME={tmp_path}/gone has no bin/java,"
+        " and Spark uses JAVA_HOME before PATH"
+    )
     assert lines[1].split() == ["needed:", "Java", "17", "or", "newer"]
     assert lines[2].split() == ["mend:", "unset", "JAVA_HOME"]
     assert lines[-1] == "1 problem(s), 0 warning(s), 1 ok"

@@ -82,7 +82,10 @@ def test_source_and_sink_that_fit_are_well_and_nothing_is_changed(directory: Pat
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"] is True
-    for area, words in (("source", "DatagenSource can be read"), ("sink", "SQLiteSink takes rows")):
+    for area, words in (
+        ("source", "DatagenSource can be read"),
+        ("sink", "SQLiteSink accepts rows"),
+    ):
         (finding,) = found_in(done.stdout, area)
         assert finding["level"] == "ok"
         assert words in finding["found"]
@@ -133,7 +136,7 @@ def test_source_that_cannot_be_read_is_a_problem_and_the_sink_is_looked_at_all_t
         (["--schema", FITTING], "--schema needs --sink"),
         (["--sink", "my_job:payments", "--schema", "id bigness"], "--schema"),
         (["--sink", "my_job:payments", "--schema", "id"], "--schema"),
-        (["--sink", "my_job:number", "--schema", FITTING], "is a int and not a Sink"),
+        (["--sink", "my_job:number", "--schema", FITTING], "is a int, not a Sink"),
         (["--sink", "my_job:absent", "--schema", FITTING], "my_job:absent"),
         (["--source", "no_such_module:events"], "no_such_module"),
         (["--source", "my_job"], "'my_job' is not module:name"),

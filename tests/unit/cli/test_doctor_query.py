@@ -26,8 +26,8 @@ def query_at(directory: Path, planned: int, committed: int) -> str:
     [
         (-1, -1, Level.OK, "no batch yet"),
         (7, 7, Level.OK, "batch 7 is the last one, and is done"),
-        (8, 7, Level.OK, "batch 8 is planned and not done"),
-        (0, -1, Level.OK, "batch 0 is planned and not done"),
+        (8, 7, Level.OK, "batch 8 is planned but not done"),
+        (0, -1, Level.OK, "batch 0 is planned but not done"),
         (9, 7, Level.PROBLEM, "batches 8 to 9 are planned"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_pipeline_is_found_in_a_file_or_module(target: str, takes_cluster: boo
         (["job.py:Builder"], "is a class and neither"),
         (["job.py:of_too_much"], "takes spark, servers, url"),
         (["job.py:a_number", "--master", "local-processes"], "returns a int"),
-        (["job.py:of_nothing", "--master", "local[2]"], "has a cluster of its own"),
+        (["job.py:of_nothing", "--master", "local[2]"], "already has a cluster"),
         (["job.py:finished", "--plan", "--check"], "give one of the two"),
         (["job.py:finished", "--set", "checkpointing.intervall=5s"], "'checkpointing.interval'?"),
         (["job.py:finished", "--set", "checkpointing.interval"], "is not name=value"),

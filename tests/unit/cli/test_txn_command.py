@@ -208,7 +208,7 @@ def test_what_is_asked_wrongly_ends_with_usage(log: AgedLog, sink: DirectorySink
     pre_commit(sink, 1, 1, 10)
     storage = ["--storage", str(log.root)]
     for arguments, said in (
-        (["list"], "name where to look"),
+        (["list"], "give the target"),
         (["list", "--sink", "my_job:make_sink"], "--sink-id"),
         (["list", "--sink", "my_job", "--sink-id", SINK_ID], "not module:name"),
         (["list", "--sink", "my_job:nothing", "--sink-id", SINK_ID], "AttributeError"),
@@ -219,8 +219,11 @@ def test_what_is_asked_wrongly_ends_with_usage(log: AgedLog, sink: DirectorySink
         (["list", "--storage", str(log.root / "nowhere")], "no such directory"),
         (["list", *storage, "--job", "refunds"], "jobs there: payments"),
         (["show", "payments", *storage], "is not a transaction id"),
-        (["commit", *options(log)], "name transactions, or say --all"),
-        (["commit", "--all", "--force", *options(log)], "name what is to be forced"),
+        (["commit", *options(log)], "give transaction ids, or --all"),
+        (
+            ["commit", "--all", "--force", *options(log)],
+            "give the ids of the transactions to force",
+        ),
         (["abort", "--all", *options(log)], "the input is not a terminal"),
     ):
         status, _, errors = run(*arguments)

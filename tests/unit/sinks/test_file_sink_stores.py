@@ -215,8 +215,8 @@ def test_directories_behind_fsspec_publish_by_rename(
     [
         ("", "names no directory"),
         ("s3://", "names no bucket"),
-        ("ftp://host/x", r"not known how ftp:// makes a file visible.*publish='rename'"),
-        ("http://host/x", "not known how"),
+        ("ftp://host/x", r"does not know how ftp:// makes a file visible.*publish='rename'"),
+        ("http://host/x", "does not know how"),
         ("s3:/bucket/x", "a url has two slashes, as in s3://"),
         ("file://data/out", "names the host 'data': write file:///data/out"),
     ],

@@ -14,7 +14,7 @@ from onceflow.clients.sql.json_documents import (
 @pytest.mark.parametrize("text", ["", "{", "[1,]", "{'a': 1}", "NaN", "-Infinity", "01", "\x01"])
 def test_text_that_is_no_json_is_named_so(text: str) -> None:
     for find_fault in (find_syntax_fault, find_binary_fault, find_double_fault):
-        assert "no JSON" in str(find_fault(text))
+        assert "not JSON" in str(find_fault(text))
 
 
 @pytest.mark.parametrize(

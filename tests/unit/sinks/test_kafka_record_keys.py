@@ -248,9 +248,11 @@ def test_a_registry_that_is_down_fails_by_name_for_keys_too(
     described = source(registry.url, key_format="avro", deadline_s=0.2)
     assert described.schema.field("_key").type == pa.string()
     registry.failing = _AWAY
-    with pytest.raises(SourceUnavailable, match="out-2 offset 0 needs schema id 1, and the reg"):
+    with pytest.raises(SourceUnavailable, match="out-2 offset 0 needs schema id 1, but the reg"):
         read(described, records)
-    with pytest.raises(SourceUnavailable, match=r"leader is away.*asked for 0.2 s; start it"):
+    with pytest.raises(
+        SourceUnavailable, match=r"leader is away.*did not answer within 0.2 s; start it"
+    ):
         _ = source(registry.url, key_format="avro", deadline_s=0.2).schema
     sink = KafkaSink(
         "nowhere:1",
@@ -272,7 +274,7 @@ def test_settings_of_keys_that_contradict_each_other_are_refused_by_name(
     for make, given, says in (
         (source, {"key_format": "raw", "format": "raw", "schema": None}, "column key; omit"),
         (source, {"key_format": "avro"}, "key_format='avro' needs schema_registry="),
-        (source, {"key_subject": "s"}, "key_subject= goes with key_format="),
+        (source, {"key_subject": "s"}, "key_subject= needs key_format="),
         (source, {"key_format": "raw", "key_subject": "s"}, "no schema; omit key_subject="),
         (source, {"key_format": "string", "schema": "_key STRING"}, "and the value has one"),
     ):
@@ -281,7 +283,7 @@ def test_settings_of_keys_that_contradict_each_other_are_refused_by_name(
     with pytest.raises(ConfigError, match="'out-key'.*Give key_subject=, if it is another one"):
         _ = source(url, key_format="avro").schema
     registry.keep("keys", '{"type": "string"}', kind="JSON")
-    with pytest.raises(ConfigError, match="subject 'keys': its latest version is JSON, and AVRO"):
+    with pytest.raises(ConfigError, match="subject 'keys': its latest version is JSON, but AVRO"):
         _ = source(url, key_format="avro", key_subject="keys").schema
     assert source(url, key_format="json-schema", key_subject="keys").schema.field(
         "_key"

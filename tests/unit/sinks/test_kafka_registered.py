@@ -352,7 +352,7 @@ def test_without_registering_rows_are_written_by_the_subject_s_latest_version(
     assert not any(one.startswith("POST") for one in registry.asked)
     with pytest.raises(ConfigError, match=r"no fields for columns \['lost'\]"):
         encoder(rows.append(pa.field("lost", pa.int8())), registry.url, **given)
-    with pytest.raises(ConfigError, match=r"needs fields \['id'\]"):
+    with pytest.raises(ConfigError, match=r"requires fields \['id'\]"):
         encoder(pa.schema([pa.field("name", pa.string())]), registry.url, **given)
     with pytest.raises(ConfigError, match="Register a schema there"):
         encoder(rows, registry.url, auto_register=False, subject="none")
@@ -472,7 +472,7 @@ def test_what_a_wrapper_or_a_key_of_a_map_does_not_hold_makes_a_bad_row(
     batch = pa.RecordBatch.from_pylist([{field: good}, {field: bad}], schema=columns)
     assert found.encode(batch).num_rows == 1
     (rejected,) = bad_rows.take()
-    assert "which" in rejected.reasons[0] or "is no bool" in rejected.reasons[0]
+    assert "which" in rejected.reasons[0] or "is not a bool" in rejected.reasons[0]
 
 
 _SINGLE = {"type": "record", "name": "Single", "fields": [{"name": "x", "type": "float"}]}

@@ -221,7 +221,7 @@ def test_logical_types_become_arrow_s_own() -> None:
         (b"\x02\x08abc", "it ends in the middle of field 'name'"),
         (b"\x02\x01abc", "it ends in the middle of field 'name'"),
         (b"\x02\x04\xff\xfe", "no UTF-8 text (invalid start byte) in field 'name'"),
-        (b"\x02\x02a\x00", "it goes on behind its last field"),
+        (b"\x02\x02a\x00", "it has bytes after its last field"),
     ],
 )
 def test_record_that_cannot_be_read_says_where(body: bytes, why: str) -> None:

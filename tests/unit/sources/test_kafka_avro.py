@@ -490,10 +490,10 @@ def test_registry_behind_tls_is_trusted_by_its_authority_alone(tmp_path: Path) -
     [
         ({"schema_registry": None}, "needs schema_registry="),
         ({"schema_registry": "localhost:8081"}, "is not the URL of a registry"),
-        ({"schema_registry": "http://me:pw@localhost"}, "holds a user"),
+        ({"schema_registry": "http://me:pw@localhost"}, "contains a user"),
         ({"schema_registry": {"max.retries": 3, "url": "http://x"}}, "deadline_s="),
         ({"schema_registry": {"ssl.truststore.location": "a", "url": "http://x"}}, "PEM"),
-        ({"format": "json", "schema": "id INT"}, "asks no schema registry"),
+        ({"format": "json", "schema": "id INT"}, "uses no schema registry"),
         ({"topic": ["a", "b"]}, "give subject=, or schema="),
     ],
 )

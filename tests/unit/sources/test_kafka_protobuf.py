@@ -243,10 +243,10 @@ def test_indexes_say_which_message_of_its_schema_a_value_is(
     rows.add(messages(values))
     assert taken(rows).to_pylist() == [{"id": 1, "account": "a"}] * 2
     reasons = [letter.reason for letter in rows.refusals.take_letters()]
-    assert "it is shop.Order.Note, and shop.Payment is read" in reasons[0]
-    assert "it is shop.Order, and shop.Payment is read" in reasons[1]
+    assert "it is shop.Order.Note, but shop.Payment is expected" in reasons[0]
+    assert "it is shop.Order, but shop.Payment is expected" in reasons[1]
     assert "it is message [8], which its schema lacks" in reasons[2]
-    assert "indexes of its message are cut off" in reasons[3]
+    assert "message indexes at its start are cut short" in reasons[3]
     notes = source(registry.url, message="shop.Order.Note", on_bad_record="drop")
     assert read(notes, values) == [{"text": "n"}]
 
@@ -354,7 +354,7 @@ def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order
         "tombstone",
         "does not begin with a zero byte",
         "",
-        "and is JSON",
+        "but is JSON",
         "allows the years",
     ]
     for letter, why in zip(letters, whys, strict=True):
@@ -395,7 +395,9 @@ def test_registry_that_stays_away_ends_the_start_or_the_attempt_by_name(
     with pytest.raises(SourceUnavailable) as caught:
         taken(rows)
     assert f"payments-2 offset 41 needs schema id {schema_id}" in str(caught.value)
-    with pytest.raises(SourceUnavailable, match=r"leader is away.*asked for 0.2 s; start it"):
+    with pytest.raises(
+        SourceUnavailable, match=r"leader is away.*did not answer within 0.2 s; start it"
+    ):
         _ = source(registry.url, deadline_s=0.2, schema="id BIGINT").schema
 
 
@@ -418,7 +420,7 @@ def test_id_that_the_registry_never_knows_makes_a_bad_record(
         ("message Broken {", "PROTOBUF", "it does not compile: the schema:1"),
         ('syntax = "proto3";', "PROTOBUF", "its Protobuf schema has no message"),
         ('syntax = "proto3"; import "gone.proto";', "PROTOBUF", "gone.proto"),
-        ('{"type": "string"}', "JSON", "its latest version is JSON, and PROTOBUF is asked for"),
+        ('{"type": "string"}', "JSON", "its latest version is JSON, but PROTOBUF is required"),
     ],
 )
 def test_subject_whose_schema_is_no_message_is_refused_by_name(

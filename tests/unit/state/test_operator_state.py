@@ -69,16 +69,18 @@ def test_bytes_go_with_their_key_groups_and_elements_are_dealt_out_at_any_parall
 def test_what_a_store_cannot_hold_is_refused_by_name() -> None:
     _, store = stores(MemoryStorage(), (), 2)
     raw = store.raw_keyed_state("index")
-    with pytest.raises(BadStateValue, match="'index' is put for key group 0, and .* has 8 to 15"):
+    with pytest.raises(
+        BadStateValue, match="'index' was put for key group 0, but .* has only 8 to 15"
+    ):
         raw.put(0, b"")
-    with pytest.raises(BadStateValue, match="'index' holds bytes, and cannot hold 'text'"):
+    with pytest.raises(BadStateValue, match="'index' holds bytes, so it cannot hold 'text'"):
         raw.put(8, cast("bytes", "text"))
-    with pytest.raises(ConfigError, match="asks twice for raw-keyed state 'index'"):
+    with pytest.raises(ConfigError, match="declares raw-keyed state 'index' twice"):
         store.raw_keyed_state("index")
     with pytest.raises(ConfigError, match="'numbers' of operator 'own' has a time to live"):
         store.list_state(ListStateDescriptor[int]("numbers", int, ttl=StateTtlConfig(1)))
     store.finish_open()
-    with pytest.raises(ConfigError, match=r"'own' asks for split state 'numbers' after open\(\)"):
+    with pytest.raises(ConfigError, match=r"'own' declares split state 'numbers' after open\(\)"):
         store.list_state(NUMBERS)
     assert all(raw.get(group) is None for group in raw.key_groups)
 
@@ -89,7 +91,7 @@ def test_bytes_that_nobody_asks_for_are_refused_by_name_or_dropped_where_allowed
     store.raw_keyed_state("index").put(3, b"x")
     handles = store.freeze().upload(storage)
     (again,) = stores(storage, handles, 1)
-    with pytest.raises(StateIncompatible, match="'own' asks for no state 'index', which its"):
+    with pytest.raises(StateIncompatible, match="'own' declares no state 'index', but its"):
         again.finish_open()
     (dropping,) = stores(storage, handles, 1, drop=True)
     assert dropping.finish_open() == ("state 'index' of operator 'own'",)

@@ -232,14 +232,16 @@ print(storage.log.read().last_sequence)
     assert code == 0, err
     *refusals, last = out.splitlines()
     assert len(refusals) == 2
-    assert all("let the user of this process read and write there" in line for line in refusals)
+    assert all(
+        "give the user of this process read and write access there" in line for line in refusals
+    )
     assert last == "1"
 
 
 def test_a_file_where_the_root_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     storage = FileSystemStorage(str(tmp_path / "file")).open("ledger")
-    with pytest.raises(StorageError, match="a file stands where a directory must be"):
+    with pytest.raises(StorageError, match="a file is at the path of a directory"):
         storage.probe_write(ONE)
 
 

@@ -26,14 +26,14 @@ const ACTIONS = {
   },
   savepoint: {
     button: "Savepoint", title: "Take a savepoint?",
-    text: "A copy of the job's state that you own. The job goes on, and nothing is committed by it.",
-    fields: () => [field("path", "Directory", "the job's own, if left empty"), check("native", "In the state backend's own form: faster, for the same backend")],
+    text: "A copy of the job's state that you own. The job runs on, and the savepoint commits nothing.",
+    fields: () => [field("path", "Directory", "the job's own, if left empty"), check("native", "In the state backend's native form: faster, but only this backend can read it")],
     body: () => ({ path: value("path"), native: ticked("native") ?? false }),
   },
   stop: {
     button: "Stop", title: "Stop the job?", danger: true,
-    text: "A last checkpoint commits everything that was read. The next start goes on from there.",
-    fields: () => [check("savepoint", "Take a savepoint first"), check("drain", "Drain: end all sources first, so that windows and functions finish (with a savepoint)"), field("path", "Directory of the savepoint", "the job's own, if left empty")],
+    text: "A last checkpoint commits everything that was read. The next start continues from there.",
+    fields: () => [check("savepoint", "Take a savepoint before the stop"), check("drain", "Drain: end all sources first, so that windows and functions finish (with a savepoint)"), field("path", "Directory of the savepoint", "the job's own, if left empty")],
     body: () => (ticked("savepoint") || ticked("drain") ? { savepoint: true, drain: ticked("drain") ?? false, path: value("path") } : {}),
   },
   cancel: {
@@ -74,7 +74,7 @@ async function carryOut(name, action, body, context) {
     if (answer.state === "done") tell("good", `${action.button}: done${answer.result ? ` (${answer.place || answer.result})` : ""}`);
     else tell("bad", `${action.button} failed: ${answer.error}`);
   } catch (error) {
-    tell("bad", `${action.button}: ${error.status ? error.message : "the driver has not answered; whether it was done, the decision log says"}`);
+    tell("bad", `${action.button}: ${error.status ? error.message : "the driver did not answer; look in the decision log whether it was done"}`);
   }
 }
 

@@ -243,7 +243,7 @@ const failurePanel = () => panel("How it ended", "", "", (made, data) => {
   made.element.hidden = running || !run;
   if (made.element.hidden) return;
   show(made.body, run, () => [
-    h("p", null, run.ended_ms ? `It has ${run.state} at ${moment(run.ended_ms)}, in attempt ${run.attempt}, after ${duration(run.ended_ms - run.began_ms)}.` : `Its driver, process ${run.pid} on ${run.host}, has not written how it ended: it was killed, or runs still. It began at ${moment(run.began_ms)}.`),
+    h("p", null, run.ended_ms ? `It has ${run.state} at ${moment(run.ended_ms)}, in attempt ${run.attempt}, after ${duration(run.ended_ms - run.began_ms)}.` : `Its driver, process ${run.pid} on ${run.host}, did not record its end: it was killed, or still runs. It started at ${moment(run.began_ms)}.`),
     run.error && h("pre", { tabindex: 0 }, run.error)]);
 });
 

@@ -106,7 +106,7 @@ def test_a_field_with_a_default_may_be_added_to_a_type_and_one_without_may_not()
     assert reads_as(serializer_of(old).signature, serializer_of(wider).signature)
     assert not reads_as(serializer_of(old).signature, serializer_of(stricter).signature)
     assert serializer_of(wider).decode(data) == wider(at=5, unit="C")
-    with pytest.raises(StateIncompatible, match="'reading' does not read"):
+    with pytest.raises(StateIncompatible, match="'reading' can no longer be read"):
         Cells(serializer_of(stricter), "reading").from_bytes(data)
 
 

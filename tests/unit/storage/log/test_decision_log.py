@@ -282,7 +282,7 @@ def test_a_renamed_record_is_refused(storage: JobStorage, tmp_path: Path) -> Non
     log = storage.log.claim("driver")
     log.append(decision(0, 1))
     record(tmp_path, 2).rename(record(tmp_path, 3))
-    with pytest.raises(CheckpointCorrupt, match="holds record 2: somebody renamed it"):
+    with pytest.raises(CheckpointCorrupt, match="holds record 2, so the file was renamed"):
         storage.log.read()
 
 
@@ -295,7 +295,9 @@ def test_a_log_that_lost_its_decisions_never_starts_over(
     log.prune(CheckpointId(1))
     record(tmp_path, 3).unlink()
     for use in (storage.log.read, lambda: storage.log.claim("driver")):
-        with pytest.raises(CheckpointCorrupt, match="starting over would lose or double rows"):
+        with pytest.raises(
+            CheckpointCorrupt, match="Starting over would lose rows or write them twice"
+        ):
             use()
 
 
@@ -384,7 +386,9 @@ def test_a_decision_that_cannot_be_found_out_is_an_error_that_is_neither_yes_nor
     fs = Unreliable(str(tmp_path))
     log = DecisionLog.open(fs, JobPaths("ledger")).claim("driver")
     fs.losses = [*losses, *(["full"] * (3 - len(losses)))]
-    with pytest.raises(DecisionUnknown, match=r"nobody knows whether record 2 of attempt 1") as got:
+    with pytest.raises(
+        DecisionUnknown, match=r"it is not known whether record 2 of attempt 1"
+    ) as got:
         log.append(decision(0, 1))
     assert not isinstance(got.value, StorageError), "a StorageError means: surely not appended"
     fs.losses = []

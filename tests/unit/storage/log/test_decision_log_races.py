@@ -159,7 +159,9 @@ def test_a_log_of_which_only_the_first_record_was_pruned_never_starts_over(
     log.append(decision(0, 1))
     log.prune(CheckpointId(0))
     (tmp_path / "ledger/log/000000000002.json").unlink()
-    with pytest.raises(CheckpointCorrupt, match="starting over would lose or double rows"):
+    with pytest.raises(
+        CheckpointCorrupt, match="Starting over would lose rows or write them twice"
+    ):
         storage.log.claim("driver")
 
 

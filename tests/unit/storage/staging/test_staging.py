@@ -101,7 +101,7 @@ def test_discarded_rows_are_gone_and_discarding_twice_is_fine(tmp_path: Path) ->
 def test_a_name_in_use_is_refused_and_keeps_its_rows(tmp_path: Path) -> None:
     area = area_in(tmp_path)
     sealed(area, transaction(1), 1)
-    with pytest.raises(StorageError, match="staged under Job.ledger/1/1/0/0 already"):
+    with pytest.raises(StorageError, match="already staged under Job.ledger/1/1/0/0"):
         sealed(area, transaction(1), 2)
     found = area.read(transaction(1))
     assert found is not None
