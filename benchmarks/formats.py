@@ -41,7 +41,7 @@ from benchmarks.spread import Spread
 from benchmarks.stage import ROOT, BenchmarkError, Stage
 from onceflow import Checkpointing, Pipeline
 from onceflow.clients.postgres.connection import endpoint_of
-from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.formats import register

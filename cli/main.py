@@ -17,7 +17,7 @@ from onceflow.cli.closed_pipe import ignore_closed_pipes
 _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "demo": "onceflow.cli.demo:demo",
-        "config": "onceflow.cli.config.command:config",
+        "config": "onceflow.cli.config:config",
         "run": "onceflow.cli.run.command:run",
         "doctor": "onceflow.cli.doctor.command:doctor",
         "list": "onceflow.cli.jobs.command:list_jobs",
@@ -29,7 +29,7 @@ _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
         "stop": "onceflow.cli.jobs.command:stop",
         "cancel": "onceflow.cli.jobs.command:cancel",
         "state": "onceflow.cli.jobs.command:state",
-        "checkpoints": "onceflow.cli.checkpoints.command:checkpoints",
+        "checkpoints": "onceflow.cli.checkpoints:checkpoints",
         "txn": "onceflow.cli.txn.command:txn",
     }
 )

@@ -33,7 +33,7 @@ from typing_extensions import Self
 
 from onceflow.cli.jobs.driver_access import DriverAccess
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
-from onceflow.cli.ui.server import UiServer
+from onceflow.cli.ui.jobs_api import UiServer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import checkpoint_storage
 from onceflow.integration.judge import Verdict

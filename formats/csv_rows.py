@@ -29,7 +29,7 @@ from onceflow.core.arrow.kinds import IsKind, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.formats.decoding import Decoded, PlainDecoder
 from onceflow.formats.fitting import Faults, fit_column
-from onceflow.formats.wire import TOMBSTONE
+from onceflow.formats.registry_schemas import TOMBSTONE
 
 _FIELD = rb'(?:"[^"]*(?:""[^"]*)*"|[^",][^,]*|)'
 _QUOTED_LINE = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*")

@@ -4,6 +4,6 @@ from contextlib import suppress
 
 # Raised here it would take every other installed format with it.
 with suppress(Exception):
-    from onceflow.connectors.spark.state_formats import StateFormat as DefaultSource
+    from onceflow.connectors.spark.formats import StateFormat as DefaultSource
 
     __all__ = ["DefaultSource"]

@@ -18,11 +18,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 from onceflow.cli.doctor.command import print_findings
-from onceflow.cli.run.checks import check_pipeline
 from onceflow.cli.run.cluster import OpenedCluster
 from onceflow.cli.run.file.schema import make_schema
-from onceflow.cli.run.plan import print_plan, to_json
-from onceflow.cli.run.progress import show_progress
+from onceflow.cli.run.reports import check_pipeline, print_plan, show_progress, to_json
 from onceflow.cli.run.target import TargetFailed, load_target
 from onceflow.cli.terminal import console, say
 from onceflow.core.api.pipeline import Job, Pipeline

@@ -16,7 +16,7 @@ from onceflow.cli.jobs import command
 from onceflow.cli.jobs.client import within
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.terminal import say
-from onceflow.cli.ui.server import UiServer
+from onceflow.cli.ui.jobs_api import UiServer
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.settings.pipeline_settings import Endpoint, TlsFiles, is_loopback
 

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from onceflow.clients.kafka.librdkafka_options import LIBRDKAFKA
-from onceflow.clients.kafka.settings import KafkaCluster, TopicSettings
+from onceflow.clients.kafka.settings import LIBRDKAFKA, KafkaCluster, TopicSettings
 from onceflow.core.errors import SettingsRefused
 from onceflow.core.spi.options import OptionValue
 

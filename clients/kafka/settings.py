@@ -1,20 +1,103 @@
-"""The settings that the Kafka source and the Kafka sink have in common.
+"""The settings that the Kafka source and the Kafka sink have in common, with librdkafka's options.
 
 Options that need no conversion are fields of both the description, which users create, and the
 settings, which are its final form.
+
+Options have librdkafka's names, with or without Spark's prefix. Source and sink each set some
+options themselves. They refuse such an option, and the error names the argument that does the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, ClassVar
 
-from onceflow.clients.kafka.keys import KeyFormat
-from onceflow.clients.kafka.registry import RegistrySettings, registry_settings
+from onceflow.clients.kafka.registry import RegistrySettings, registry_settings, schema_kind
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import choice_of
 from onceflow.core.spi.options import DURATION, OptionRules, OptionValue, option
+
+DEFAULTS: Mapping[str, OptionValue] = {
+    "allow.auto.create.topics": False,
+    # The client finds a broker that comes back within a second; librdkafka's own maximum is 10 s.
+    "reconnect.backoff.max.ms": 1000,
+    "socket.keepalive.enable": True,
+}
+"""The settings of every client, unless the user overrides them."""
+
+_PEM = "export the certificates as PEM and give ssl.ca.location"
+_TLS_VERSIONS = "OpenSSL chooses the TLS version here; omit it"
+
+LIBRDKAFKA = OptionRules(
+    what="Kafka option",
+    prefix="kafka.",
+    owned={},
+    owner="onceflow",
+    foreign={
+        "sasl.jaas.config": "give sasl.mechanism, sasl.username and sasl.password instead",
+        "sasl.login.callback.handler.class": "for OAUTHBEARER give sasl.oauthbearer.method=oidc and"
+        " sasl.oauthbearer.client.id, .client.secret and .token.endpoint.url",
+        "sasl.client.callback.handler.class": "give sasl.mechanism and its own settings instead",
+        "sasl.login.class": "give sasl.mechanism and its own settings instead",
+        "ssl.truststore.location": _PEM,
+        "ssl.truststore.password": _PEM,
+        "ssl.truststore.type": _PEM,
+        "ssl.truststore.certificates": "give ssl.ca.pem instead",
+        "ssl.keystore.type": "give the PKCS#12 file itself in ssl.keystore.location",
+        "ssl.keystore.key": "give ssl.key.pem instead",
+        "ssl.keystore.certificate.chain": "give ssl.certificate.pem instead",
+        "ssl.protocol": _TLS_VERSIONS,
+        "ssl.enabled.protocols": _TLS_VERSIONS,
+        "ssl.engine.factory.class": "give ssl.ca.location, ssl.certificate.location,"
+        " ssl.key.location",
+        "security.providers": "omit it",
+        "default.api.timeout.ms": "give deadline_s= instead",
+        "request.timeout.ms": "give socket.timeout.ms or deadline_s= instead",
+    },
+    foreign_client="the Java client",
+    foreign_files={
+        ".jks": "a Java keystore: convert it with `keytool"
+        " -importkeystore -deststoretype PKCS12`, or export PEM files and give"
+        " ssl.ca.location, ssl.certificate.location and ssl.key.location",
+    },
+    secret_parts=(
+        *("password", "secret", "key.pem", "token", "assertion"),
+        "sasl.oauthbearer.config",
+    ),
+)
+"""The rules for every client. Source and sink add the options that they set themselves."""
+
+
+KEY_COLUMN = "_key"
+"""The column with a record's key.
+
+A sink that writes this column as the key omits it from the value.
+"""
+
+
+class KeyFormat(Enum):
+    """A format that says how columns become a record's key, and how a key becomes a column."""
+
+    STRING = "string"
+    """A text in UTF-8, from one column."""
+    RAW = "raw"
+    """The bytes of the key. A sink accepts one column of bytes or text."""
+    AVRO = "avro"
+    """A key by a schema of the registry, under the subject of the keys.
+
+    A struct or several columns are a record; any other column is one value.
+    """
+    PROTOBUF = "protobuf"
+    """A key by a schema of the registry; always a message."""
+    JSON_SCHEMA = "json-schema"
+    """A key by a schema of the registry; an object, or any other value."""
+
+    @property
+    def registered(self) -> bool:
+        """True if keys begin with the id of a schema that the registry keeps."""
+        return schema_kind(self.value) is not None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -31,8 +31,8 @@ from pymysql.protocol import OKPacketWrapper
 from typing_extensions import override
 
 from onceflow.clients.mysql.catalog import LOG_ROWS, literal
-from onceflow.clients.sql import silence
 from onceflow.clients.sql.session import (
+    UNACKNOWLEDGED_S,
     AccessDenied,
     BinaryLogRefuses,
     ConnectionLost,
@@ -41,12 +41,15 @@ from onceflow.clients.sql.session import (
     NameTaken,
     NameUnknown,
     ReadOnly,
+    RepeatedPackets,
     RowRefused,
     Session,
     SqlError,
     StatementInvalid,
     StatementRefused,
     TableMissing,
+    limit_silence,
+    probe_while_idle,
 )
 from onceflow.core.errors import ConfigError
 
@@ -220,8 +223,8 @@ class WireConnection:
                 write_timeout=timeout_s,
             )
         self.wait_at_most(reply_timeout_s)
-        silence.probe_while_idle(self._descriptor)
-        silence.limit_silence(self._descriptor, silence.UNACKNOWLEDGED_S)
+        probe_while_idle(self._descriptor)
+        limit_silence(self._descriptor, UNACKNOWLEDGED_S)
 
     @property
     def _descriptor(self) -> int:
@@ -299,9 +302,7 @@ class WireConnection:
                 if not packet.is_load_local_packet():
                     raise InternalError(_OUT_OF_SYNC, "the server did not ask for the rows")
                 # A LOAD DATA that waits for a lock reads no rows in the meantime.
-                silence.limit_silence(
-                    self._descriptor, max(silence.UNACKNOWLEDGED_S, self._reply_timeout_s)
-                )
+                limit_silence(self._descriptor, max(UNACKNOWLEDGED_S, self._reply_timeout_s))
                 for chunk in file:
                     for start in range(0, len(chunk), _PIECE_BYTES):
                         self._write_packet(chunk[start : start + _PIECE_BYTES])
@@ -318,7 +319,7 @@ class WireConnection:
             packet = cast("Any", self._connection)._read_packet()
         if self._transfers:
             self._transfers = False
-            silence.limit_silence(self._descriptor, silence.UNACKNOWLEDGED_S)
+            limit_silence(self._descriptor, UNACKNOWLEDGED_S)
         if not packet.is_ok_packet():
             self.close()
             raise to_sql_error(_OUT_OF_SYNC, "the server answered neither success nor error")
@@ -470,7 +471,7 @@ class _TransferWatch:
     def __init__(self, descriptor: int, timeout_s: float) -> None:
         self._descriptor = descriptor
         self._deadline_s = time.monotonic() + timeout_s
-        self._repeated = silence.RepeatedPackets()
+        self._repeated = RepeatedPackets()
 
     def check(self) -> None:
         """Raise OperationalError if the wait is over.
@@ -480,7 +481,7 @@ class _TransferWatch:
         """
         now_s = time.monotonic()
         repeated_s = self._repeated.measure(self._descriptor, now_s)
-        if repeated_s >= silence.UNACKNOWLEDGED_S:
+        if repeated_s >= UNACKNOWLEDGED_S:
             raise OperationalError(
                 CR.CR_SERVER_LOST, f"the server has acknowledged nothing for {repeated_s:.0f} s"
             )

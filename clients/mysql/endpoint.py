@@ -10,8 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from onceflow.clients.mysql.connection import MySQLSession, WireConnection, make_unverified_tls
-from onceflow.clients.sql.access import DatabaseAccess
-from onceflow.clients.sql.session import SqlError
+from onceflow.clients.sql.session import DatabaseAccess, SqlError
 from onceflow.core.errors import ConfigError, SettingsRefused, SinkError
 from onceflow.core.secret_references import follow_references
 

@@ -20,12 +20,12 @@ from pyarrow import types as arrow
 from typing_extensions import override
 
 from onceflow.clients.mysql.catalog import TEXTS, MySQLType
-from onceflow.clients.sql.json_documents import find_double_fault
 from onceflow.clients.sql.tables import ColumnFit, Target
 from onceflow.clients.sql.values import (
     NO_NEGATIVE_ZERO,
     are_negative_zeros,
     decimal_digits,
+    find_double_fault,
     find_remainder,
     float_type,
 )

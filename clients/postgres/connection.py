@@ -25,22 +25,27 @@ from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow
 from typing_extensions import override
 
-from onceflow.clients.sql import silence
-from onceflow.clients.sql.access import DatabaseAccess
 from onceflow.clients.sql.session import (
+    KEEPALIVE_COUNT,
+    KEEPALIVE_IDLE_S,
+    KEEPALIVE_INTERVAL_S,
+    UNACKNOWLEDGED_S,
     AccessDenied,
     ConnectionLost,
+    DatabaseAccess,
     DuplicateKey,
     LockTimeout,
     NameTaken,
     NameUnknown,
     ReadOnly,
+    RepeatedPackets,
     RowRefused,
     Session,
     SqlError,
     StatementInvalid,
     StatementRefused,
     TableMissing,
+    limit_silence,
 )
 from onceflow.core.errors import ConfigError, SettingsRefused, SinkError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
@@ -109,10 +114,10 @@ _CLOSE_TIMEOUT_S = 2.0
 # The loss of the server's machine is detected within half a minute.
 _DEFAULTS: dict[str, str] = {
     "client_encoding": "utf8",
-    "keepalives_idle": str(silence.KEEPALIVE_IDLE_S),
-    "keepalives_interval": str(silence.KEEPALIVE_INTERVAL_S),
-    "keepalives_count": str(silence.KEEPALIVE_COUNT),
-    "tcp_user_timeout": str(silence.UNACKNOWLEDGED_S * 1000),
+    "keepalives_idle": str(KEEPALIVE_IDLE_S),
+    "keepalives_interval": str(KEEPALIVE_INTERVAL_S),
+    "keepalives_count": str(KEEPALIVE_COUNT),
+    "tcp_user_timeout": str(UNACKNOWLEDGED_S * 1000),
 }
 _APPLICATION_NAME_LENGTH_MAX = 63
 _WRITER_NAME = re.compile(rf"onceflow ([A-Za-z0-9_.-]{{1,{SINK_ID_LENGTH_MAX}}})/(\d+)/\d+ writer")
@@ -149,12 +154,12 @@ class _BoundedConnection(psycopg.Connection[TupleRow]):
         if usual_s is None:
             yield
             return
-        silence.limit_silence(self.fileno(), max(usual_s, self.reply_timeout_s))
+        limit_silence(self.fileno(), max(usual_s, self.reply_timeout_s))
         try:
             yield
         finally:
             if not self.closed:
-                silence.limit_silence(self.fileno(), usual_s)
+                limit_silence(self.fileno(), usual_s)
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
         """Return the result of `gen`, or close the connection.
@@ -164,7 +169,7 @@ class _BoundedConnection(psycopg.Connection[TupleRow]):
                 network has lost all packets for `unacknowledged_s`.
         """
         bounded = until_silent(
-            gen, self.reply_timeout_s, partial(self._find_loss, silence.RepeatedPackets())
+            gen, self.reply_timeout_s, partial(self._find_loss, RepeatedPackets())
         )
         try:
             return super().wait(bounded, *args, **kwargs)
@@ -172,7 +177,7 @@ class _BoundedConnection(psycopg.Connection[TupleRow]):
             self.close()
             raise
 
-    def _find_loss(self, repeated: silence.RepeatedPackets) -> str:
+    def _find_loss(self, repeated: RepeatedPackets) -> str:
         """Return a text if the network loses all packets; empty if it does not."""
         repeated_s = repeated.measure(self.fileno(), time.monotonic())
         limit_s = self.unacknowledged_s
@@ -467,7 +472,7 @@ class PostgresEndpoint:
             raise self._to_refusal(error) from None
         connection.reply_timeout_s = self.reply_timeout_s
         if "tcp_user_timeout" not in dict(self.parameters):
-            connection.unacknowledged_s = silence.UNACKNOWLEDGED_S
+            connection.unacknowledged_s = UNACKNOWLEDGED_S
         return PostgresSession(connection, self.lock_timeout_s)
 
     def connect_for_replication(self, name: str) -> psycopg.Connection[TupleRow]:

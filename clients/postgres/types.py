@@ -23,9 +23,14 @@ from pyarrow import types as arrow
 from typing_extensions import override
 
 from onceflow.clients.postgres.catalog import PostgresType
-from onceflow.clients.sql.json_documents import find_binary_fault, find_syntax_fault
 from onceflow.clients.sql.tables import ColumnFit, Target
-from onceflow.clients.sql.values import decimal_digits, find_remainder, float_type
+from onceflow.clients.sql.values import (
+    decimal_digits,
+    find_binary_fault,
+    find_remainder,
+    find_syntax_fault,
+    float_type,
+)
 from onceflow.core.arrow.kinds import is_bytes, is_text
 
 DECIMAL_PRECISION_MAX = 38

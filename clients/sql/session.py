@@ -1,4 +1,4 @@
-"""The sessions and endpoints of databases, and the errors that all dialects translate to.
+"""The sessions and endpoints of databases: options, limits on silence, and the common errors.
 
 Sessions translate the errors of a server or its driver into a closed set:
 
@@ -19,19 +19,153 @@ Sessions translate the errors of a server or its driver into a closed set:
 A connected session of each dialect's `connection` raises only these errors, with the driver's error
 as the cause, so no caller depends on a driver. They are not `OnceflowError`s: writers, committers
 and preflights add what they were doing, and raise the error of their own contract.
+
+Limits on silence:
+
+Without a limit the system repeats a lost packet at ever longer intervals. So a connection through a
+network that lost packets for a minute stays silent for almost another minute, and fails after a
+quarter of an hour at the earliest.
+
+The system's limit also applies while the other side acknowledges all packets and reads no data. A
+server does so in the middle of a COPY or a LOAD DATA that waits for a lock. A transfer of rows
+therefore has a longer limit in the system. A writer that waits for the reply asks
+`RepeatedPackets`, which tells lost packets from a server that reads nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from typing_extensions import Self
 
 from onceflow.core.errors import BadRow, SinkError, TargetRefused
 from onceflow.core.printable import escape_controls
+from onceflow.core.spi.options import DURATION, option
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DatabaseAccess:
+    """The address of a database, the user who connects, and the timeouts."""
+
+    url: str = field(
+        kw_only=False,
+        metadata=option(
+            "Where the database is; its JDBC URL (`jdbc:…`) will do", spark="url", secret=True
+        ),
+    )
+    user: str | None = field(
+        default=None, metadata=option("Overrides the user in the url", spark="user")
+    )
+    password: str | None = field(
+        default=None,
+        metadata=option(
+            "Overrides the password in the url, and needs no percent-encoding. `${env:NAME}` or"
+            " `${file:/path}` refers to a secret: each process that connects looks it up, and no"
+            " pickle contains it",
+            spark="password",
+            secret=True,
+        ),
+    )
+    connect_timeout_s: float = field(
+        default=10.0,
+        metadata=option(
+            "Timeout of one connection attempt. After a lost reply to a commit, the committer also"
+            " asks for this long whether the commit happened",
+            DURATION,
+            spark="connectTimeout",
+        ),
+    )
+    statement_timeout_s: float = field(
+        default=120.0,
+        metadata=option(
+            "How long to wait for the server's reply before the connection is closed",
+            DURATION,
+            spark="statementTimeout",
+            aliases=("queryTimeout",),
+        ),
+    )
+
+
+UNACKNOWLEDGED_S = 30
+"""The time that the keepalive probes of an idle connection take: 10 s of silence and 4 probes."""
+KEEPALIVE_IDLE_S = 10
+KEEPALIVE_INTERVAL_S = 5
+KEEPALIVE_COUNT = 4
+_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+"""The socket option that limits unacknowledged data, or None if the system is not Linux."""
+_KEEPALIVE_IDLE: int = getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0)
+
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
+_REPEATS = 2
+"""The position of tcpi_retransmits in struct tcp_info: how often the packet has been repeated.
+
+Source: include/uapi/linux/tcp.h of Linux."""
+
+
+def limit_silence(descriptor: int, unacknowledged_s: float) -> None:
+    """Fail the connection of `descriptor` after packets were unacknowledged for so long.
+
+    Does nothing for a connection that is not TCP, and where the system has no such limit.
+    """
+    if _USER_TIMEOUT is None:
+        return
+    # The duplicate is closed again; the option stays with the connection.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        duplicate.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, round(unacknowledged_s * 1000))
+
+
+class RepeatedPackets:
+    """Measures for how long the system repeats lost packets, during one wait for a reply.
+
+    Packets that probe a full window do not count, so a server that reads nothing is no loss.
+    """
+
+    def __init__(self) -> None:
+        """Begin a wait in which no packet was repeated yet."""
+        self._repeats = 0
+        self._since_s = 0.0
+
+    def measure(self, descriptor: int, now_s: float) -> float:
+        """Return the seconds for which every call has found the same packet repeated.
+
+        Returns 0 for a connection that is not TCP, and where the system does not tell.
+        """
+        repeats = _count_repeats(descriptor)
+        # The count only falls when the other side has acknowledged something new.
+        if repeats == 0 or repeats < self._repeats or self._repeats == 0:
+            self._since_s = now_s
+        self._repeats = repeats
+        return now_s - self._since_s
+
+
+def _count_repeats(descriptor: int) -> int:
+    if _TCP_INFO is None:
+        return 0
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            return duplicate.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _REPEATS + 1)[_REPEATS]
+    except OSError:
+        return 0
+
+
+def probe_while_idle(descriptor: int) -> None:
+    """Let the system probe an idle connection, and fail it when no probe is answered."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S),
+            (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
+            (socket.TCP_KEEPCNT, KEEPALIVE_COUNT),
+        ):
+            duplicate.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class SqlError(Exception):

@@ -16,10 +16,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from onceflow.clients.sql.access import DatabaseAccess
 from onceflow.clients.sql.session import (
     AccessDenied,
     ConnectionLost,
+    DatabaseAccess,
     DuplicateKey,
     LockTimeout,
     RowRefused,

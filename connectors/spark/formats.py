@@ -1,4 +1,4 @@
-"""The Spark formats. Each has a name, and creates its sink or source from options.
+"""The Spark formats. Each has a name, and creates its sink, source or reader from options.
 
 A format is a class. Spark creates instances where it plans: on the driver, in a separate Python
 worker. The modules of a format are imported when the format is used, because Spark asks for the
@@ -16,7 +16,6 @@ from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
 from onceflow.connectors.spark.reused_worker import spare_imports
-from onceflow.connectors.spark.state_formats import STATE_FORMATS
 from onceflow.core.imports import naming_extras
 
 if TYPE_CHECKING:
@@ -34,6 +33,67 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.options.words import OptionWords
     from onceflow.connectors.spark.readers.sql import SqlReader
     from onceflow.core.spi import Sink
+
+
+class CheckpointsFormat(DataSource):
+    """The format `onceflow-checkpoints`: the checkpoints and savepoints; `readers.checkpoints`."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return "onceflow-checkpoints"
+
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.readers.checkpoints import checkpoints_schema
+
+        return checkpoints_schema()
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from onceflow.connectors.spark.readers.checkpoints import CheckpointsReader
+
+        return CheckpointsReader(self.options, schema)
+
+
+class StateFormat(DataSource):
+    """The format `onceflow-state`: one operator's state in a checkpoint; see `readers.state`."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return "onceflow-state"
+
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.readers.state import state_schema
+
+        return state_schema(self.options)
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from onceflow.connectors.spark.readers.state import StateFrameReader
+
+        return StateFrameReader(self.options, schema)
+
+
+class SavepointFormat(DataSource):
+    """The format `onceflow-savepoint`: a new savepoint; see `batch.savepoint_writer`."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return "onceflow-savepoint"
+
+    @override
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from onceflow.connectors.spark.batch.savepoint_writer import savepoint_writer
+
+        return savepoint_writer(self.options, schema, overwrite=overwrite)
+
+
+STATE_FORMATS: tuple[type[DataSource], ...] = (CheckpointsFormat, SavepointFormat, StateFormat)
+"""The formats of this module. Spark discovers each by a module `pyspark_onceflow_…`."""
 
 
 class SinkFormat(DataSource):
@@ -155,7 +215,7 @@ class PostgresFormat(_SqlFormat):
     @staticmethod
     @override
     def write_options() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.options.sql import describe_postgres_writes
+        from onceflow.connectors.spark.options.sql_reads import describe_postgres_writes
 
         return describe_postgres_writes()
 
@@ -175,7 +235,7 @@ class MySQLFormat(_SqlFormat):
     @staticmethod
     @override
     def write_options() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.options.sql import describe_mysql_writes
+        from onceflow.connectors.spark.options.sql_reads import describe_mysql_writes
 
         return describe_mysql_writes()
 
@@ -195,7 +255,7 @@ class SQLiteFormat(_OwnFormat):
     @staticmethod
     @override
     def write_options() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.options.sql import describe_sqlite_writes
+        from onceflow.connectors.spark.options.sql_reads import describe_sqlite_writes
 
         return describe_sqlite_writes()
 

@@ -27,8 +27,15 @@ from onceflow.formats.avro.schema import (
 )
 from onceflow.formats.decoding import Decoded
 from onceflow.formats.fitting import Faults, Fitting
-from onceflow.formats.schema_cache import NoSchema, RegistryDecoder, SchemaCache
-from onceflow.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
+from onceflow.formats.registry_schemas import (
+    HEADER_BYTES,
+    TOMBSTONE,
+    UNFRAMED,
+    NoSchema,
+    RegistryDecoder,
+    SchemaCache,
+    schema_id_of,
+)
 
 
 def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, Rows]:

@@ -29,7 +29,7 @@ from onceflow.formats.avro.schema import (
 )
 from onceflow.formats.faulty_parts import ENCODING_ERRORS, find_faulty_part
 from onceflow.formats.fitting import misfit
-from onceflow.formats.schema_rules import check_fields
+from onceflow.formats.registry_schemas import check_fields
 
 _VALUE = "value"
 

@@ -21,7 +21,7 @@ from pyarrow import types as arrow
 
 from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
-from onceflow.formats import schema_rules
+from onceflow.formats import registry_schemas
 from onceflow.formats.faulty_parts import ENTRIES, ITEMS
 
 
@@ -387,7 +387,7 @@ def avro_text(columns: pa.Schema, name: str) -> str:
     Raises:
         ConfigError: A column has a name or a type that Avro does not have.
     """
-    return json.dumps(_record_text(list(columns), schema_rules.to_schema_name(name), ""))
+    return json.dumps(_record_text(list(columns), registry_schemas.to_schema_name(name), ""))
 
 
 def avro_text_of(field: pa.Field, name: str) -> str:
@@ -396,14 +396,14 @@ def avro_text_of(field: pa.Field, name: str) -> str:
     Raises:
         ConfigError: Avro does not have their type.
     """
-    return json.dumps(_type_text(field.type, schema_rules.to_schema_name(name), field.name))
+    return json.dumps(_type_text(field.type, registry_schemas.to_schema_name(name), field.name))
 
 
 def _record_text(fields: Sequence[pa.Field], name: str, path: str) -> dict[str, Any]:
     """Return the schema of records with `fields`. Their paths in errors begin with `path`."""
     members: list[dict[str, Any]] = []
     for field in fields:
-        schema_rules.check_field_name(field.name, "Avro", path)
+        registry_schemas.check_field_name(field.name, "Avro", path)
         kind = _nullable_text(field, f"{name}_{field.name}", path + field.name)
         # Avro requires that a default is of the union's first branch, so null comes first.
         default = {"default": None} if isinstance(kind, list) else {}
@@ -432,7 +432,7 @@ def _type_text(kind: pa.DataType, name: str, path: str) -> Any:
         }
     if arrow.is_decimal(kind):
         _require_scale(kind, path)
-    return _logical_text(kind) or schema_rules.require_kind(kind, _WRITTEN, path, "Avro")
+    return _logical_text(kind) or registry_schemas.require_kind(kind, _WRITTEN, path, "Avro")
 
 
 def _require_scale(kind: pa.DataType, column: str) -> None:

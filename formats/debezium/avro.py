@@ -17,7 +17,7 @@ from onceflow.formats.avro.schema import Record, arrow_type
 from onceflow.formats.debezium import changes
 from onceflow.formats.decoding import Decoded
 from onceflow.formats.fitting import Faults
-from onceflow.formats.schema_cache import SchemaCache
+from onceflow.formats.registry_schemas import SchemaCache
 
 
 def columns_of_change(envelope: Record) -> pa.Schema:

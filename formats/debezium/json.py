@@ -29,16 +29,17 @@ from onceflow.formats.decoding import Decoded, PlainDecoder
 from onceflow.formats.fitting import Faults
 from onceflow.formats.json.columns import (
     CONVERSION_ERRORS,
-    Convert,
-    converter_of,
-    record_type,
-)
-from onceflow.formats.json.instants import FINER, any_finer, holds_instants, make_exact
-from onceflow.formats.json.records import (
     DECODE_ERRORS,
+    FINER,
+    Convert,
+    any_finer,
     column_reader,
+    converter_of,
     fault_of,
+    holds_instants,
     late_fault_of,
+    make_exact,
+    record_type,
 )
 
 _BASE64 = "Invalid decimal string"

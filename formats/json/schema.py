@@ -19,7 +19,7 @@ from pyarrow import types as arrow
 from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.formats.faulty_parts import ENTRIES, ITEMS
-from onceflow.formats.schema_rules import require_kind
+from onceflow.formats.registry_schemas import require_kind
 
 _CONNECT: Mapping[str, pa.DataType] = {
     "int8": pa.int8(),

@@ -20,7 +20,7 @@ from typing_extensions import override
 from onceflow.clients.kafka.registry import CompiledSchema
 from onceflow.core.arrow.kinds import is_list
 from onceflow.core.errors import ConfigError
-from onceflow.formats import wire
+from onceflow.formats import registry_schemas
 from onceflow.formats.decoding import Decoded
 from onceflow.formats.fitting import Faults, Fitting
 from onceflow.formats.protobuf.schema import (
@@ -39,12 +39,12 @@ from onceflow.formats.protobuf.schema import (
     message_with_numbers,
     messages_of,
 )
-from onceflow.formats.schema_cache import NoSchema, RegistryDecoder, SchemaCache
+from onceflow.formats.registry_schemas import NoSchema, RegistryDecoder, SchemaCache
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-_FIRST_MESSAGE_BYTES = wire.HEADER_BYTES + 1
+_FIRST_MESSAGE_BYTES = registry_schemas.HEADER_BYTES + 1
 """The offset of the message in a value that is the first message of its schema."""
 _SECONDS = range(-62_135_596_800, 253_402_300_800)
 _NANOS = range(1_000_000_000)
@@ -128,7 +128,7 @@ class ProtobufDecoder(RegistryDecoder):
         starts = {None if value is None else value[:_FIRST_MESSAGE_BYTES] for value in values}
         start = next(iter(starts), None)
         # A single zero after the id means the path [0], the first message of the schema.
-        if len(starts) != 1 or start is None or start[wire.HEADER_BYTES :] != b"\0":
+        if len(starts) != 1 or start is None or start[registry_schemas.HEADER_BYTES :] != b"\0":
             return False
         try:
             self._body(start)
@@ -143,12 +143,12 @@ class ProtobufDecoder(RegistryDecoder):
             ValueError: There is no header, or it names another message than the one to read.
         """
         if value is None:
-            raise ValueError(wire.TOMBSTONE)
-        schema_id = wire.schema_id_of(value)
+            raise ValueError(registry_schemas.TOMBSTONE)
+        schema_id = registry_schemas.schema_id_of(value)
         if schema_id is None:
-            raise ValueError(wire.UNFRAMED)
+            raise ValueError(registry_schemas.UNFRAMED)
         messages = self._messages_of(schema_id)
-        path, start = wire.message_indexes(value)
+        path, start = registry_schemas.message_indexes(value)
         name = messages.get(path)
         if name != self._name:
             actual = f"message {list(path)}, which its schema lacks" if name is None else name

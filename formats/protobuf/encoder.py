@@ -18,7 +18,7 @@ from onceflow.core.arrow.instants import BEYOND_PYTHON
 from onceflow.core.arrow.kinds import holds, is_list, to_plain_type
 from onceflow.formats import faulty_parts
 from onceflow.formats.protobuf import schema
-from onceflow.formats.schema_rules import check_fields
+from onceflow.formats.registry_schemas import check_fields
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

@@ -36,7 +36,7 @@ from onceflow.clients.kafka.registry import KeptSchema, NamedSchema, SchemaKind
 from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports import make_missing, naming_one_extra
-from onceflow.formats import schema_rules
+from onceflow.formats import registry_schemas
 from onceflow.formats.faulty_parts import ENTRIES, ITEMS
 
 if TYPE_CHECKING:
@@ -487,7 +487,7 @@ def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = Non
     Raises:
         ConfigError: A column has a name or a type that Protobuf does not have.
     """
-    called = schema_rules.to_schema_name(name) if latest is None else latest.name
+    called = registry_schemas.to_schema_name(name) if latest is None else latest.name
     package = "" if latest is None else str(latest.file.package)
     if called[:1].isdigit():
         called = f"_{called}"
@@ -507,7 +507,7 @@ def _message_text(
     numbers = _Numbers(latest)
     yield f"message {name} {{"
     for field in fields:
-        schema_rules.check_field_name(field.name, "Protobuf", path)
+        registry_schemas.check_field_name(field.name, "Protobuf", path)
         inner = inner_message(field.name, latest)
         inside: list[str] = []
         kind = _type_text(field, path, inner, inside)
@@ -610,4 +610,4 @@ def _single_text(
         return called
     if arrow.is_timestamp(kind):
         return TIMESTAMP if kind.tz else "string"
-    return schema_rules.require_kind(kind, _WRITTEN, path, "Protobuf")
+    return registry_schemas.require_kind(kind, _WRITTEN, path, "Protobuf")

@@ -16,8 +16,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.options import document_options, option
-from onceflow.sinks.base.fence import check_sink_id
-from onceflow.sinks.base.row_columns import require_any_column
+from onceflow.sinks.base.checks import check_sink_id, require_any_column
 from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.lake.committer import read_target_record
 from onceflow.sinks.lake.sink import LakeSink

@@ -39,7 +39,7 @@ from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage.filesystems.filesystem import Created, FileSystem
 from onceflow.core.storage.layout import safe_name
-from onceflow.sinks.base.fence import FenceOwner, check_owner
+from onceflow.sinks.base.checks import FenceOwner, check_owner
 
 HIDDEN = "_onceflow"
 

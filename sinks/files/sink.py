@@ -25,8 +25,7 @@ from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, Wri
 from onceflow.core.spi.bad_rows import waits_for_person
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles
-from onceflow.sinks.base.fence import check_sink_id
-from onceflow.sinks.base.row_columns import require_any_column
+from onceflow.sinks.base.checks import check_sink_id, require_any_column
 from onceflow.sinks.files.formats import Compression, file_format
 from onceflow.sinks.files.layout import SinkPaths, claim, read_claim
 from onceflow.sinks.files.partitions import Partitions

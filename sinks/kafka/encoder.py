@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import assert_never
 
-from onceflow.clients.kafka.keys import KEY_COLUMN
+from onceflow.clients.kafka.settings import KEY_COLUMN
 from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_rows, to_plain_type
 from onceflow.core.arrow.nested_rows import filter_batch
 from onceflow.core.errors import ConfigError, InvariantViolation
@@ -19,6 +19,7 @@ from onceflow.formats.encoding import WrittenSchema, value_encoder
 from onceflow.formats.faulty_parts import ENCODING_ERRORS
 from onceflow.formats.json.encoder import JsonObjects
 from onceflow.sinks.kafka import record_keys
+from onceflow.sinks.kafka.record_keys import build_schema_text, resolve_written_schema
 from onceflow.sinks.kafka.records import (
     FRAME_BYTES,
     HEADER_TYPE,
@@ -31,7 +32,6 @@ from onceflow.sinks.kafka.records import (
     record_bytes,
     stamp,
 )
-from onceflow.sinks.kafka.registered import build_schema_text, resolve_written_schema
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)

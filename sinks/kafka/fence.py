@@ -1,33 +1,101 @@
-"""The fence of a sink id, kept by Kafka as an offset of group `onceflow/<sink id>/owner`.
+"""The fence of a sink id and the commit offsets of its lanes, which Kafka keeps as offsets.
+
+The group `onceflow/<sink id>/owner` has the fence.
 
 Kafka has no table for the claim. The offset's metadata contain the decision log and the attempt.
 They are changed in transactions of one transactional id, so that of two concurrent claims one is
 fenced. The claim is renewed while the job runs, because a broker forgets offsets that are no longer
 committed. It also names the newest commit, because that commit's own offset is forgotten if no rows
 arrive for a long time.
+
+A removed subtask, or a topic that is no longer written to, leaves its commit offset behind. So
+brokers are asked for all lanes, and for the offsets of all topics.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, cast
 
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
 
+from onceflow.clients.kafka.brokers import Admin, await_result
 from onceflow.clients.kafka.client import describe_error, error_of
 from onceflow.core.errors import Fenced, SettingsRefused, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner
+from onceflow.sinks.base.checks import FenceOwner, check_fence, check_owner
 from onceflow.sinks.kafka import clients
-from onceflow.sinks.kafka.commit_offsets import last_commits, read_texts
-from onceflow.sinks.kafka.refusals import advise_on_rights
+from onceflow.sinks.kafka.clients import advise_on_rights, open_brokers
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
+from onceflow.sinks.kafka.transactional_lane import lane_name, proven
+
+
+def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequence[TransactionId]:
+    """Return the last transaction of each lane and topic, of the job with that decision log.
+
+    Raises:
+        ConfigError: The query is not permitted.
+        SinkError: No broker replied in time.
+    """
+    brokers = open_brokers(settings)
+    groups = brokers.ask(
+        partial(_list_groups, brokers.admin), f"consumer groups of {settings.where}"
+    )
+    # The name of lane 0 without its number, then any number.
+    lane = re.compile(re.escape(lane_name(sink_id, 0)[:-1]) + r"\d+")
+    texts = [read_texts(settings, group).values() for group in groups if lane.fullmatch(group)]
+    return proven(chain.from_iterable(texts), log_id)
+
+
+def read_texts(settings: KafkaSinkSettings, group: str) -> Mapping[str, str]:
+    """Return by topic the metadata that `group` has committed with partition 0.
+
+    Empty if no such group.
+
+    Raises:
+        ConfigError: The query is not permitted.
+        SinkError: No broker replied in time.
+    """
+    brokers = open_brokers(settings)
+    what = f"offsets of group {group} at {settings.where}"
+    return brokers.ask(partial(_ask_texts, brokers.admin, group), what)
+
+
+def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
+    listing = await_result(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
+    for error in listing.errors:  # a broker that did not list its own groups
+        raise error
+    return [group.group_id for group in listing.valid]
+
+
+def _ask_texts(admin: Admin, group: str, timeout_s: float) -> Mapping[str, str]:
+    # First ask for the group. librdkafka 2.16 ends the process by SIGSEGV if a broker answers the
+    # question for offsets by "not coordinator", for example right after it has started (librdkafka
+    # issue 5040). This question fails instead, and is repeated until a coordinator answers.
+    await_result(
+        admin.describe_consumer_groups([group], request_timeout=timeout_s)[group], timeout_s
+    )
+    asked = [ConsumerGroupTopicPartitions(group)]
+    futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout_s)
+    partitions = await_result(futures[group], timeout_s).topic_partitions
+    for partition in partitions:
+        if partition.error is not None:
+            raise KafkaException(partition.error)
+    return {
+        partition.topic: partition.metadata
+        for partition in partitions
+        if partition.metadata and not partition.partition
+    }
+
 
 RENEWED_EVERY_S = 6 * 3600.0
 """The interval of renewals: a quarter of the shortest retention that `open` accepts."""

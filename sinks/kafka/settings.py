@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar
 
-from onceflow.clients.kafka.librdkafka_options import DEFAULTS, LIBRDKAFKA
 from onceflow.clients.kafka.registry import SchemaKind, schema_kind
-from onceflow.clients.kafka.settings import TopicOptions, TopicSettings
+from onceflow.clients.kafka.settings import DEFAULTS, LIBRDKAFKA, TopicOptions, TopicSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.settings.pipeline_settings import Delivery

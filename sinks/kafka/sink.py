@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from onceflow.clients.kafka.keys import KeyFormat
-from onceflow.clients.kafka.settings import TopicDescription, list_names
+from onceflow.clients.kafka.settings import KeyFormat, TopicDescription, list_names
 from onceflow.clients.kafka.topics import Topics
 from onceflow.core import spi
 from onceflow.core.argument_types import check_fields

@@ -52,8 +52,8 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.kafka import clients
+from onceflow.sinks.kafka.clients import advise, is_rejected
 from onceflow.sinks.kafka.records import Produces, produce, topics_in
-from onceflow.sinks.kafka.refusals import advise, is_rejected
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _RAISED_BY = 9000

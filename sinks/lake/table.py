@@ -61,7 +61,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner
+from onceflow.sinks.base.checks import FenceOwner, check_fence, check_owner
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.spi import CommitterContext, Sink
 from onceflow.core.spi.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.spi.staging import StagingArea, is_staged
-from onceflow.sinks.base.fence import FenceOwner
+from onceflow.sinks.base.checks import FenceOwner
 from onceflow.sinks.sql.ledger import BATCHES, LEDGER, SINKS
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.sink import SqlSink

@@ -35,7 +35,7 @@ Files for its Spark format:
     src/pyspark_onceflow_NAME.py    the module that Spark finds; listed in pyproject.toml for the
                                     wheel
     connectors/spark/formats.py     its class, and its line in `FORMATS`
-    connectors/spark/options/sql.py       the options of writing
+    connectors/spark/options/sql_reads.py       the options of writing
     connectors/spark/options/sql_reads.py and connectors/spark/readers/NAME_rows.py, if it is read
     connectors/python_daemon.py           the modules that its workers import
     docs/spark-formats.md                 its table of options

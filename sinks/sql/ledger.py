@@ -20,7 +20,7 @@ from onceflow.clients.sql.tables import TableName
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
-from onceflow.sinks.base.fence import FenceOwner
+from onceflow.sinks.base.checks import FenceOwner
 from onceflow.sinks.sql.dialect import Dialect
 
 LEDGER = "onceflow_ledger"

@@ -23,8 +23,13 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import require
-from onceflow.sinks.base.fence import FenceOwner, check_fence, check_owner, check_sink_id
-from onceflow.sinks.base.row_columns import require_any_column
+from onceflow.sinks.base.checks import (
+    FenceOwner,
+    check_fence,
+    check_owner,
+    check_sink_id,
+    require_any_column,
+)
 from onceflow.sinks.sql import table_resolver
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import LEDGER, SINKS

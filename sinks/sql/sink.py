@@ -12,8 +12,13 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.clients.sql.access import DatabaseAccess
-from onceflow.clients.sql.session import SqlEndpoint, SqlError, refusal, session_name
+from onceflow.clients.sql.session import (
+    DatabaseAccess,
+    SqlEndpoint,
+    SqlError,
+    refusal,
+    session_name,
+)
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord

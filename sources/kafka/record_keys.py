@@ -15,20 +15,24 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.clients.kafka.keys import KEY_COLUMN, KeyFormat
+from onceflow.clients.kafka.settings import KEY_COLUMN, KeyFormat
 from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import InvariantViolation
 from onceflow.formats.decoding import BatchDecoder, Decoded, PlainDecoder
 from onceflow.formats.fitting import Faults
-from onceflow.formats.json.columns import CONVERSION_ERRORS, converter_of, record_type
-from onceflow.formats.json.instants import FINER, holds_instants, make_exact
-from onceflow.formats.json.records import (
+from onceflow.formats.json.columns import (
+    CONVERSION_ERRORS,
     DECODE_ERRORS,
+    FINER,
     column_reader,
+    converter_of,
     fault_of,
+    holds_instants,
     late_fault_of,
+    make_exact,
+    record_type,
 )
-from onceflow.formats.wire import HEADER_BYTES, UNFRAMED, schema_id_of
+from onceflow.formats.registry_schemas import HEADER_BYTES, UNFRAMED, schema_id_of
 from onceflow.sources.kafka.decoded_rows import Rows, drop_beyond_python
 from onceflow.sources.kafka.messages import KEY, Records, SplitRuns, messages_of, split_runs_of
 from onceflow.sources.kafka.settings import KafkaSettings

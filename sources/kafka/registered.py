@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.clients.kafka.keys import KEY_COLUMN
 from onceflow.clients.kafka.registry import CompiledSchema, KeptSchema, SchemaKind, schema_kind
+from onceflow.clients.kafka.settings import KEY_COLUMN
 from onceflow.clients.kafka.subjects import Subject, SubjectAdvice, open_subject
 from onceflow.core.errors import SourceUnavailable
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat

@@ -20,16 +20,21 @@ from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.clients.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.clients.kafka.librdkafka_options import DEFAULTS, LIBRDKAFKA
 from onceflow.clients.kafka.registry import CompiledSchema
-from onceflow.clients.kafka.settings import TopicDescription, TopicOptions, TopicSettings
+from onceflow.clients.kafka.settings import (
+    DEFAULTS,
+    KEY_COLUMN,
+    LIBRDKAFKA,
+    KeyFormat,
+    TopicDescription,
+    TopicOptions,
+    TopicSettings,
+)
 from onceflow.core.arrow.schema_text import SchemaLike
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, OptionValue, choice, option
-from onceflow.formats.schema_cache import SchemaCache
-from onceflow.formats.wire import KEY_SCHEMA_ID, VALUE_SCHEMA_ID
+from onceflow.formats.registry_schemas import KEY_SCHEMA_ID, VALUE_SCHEMA_ID, SchemaCache
 
 if TYPE_CHECKING:
     from onceflow.formats.debezium.changes import DebeziumOptions

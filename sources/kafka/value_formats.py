@@ -23,22 +23,23 @@ from typing_extensions import assert_never
 from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import InvariantViolation
 from onceflow.formats.decoding import BatchDecoder, read_headers
-from onceflow.formats.json import instants
 from onceflow.formats.json.columns import (
     CONVERSION_ERRORS,
+    DECODE_ERRORS,
+    FINER,
     Convert,
+    any_finer,
+    column_reader,
     converter_of,
+    fault_of,
     has_late_checks,
+    holds_instants,
+    late_fault_of,
+    make_exact,
     record_type,
 )
-from onceflow.formats.json.records import (
-    DECODE_ERRORS,
-    column_reader,
-    fault_of,
-    late_fault_of,
-)
-from onceflow.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
-from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
+from onceflow.formats.registry_schemas import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
+from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows, open_native_json
 from onceflow.sources.kafka.fetched import FetchedRecords
 from onceflow.sources.kafka.messages import (
     KEY,
@@ -56,7 +57,6 @@ from onceflow.sources.kafka.messages import (
     split_runs_of,
     timestamp_column,
 )
-from onceflow.sources.kafka.native_json import open_native_json
 from onceflow.sources.kafka.record_keys import KeyedRows, key_decoder
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
@@ -290,7 +290,7 @@ class JsonRows:
         decoder = json_decoder(kind)
         self._decode = cast("Callable[[Any], Any]", decoder.decode)
         self._decode_lines = cast("Callable[[bytes], list[Any]]", decoder.decode_lines)
-        self._has_instants = any(instants.holds_instants(column.type) for column in self._columns)
+        self._has_instants = any(holds_instants(column.type) for column in self._columns)
         self._header_bytes = 0
         if settings.format is ValueFormat.JSON_SCHEMA:
             self._header_bytes = HEADER_BYTES
@@ -334,7 +334,7 @@ class JsonRows:
         except DECODE_ERRORS:
             # A record of the chunk cannot be decoded. Only now decode each record separately.
             records, messages = self._add_one_by_one(messages)
-        if self._has_instants and instants.any_finer(values):
+        if self._has_instants and any_finer(values):
             records, messages = self._with_exact_instants(records, messages)
         self._collect(records, messages)
 
@@ -370,9 +370,7 @@ class JsonRows:
             records = self._decode_lines(fetched.values)
         except DECODE_ERRORS:
             return None
-        if len(records) != len(fetched) or (
-            self._has_instants and instants.any_finer([fetched.values])
-        ):
+        if len(records) != len(fetched) or (self._has_instants and any_finer([fetched.values])):
             return None
         return records
 
@@ -437,8 +435,8 @@ class JsonRows:
             # digits.
             text = (message.value() or b"")[self._header_bytes :]
             try:
-                if instants.FINER.search(text):
-                    instants.make_exact(record, msgspec.json.decode(text), self._columns)
+                if FINER.search(text):
+                    make_exact(record, msgspec.json.decode(text), self._columns)
             except ValueError as error:
                 self.refusals.refuse(message, str(error))
             else:

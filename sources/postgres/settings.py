@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from onceflow.clients.postgres.connection import PostgresEndpoint
-from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.core.arrow.schema_text import SchemaLike
 from onceflow.core.spi.options import COUNT, DURATION, choice, option
 from onceflow.sources.postgres.table import SourceTable

@@ -40,7 +40,7 @@ from tests.support.source_encoders import (
 
 from onceflow.clients.kafka.registry import KeptSchema, SchemaKind
 from onceflow.core.spi.dead_letters import DeadLetter
-from onceflow.formats.wire import KEY_SCHEMA_ID
+from onceflow.formats.registry_schemas import KEY_SCHEMA_ID
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.settings import KafkaSettings

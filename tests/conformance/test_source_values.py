@@ -54,8 +54,7 @@ from onceflow.formats.protobuf.schema import (
     compile_schema,
     message_of,
 )
-from onceflow.formats.schema_cache import SchemaCache
-from onceflow.formats.wire import VALUE_SCHEMA_ID
+from onceflow.formats.registry_schemas import VALUE_SCHEMA_ID, SchemaCache
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
 from onceflow.sources.kafka.fetched import FetchedRecords

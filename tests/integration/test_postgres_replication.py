@@ -17,7 +17,7 @@ from onceflow.clients.postgres.replication import (
     StreamRefused,
     parse_lsn,
 )
-from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 
 

@@ -128,7 +128,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "sinks": Room(
             (
                 "sinks/base/staged.py",
-                "sinks/base/fence.py",
+                "sinks/base/checks.py",
                 "sinks/sql/*.py",
                 "sinks/sqlite/*.py",
                 "sinks/files/*.py",

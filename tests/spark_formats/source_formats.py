@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from onceflow.clients.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.clients.postgres.connection import endpoint_of as postgres_endpoint_of
-from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.readers.kafka import KafkaBatchReader

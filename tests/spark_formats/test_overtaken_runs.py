@@ -14,7 +14,7 @@ import pytest
 from tests.spark_formats.batches import SCHEMA, Driver, driver_of
 
 from onceflow.connectors.spark.batch.commits import BatchCommits
-from onceflow.connectors.spark.streaming.query_runs import QueryRuns
+from onceflow.connectors.spark.streaming.checkpoint_location import QueryRuns
 from onceflow.core.errors import Fenced
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, SQLiteSink

@@ -33,7 +33,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.connectors.spark.arrow_rows import spark_schema
-from onceflow.connectors.spark.batch.unkeyed_savepoint_writer import savepoint_writer
+from onceflow.connectors.spark.batch.savepoint_writer import savepoint_writer
 from onceflow.core.errors import BadStateValue, ConfigError, SavepointRefused, StateIncompatible
 from onceflow.core.state import StateBackend
 

@@ -34,7 +34,7 @@ from typing_extensions import Self
 
 from onceflow.clients.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.clients.postgres.connection import endpoint_of as postgres_endpoint_of
-from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.clients.sql.tables import TableName
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.readers.mysql_rows import MySQLRows

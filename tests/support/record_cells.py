@@ -24,10 +24,10 @@ from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.formats.encoding import WrittenSchema
 from onceflow.formats.protobuf.schema import compile_schema
-from onceflow.formats.wire import header_of, indexes_of
+from onceflow.formats.registry_schemas import header_of, indexes_of
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
-from onceflow.sinks.kafka.registered import build_schema_text
+from onceflow.sinks.kafka.record_keys import build_schema_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _RUN_ENDS = "run ends of string"

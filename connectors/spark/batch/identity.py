@@ -1,4 +1,4 @@
-"""The owner, the sink id and the batch numbers of writes, all derived from the options.
+"""The identity of writes: owner, sink id and batch numbers from the options, and the noted target.
 
 a query       identified by its checkpoint: the location gives the sink id, the query's id the owner
 a named job   txnAppId and txnVersion, both or neither: a batch that was written is not repeated
@@ -6,6 +6,18 @@ other writes  identified by the table; the next write commits or rolls back what
 
 A token is valid for one table, topic or directory, which is part of the sink id, the owner and the
 source of a write. So one token can write to several tables, each independent of the others.
+
+The note of the target in a directory of decisions. A database's own decisions need no note.
+
+    <stagingLocation>/batches-<sink id>/target.json    written before the first decision
+
+With another target under the same sink id, a batch in the first target would count as written, and
+rows that are staged for the first target would go to the second.
+
+The batches that replace all rows of a table: `mode("overwrite")`, and output mode `complete`.
+
+The rows are staged. The transaction that decides the batch deletes the old rows and adds the new
+ones. So a reader sees either the old rows or the new rows, and a repeated batch deletes no rows.
 """
 
 from __future__ import annotations
@@ -16,10 +28,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import msgspec
+
 from onceflow.connectors.spark.batch.commits import BatchTarget
-from onceflow.connectors.spark.batch.noted_target import NotedTarget, own_option_digests
 from onceflow.connectors.spark.driver_identity import describe_driver
+from onceflow.connectors.spark.options.option_table import sink_options
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.spi import OnBadRow, Sink
@@ -27,14 +42,121 @@ from onceflow.core.spi.staging import StagingArea
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.layout import safe_name
+from onceflow.core.storage.log.batch_log import decision_directory
 from onceflow.core.storage.staging.staged_rows import FileStagingArea
-from onceflow.sinks.base.fence import check_sink_id
+from onceflow.sinks.base.checks import check_sink_id
 from onceflow.sinks.sql.sink import SqlSink
+
+_REPLACING_MODES = ("insert", "upsert")
+
+
+def check_replaces(sink: Sink, mode: str, *, is_staged: bool) -> SqlSink:
+    """Return `sink` if it can replace all rows of its table in one step. Asks no server.
+
+    Raises:
+        ConfigError: The sink cannot. The message names `mode`, the setting that asks for it, and an
+            alternative.
+    """
+    if not isinstance(sink, SqlSink):
+        raise ConfigError(
+            f"{mode}: {type(sink).__name__} cannot delete what is there and add the new rows in one"
+            f" step. {sink.instead_of_replacing}"
+        )
+    if sink.commit_mode == "two_phase":
+        raise ConfigError(
+            f"{mode}: the old rows are deleted and the new ones added by one transaction, and"
+            " commitMode=two_phase has one for each partition. Leave commitMode out; rows then wait"
+            " in stagingLocation"
+        )
+    if sink.table_column is not None:
+        raise ConfigError(
+            f"{mode}: with tableColumn nobody says which tables are to be replaced. Write each"
+            " table by itself"
+        )
+    if sink.write_mode not in _REPLACING_MODES:
+        raise ConfigError(
+            f"{mode}: writeMode={sink.write_mode} goes by the rows that are there, and they are"
+            f" replaced. Use writeMode {' or '.join(_REPLACING_MODES)}"
+        )
+    if not is_staged:
+        raise ConfigError(
+            f"{mode}: the new rows wait in files until one transaction replaces the old ones. Give"
+            " option stagingLocation: a directory, or the URL of a bucket, that driver and"
+            " executors see"
+        )
+    return sink
+
+
+def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
+    """Return `named` as a target where each batch replaces all rows.
+
+    Errors name the setting `mode`.
+
+    Raises:
+        ConfigError: The target cannot replace all rows in one step.
+    """
+    sink = check_replaces(named.target.sink, mode, is_staged=named.target.staging is not None)
+    staged = replace(sink, commit_mode="ledger")
+    return replace(named, target=replace(named.target, sink=staged, replaces=True))
+
+
+_FILE = "target.json"
+_DIGEST_LENGTH = 10
+_SECRET = re.compile(r"pass|secret|token|credential|api.?key|private|auth", re.IGNORECASE)
+_USER_INFO = re.compile(r"//[^/@]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class NotedTarget:
+    """The facts about the target of a write. Any process of the driver may use them."""
+
+    directory: str
+    sink_id: str
+    facts: Mapping[str, str]
+    """Facts by the names of options: equal for every write to the target, and no secrets."""
+
+    def require(self) -> None:
+        """Raise an error unless the sink id has this target; its first write notes it.
+
+        Raises:
+            ConfigError: The sink id has written to another target.
+            StorageError: The directory cannot be read or written now.
+        """
+        location = FileLocation.parse(self.directory, publish="auto", options={})
+        files = location.open(CHECKPOINT_STORAGE)
+        directory = decision_directory(self.sink_id)
+        path = f"{directory}/{_FILE}"
+        noted = files.read(path)
+        if noted is None:
+            files.make_directory(directory)
+            files.create_if_absent(path, msgspec.json.encode(dict(self.facts)))
+            noted = files.read(path) or b"{}"
+        facts = json_decoder(dict[str, str]).decode(noted)
+        if facts == self.facts:
+            return
+        names = sorted(facts.keys() | self.facts.keys())
+        other = [name for name in names if facts.get(name) != self.facts.get(name)]
+        raise ConfigError(
+            f"sink id {self.sink_id!r} has written with another value of {', '.join(other)}: what"
+            " it has decided there must not be taken for this target. Nothing was written. Is this"
+            " another target? Then give option sinkId, a name of its own for each target. Is it the"
+            " same target, of which only such an option has changed? Then delete"
+            f" {location}/{path}; keep everything else in that directory"
+        )
+
+
+def own_option_digests(options: Mapping[str, str]) -> dict[str, str]:
+    """Return a digest of each option of a sink of one's own, without those that name secrets."""
+    return {
+        name: hashlib.sha256(_USER_INFO.sub("//", value).encode()).hexdigest()[:_DIGEST_LENGTH]
+        for name, value in sink_options(options).items()
+        if not _SECRET.search(name)
+    }
+
 
 MakeSink: TypeAlias = Callable[[Mapping[str, str]], Sink]
 """A function that creates a sink from a format's options, whose names are in lower case."""
 
-_DIGEST_LENGTH = 10
 SOURCE_LENGTH_MAX = 128
 """The length of the column `source` in the table of decisions."""
 APP_LENGTH_MAX = SOURCE_LENGTH_MAX - _DIGEST_LENGTH - 1

@@ -177,8 +177,12 @@ def batch_writer(
         ConfigError: The DataFrame cannot be written to the target. The message says what to change.
         OnceflowError: See `BatchCommits.plan`.
     """
-    from onceflow.connectors.spark.batch.identity import has_staging, write_target
-    from onceflow.connectors.spark.batch.replaced_tables import check_replaces, replace_rows
+    from onceflow.connectors.spark.batch.identity import (
+        check_replaces,
+        has_staging,
+        replace_rows,
+        write_target,
+    )
 
     mode = "mode('overwrite')"
     if overwrite:

@@ -29,9 +29,14 @@ from onceflow.clients.mysql.endpoint import MySQLEndpoint
 from onceflow.clients.mysql.types import BINARIES
 from onceflow.clients.sql.session import Session, SqlError
 from onceflow.clients.sql.tables import Table, TableColumn, TableName
-from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
+from onceflow.connectors.spark.readers.sql import (
+    Bounds,
+    ReadColumn,
+    RowSource,
+    TaskPlan,
+    stride_conditions,
+)
 from onceflow.connectors.spark.readers.sql_filters import Comparable
-from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.mysql.dialect import MYSQL

@@ -26,9 +26,14 @@ from typing_extensions import override
 
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
-from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
+from onceflow.connectors.spark.readers.sql import (
+    Bounds,
+    ReadColumn,
+    RowSource,
+    TaskPlan,
+    stride_conditions,
+)
 from onceflow.connectors.spark.readers.sql_filters import Comparable
-from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.postgres.dialect import POSTGRES

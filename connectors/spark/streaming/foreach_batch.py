@@ -29,8 +29,7 @@ from onceflow.connectors.spark.batch.sink_group import SinkGroup, group_schema
 from onceflow.connectors.spark.batch.task_writer import write_task
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
-from onceflow.connectors.spark.streaming.first_sink import FirstSink
-from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
+from onceflow.connectors.spark.streaming.noted_sinks import FirstSink, NotedSinks
 from onceflow.connectors.spark.streaming.writer import this_task
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports import require_package

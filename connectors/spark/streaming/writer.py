@@ -31,9 +31,11 @@ from onceflow.core.errors import ConfigError, Fenced
 
 if TYPE_CHECKING:
     from onceflow.connectors.spark.batch.identity import MakeSink
-    from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+    from onceflow.connectors.spark.streaming.checkpoint_location import (
+        CheckpointLocation,
+        QueryRuns,
+    )
     from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
-    from onceflow.connectors.spark.streaming.query_runs import QueryRuns
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_RUN = "spark.jobGroup.id"
@@ -165,11 +167,12 @@ def _keep_query(
     make_sink: MakeSink, options: Mapping[str, str], *, overwrite: bool
 ) -> tuple[_KeptQuery, CheckpointLocation]:
     from onceflow.connectors.spark.batch.decision_keepers import resolve_keeper
-    from onceflow.connectors.spark.batch.identity import stream_target
-    from onceflow.connectors.spark.batch.replaced_tables import replace_rows
-    from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+    from onceflow.connectors.spark.batch.identity import replace_rows, stream_target
+    from onceflow.connectors.spark.streaming.checkpoint_location import (
+        CheckpointLocation,
+        QueryRuns,
+    )
     from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
-    from onceflow.connectors.spark.streaming.query_runs import QueryRuns
 
     checkpoint = options.get("checkpointlocation")
     if not checkpoint:

@@ -6,7 +6,7 @@ import pytest
 
 from onceflow.clients.mysql.connection import MySQLSession
 from onceflow.clients.mysql.endpoint import endpoint_of
-from onceflow.clients.sql.access import DatabaseAccess
+from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.core.errors import ConfigError
 
 

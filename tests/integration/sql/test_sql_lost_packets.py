@@ -10,7 +10,7 @@ import pytest
 from tests.support.lossy_cable import PREFIX, can_have_one
 from tests.support.program import Program, python
 
-from onceflow.clients.sql.silence import UNACKNOWLEDGED_S
+from onceflow.clients.sql.session import UNACKNOWLEDGED_S
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(500)]
 OUTAGE_S = 60

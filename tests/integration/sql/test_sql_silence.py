@@ -11,8 +11,7 @@ from tests.integration.sql.databases import Database, Postgres
 
 from onceflow.clients.mysql.connection import MySQLSession
 from onceflow.clients.postgres.connection import PostgresSession, own
-from onceflow.clients.sql.session import Session
-from onceflow.clients.sql.silence import UNACKNOWLEDGED_S
+from onceflow.clients.sql.session import UNACKNOWLEDGED_S, Session
 
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 

@@ -17,7 +17,7 @@ from confluent_kafka import Message
 from pyspark.sql.types import LongType, StructField, StructType
 
 from onceflow.connectors.spark.formats import KafkaFormat, SQLiteFormat
-from onceflow.connectors.spark.options import sql
+from onceflow.connectors.spark.options import sql_reads
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
 from onceflow.connectors.spark.options.option_table import OptionTable
@@ -32,9 +32,9 @@ Table = OptionTable[Any]
 _SQL = {"url": "jdbc:postgresql://db/shop", "dbtable": "orders", "user": "u"}
 _KAFKA = {"kafka.bootstrap.servers": "b:9092"}
 TABLES: tuple[tuple[Table, Callable[..., object], Mapping[str, str]], ...] = (
-    (sql.describe_postgres_writes(), PostgresSink, _SQL),
-    (sql.describe_mysql_writes(), MySQLSink, {**_SQL, "url": "jdbc:mysql://db/shop"}),
-    (sql.describe_sqlite_writes(), SQLiteSink, {"url": "/tmp/a.db", "dbtable": "orders"}),
+    (sql_reads.describe_postgres_writes(), PostgresSink, _SQL),
+    (sql_reads.describe_mysql_writes(), MySQLSink, {**_SQL, "url": "jdbc:mysql://db/shop"}),
+    (sql_reads.describe_sqlite_writes(), SQLiteSink, {"url": "/tmp/a.db", "dbtable": "orders"}),
     (KAFKA_WRITE, KafkaSink, {**_KAFKA, "topic": "t"}),
     (KAFKA_READ, KafkaSource, {**_KAFKA, "subscribe": "t"}),
     (KAFKA_READ_STREAM, KafkaSource, {**_KAFKA, "subscribe": "t"}),
@@ -115,7 +115,7 @@ def test_no_mistake_in_options_is_told_in_the_words_of_python(
     ],
 )
 def test_arguments_become_options_and_sql_and_names_of_columns_stay(said: str, told: str) -> None:
-    assert sql.describe_postgres_writes().words.spoken(said) == told
+    assert sql_reads.describe_postgres_writes().words.spoken(said) == told
 
 
 def test_options_of_clients_are_named_with_their_prefix() -> None:
@@ -156,7 +156,9 @@ class Reader(Speaker):
 
 
 def test_what_spark_calls_tells_errors_and_their_causes_so_in_every_process() -> None:
-    reader = pickle.loads(pickle.dumps(Reader().speaking(sql.describe_postgres_writes().words)))
+    reader = pickle.loads(
+        pickle.dumps(Reader().speaking(sql_reads.describe_postgres_writes().words))
+    )
     with pytest.raises(ConfigError, match="it needs createTable=true") as caught:
         reader.plan()
     assert "evolveTable=true adds it" in str(caught.value.__cause__)
@@ -203,4 +205,4 @@ def test_a_table_that_does_not_fit_is_told_in_options_words_when_the_write_is_pl
     rows = StructType([StructField("id", LongType(), False)])
     with pytest.raises(ConfigError, match=told) as caught:
         SQLiteFormat(given).writer(rows, overwrite=False)
-    assert arguments_in(str(caught.value), SQLiteSink, sql.describe_sqlite_writes()) == []
+    assert arguments_in(str(caught.value), SQLiteSink, sql_reads.describe_sqlite_writes()) == []

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import cast
 
-from onceflow.connectors.spark.options import option_table, sql
+from onceflow.connectors.spark.options import option_table, sql_reads
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
@@ -59,9 +59,9 @@ def _versions() -> str:
 
 
 OPTIONS = (
-    sql.describe_postgres_writes(),
-    sql.describe_mysql_writes(),
-    sql.describe_sqlite_writes(),
+    sql_reads.describe_postgres_writes(),
+    sql_reads.describe_mysql_writes(),
+    sql_reads.describe_sqlite_writes(),
     KAFKA_WRITE,
     KAFKA_READ_STREAM,
     KAFKA_READ,
@@ -75,9 +75,9 @@ TABLES: dict[str, Callable[[], str]] = {
     **{
         f"{table.format} {table.direction}": lambda table=table: _options(table)  # type: ignore[misc]
         for table in (
-            sql.describe_postgres_writes(),
-            sql.describe_mysql_writes(),
-            sql.describe_sqlite_writes(),
+            sql_reads.describe_postgres_writes(),
+            sql_reads.describe_mysql_writes(),
+            sql_reads.describe_sqlite_writes(),
             KAFKA_WRITE,
             KAFKA_READ_STREAM,
             KAFKA_READ,

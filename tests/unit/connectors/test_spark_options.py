@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
-from onceflow.clients.kafka.keys import KeyFormat
 from onceflow.clients.kafka.registry import RegistrySettings
-from onceflow.connectors.spark.options import sql
+from onceflow.clients.kafka.settings import KeyFormat
+from onceflow.connectors.spark.options import sql_reads
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import (
     KAFKA_READ,
@@ -27,9 +27,9 @@ from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources.kafka.settings import AtTime, Earliest, Latest
 
 TABLES = (
-    sql.describe_postgres_writes(),
-    sql.describe_mysql_writes(),
-    sql.describe_sqlite_writes(),
+    sql_reads.describe_postgres_writes(),
+    sql_reads.describe_mysql_writes(),
+    sql_reads.describe_sqlite_writes(),
     KAFKA_WRITE,
     KAFKA_READ_STREAM,
     KAFKA_READ,
@@ -46,7 +46,7 @@ def refusal(table: OptionTable[object], options: dict[str, str]) -> str:
 
 
 def test_options_of_sparks_jdbc_writer_make_a_sink() -> None:
-    sink = sql.describe_postgres_writes().make(
+    sink = sql_reads.describe_postgres_writes().make(
         {
             **JDBC,
             "password": "${env:SHOP_PASSWORD}",
@@ -73,7 +73,7 @@ def test_names_are_read_in_any_case_as_spark_hands_them_over() -> None:
         "createtable": "True",
         "user": "u",
     }
-    assert sql.describe_mysql_writes().make(options) == MySQLSink(
+    assert sql_reads.describe_mysql_writes().make(options) == MySQLSink(
         "jdbc:mariadb://db/shop",
         table="t",
         write_mode="upsert",
@@ -104,14 +104,14 @@ def test_every_other_format_makes_its_sink(tmp_path: object) -> None:
         storage_options={"key": "${env:K}", "client_kwargs": {"endpoint_url": "http://s3"}},
     )
     path = f"{tmp_path}/out.db"
-    assert sql.describe_sqlite_writes().make({"url": path, "dbtable": "t"}) == SQLiteSink(
+    assert sql_reads.describe_sqlite_writes().make({"url": path, "dbtable": "t"}) == SQLiteSink(
         path, table="t"
     )
 
 
 def test_a_mistyped_option_is_refused_with_the_nearest_name() -> None:
     assert "no option 'primarykeys' for write: did you mean 'primaryKey'?" in refusal(
-        sql.describe_postgres_writes(), {**JDBC, "primarykeys": "id"}
+        sql_reads.describe_postgres_writes(), {**JDBC, "primarykeys": "id"}
     )
 
 
@@ -122,37 +122,37 @@ def test_a_mistyped_option_is_refused_with_the_nearest_name() -> None:
 def test_a_mistyped_option_that_no_table_reads_is_refused_with_the_nearest_name(
     written: str, meant: str
 ) -> None:
-    said = refusal(sql.describe_postgres_writes(), {**JDBC, written: "1"})
+    said = refusal(sql_reads.describe_postgres_writes(), {**JDBC, written: "1"})
     assert f"no option '{written}' for write: did you mean '{meant}'?" in said
 
 
 def test_an_option_of_the_jdbc_writer_that_would_mislead_is_refused_with_what_to_do() -> None:
     assert "use coalesce(n)" in refusal(
-        sql.describe_postgres_writes(), {**JDBC, "numPartitions": "4"}
+        sql_reads.describe_postgres_writes(), {**JDBC, "numPartitions": "4"}
     )
 
 
 def test_a_missing_option_is_named_with_what_it_means() -> None:
     assert "onceflow-postgres needs option 'dbtable': The table" in refusal(
-        sql.describe_postgres_writes(), {"url": "postgresql://u@db/shop"}
+        sql_reads.describe_postgres_writes(), {"url": "postgresql://u@db/shop"}
     )
 
 
 def test_a_value_of_another_type_is_refused_with_what_it_must_be() -> None:
     assert "option 'createTable'='yes' must be true or false" in refusal(
-        sql.describe_postgres_writes(), {**JDBC, "createtable": "yes"}
+        sql_reads.describe_postgres_writes(), {**JDBC, "createtable": "yes"}
     )
     assert "must be one of insert, upsert, ignore, update" in refusal(
-        sql.describe_postgres_writes(), {**JDBC, "writemode": "merge"}
+        sql_reads.describe_postgres_writes(), {**JDBC, "writemode": "merge"}
     )
     assert "must be a duration" in refusal(
-        sql.describe_postgres_writes(), {**JDBC, "locktimeout": "soon"}
+        sql_reads.describe_postgres_writes(), {**JDBC, "locktimeout": "soon"}
     )
 
 
 def test_two_names_of_one_option_are_refused() -> None:
     assert "options 'querytimeout' and 'statementtimeout' say the same" in refusal(
-        sql.describe_postgres_writes(), {**JDBC, "querytimeout": "5", "statementtimeout": "6"}
+        sql_reads.describe_postgres_writes(), {**JDBC, "querytimeout": "5", "statementtimeout": "6"}
     )
 
 
@@ -163,7 +163,7 @@ def test_no_error_repeats_a_secret() -> None:
         {**JDBC, "password": secret, "tables": "t"},
         {"url": f"jdbc:postgresql://db/shop?password={secret}", "dbtable": "a.b.c.d"},
     ):
-        assert secret not in refusal(sql.describe_postgres_writes(), options)
+        assert secret not in refusal(sql_reads.describe_postgres_writes(), options)
 
 
 def test_options_of_sparks_kafka_source_make_a_reader() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import ConfigError, Fenced
-from onceflow.sinks.base.fence import FenceOwner, check_fence
+from onceflow.sinks.base.checks import FenceOwner, check_fence
 
 _OWNERS = st.builds(FenceOwner, st.sampled_from(["log-1", "log-2"]), st.integers(1, 5))
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceflow.clients.sql.json_documents import (
-    find_binary_fault,
-    find_double_fault,
-    find_syntax_fault,
-)
+from onceflow.clients.sql.values import find_binary_fault, find_double_fault, find_syntax_fault
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1,]", "{'a': 1}", "NaN", "-Infinity", "01", "\x01"])

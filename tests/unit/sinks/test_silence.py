@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from onceflow.clients.postgres.connection import ReplyTimeout, until_silent
-from onceflow.clients.sql import silence
-from onceflow.clients.sql.silence import RepeatedPackets
+from onceflow.clients.sql import session
+from onceflow.clients.sql.session import RepeatedPackets
 
 _PROBES = 3
 """The position of tcpi_probes in struct tcp_info: how many probes in a row got no data through.
@@ -64,7 +64,7 @@ def test_repeats_count_from_the_first_one_since_the_last_progress(
         del descriptor
         return next(counts)
 
-    monkeypatch.setattr(silence, "_count_repeats", count_repeats)
+    monkeypatch.setattr(session, "_count_repeats", count_repeats)
     repeated = RepeatedPackets()
     measured = [repeated.measure(0, at_s) for at_s in (100.0, 110.0, 120.0)]
     assert measured[-1] == seconds

@@ -13,9 +13,9 @@ from tests.unit.sources.test_kafka_fetched import PARTITIONS, fetched
 from tests.unit.sources.test_kafka_value_formats import settings_of
 
 from onceflow.core.errors import BadRecord
-from onceflow.sources.kafka import native_json
+from onceflow.sources.kafka import decoded_rows
+from onceflow.sources.kafka.decoded_rows import ROWS_MIN, open_native_json
 from onceflow.sources.kafka.messages import messages_of
-from onceflow.sources.kafka.native_json import ROWS_MIN, open_native_json
 from onceflow.sources.kafka.value_formats import JsonRows
 
 SCHEMA = pa.schema(
@@ -101,7 +101,7 @@ def _rows(values: Sequence[bytes], *, natively: bool) -> pa.RecordBatch | str:
 
 def _require_same(values: Sequence[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_json, "ROWS_MIN", 1)
+        patch.setattr(decoded_rows, "ROWS_MIN", 1)
         natively = _rows(values, natively=True)
     expected = _rows(values, natively=False)
     if isinstance(natively, str) or isinstance(expected, str):

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Message
 from tests.unit.sources.test_kafka_value_formats import settings_of
 
-from onceflow.clients.kafka.keys import KeyFormat
+from onceflow.clients.kafka.settings import KeyFormat
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.messages import split_runs_of
 from onceflow.sources.kafka.settings import ValueFormat

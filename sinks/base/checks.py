@@ -1,8 +1,13 @@
-"""The fence of a sink id: only the log that claimed it may write, in its newest attempt."""
+"""The checks that all sinks share: the fence of a sink id, and the columns of rows.
+
+Only the log that claimed a sink id may write under it, in its newest attempt.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
@@ -80,3 +85,13 @@ def check_sink_id(sink_id: str) -> None:
         TransactionId(sink_id, attempt=AttemptId(1), checkpoint=CheckpointId(0), subtask=0)
     except ValueError as error:
         raise ConfigError(f"sink id {sink_id!r}: {error}") from None
+
+
+def require_any_column(rows: pa.Schema) -> None:
+    """Raise ConfigError if `rows` has no columns: no table and no file holds such rows.
+
+    Raises:
+        ConfigError: There is no column.
+    """
+    if not rows.names:
+        raise ConfigError("the rows have no columns, so there is nothing to write")

@@ -1,4 +1,8 @@
-"""The schemas by id. Other threads fetch them, so a registry that is down delays no checkpoint.
+"""The schemas of a registry: their ids before values, their cache, and their rules for columns.
+
+The registry's wire format: a zero byte and the schema's id precede each value.
+
+In Protobuf, the index of the message within the schema follows.
 
 A fetched schema is kept as long as the reader. So a registry that goes down later is noticed only
 when a record has a new id. An id is requested until the source's deadline. If the registry is down,
@@ -8,11 +12,14 @@ the attempt ends. If the registry does not know the id, its records are bad reco
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.clients.kafka.registry import (
@@ -22,10 +29,152 @@ from onceflow.clients.kafka.registry import (
     RegistrySettings,
     SchemaRegistry,
 )
+from onceflow.core.arrow.kinds import IsKind, find_kind
 from onceflow.core.errors import ConfigError, SourceUnavailable
-from onceflow.formats import wire
 from onceflow.formats.decoding import describe_position, read_headers
 from onceflow.formats.fitting import Faults
+
+MAGIC = 0
+"""The first byte of every value."""
+HEADER_BYTES = 5
+"""The length of the header: the magic byte, and the id in four bytes, big-endian."""
+_NUMBER_BITS_MAX = 28
+"""The maximum shift of a variable-length number. No schema has so many messages."""
+TOMBSTONE = "it has no value (a tombstone)"
+UNFRAMED = (
+    "it does not begin with a zero byte and a schema id, so it was not written by a serializer"
+    " of a schema registry"
+)
+VALUE_SCHEMA_ID = "__value_schema_id"
+KEY_SCHEMA_ID = "__key_schema_id"
+"""The record headers in which newer serializers can write a schema's id."""
+
+
+def describe_id_in_headers(header: str) -> str:
+    """Return why a record is bad whose schema id is in the record header `header`."""
+    return (
+        f"its schema id is in the record's header {header}, and not before the value: set its"
+        " producer to the serializer of schema ids that writes them there (prefix), which is the"
+        " default"
+    )
+
+
+def schema_id_of(header: bytes) -> int | None:
+    """Return the id in the first bytes of a value, or None if they contain none."""
+    if len(header) < HEADER_BYTES or header[0] != MAGIC:
+        return None
+    return int.from_bytes(header[1:HEADER_BYTES], "big")
+
+
+def header_of(schema_id: int) -> bytes:
+    """Return the first bytes of values that were written with `schema_id`."""
+    return bytes([MAGIC]) + schema_id.to_bytes(HEADER_BYTES - 1, "big")
+
+
+def message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
+    """Return the path of a Protobuf value's message in its schema, and the message's start.
+
+    After the header come the count of indexes and the indexes, each as a zigzag number of variable
+    length. A single zero means the first message.
+
+    Raises:
+        ValueError: The indexes are cut off.
+    """
+    count, at = _number(value, HEADER_BYTES)
+    if count == 0:
+        return (0,), at
+    indexes: list[int] = []
+    for _ in range(count):
+        index, at = _number(value, at)
+        indexes.append(index)
+    return tuple(indexes), at
+
+
+def indexes_of(path: tuple[int, ...]) -> bytes:
+    """Return the bytes after the header of values that are the message at `path`."""
+    if path == (0,):
+        return b"\0"
+    return b"".join(map(_number_bytes, (len(path), *path)))
+
+
+def _number(value: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        if at >= len(value) or shift > _NUMBER_BITS_MAX:
+            raise ValueError("the message indexes at its start are cut short")
+        byte = value[at]
+        at += 1
+        # Each byte holds seven bits, the lowest first. The eighth bit says that another byte
+        # follows.
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            # Zigzag: 0, -1, 1, -2, … are written as 0, 1, 2, 3, …
+            return (number >> 1) ^ -(number & 1), at
+
+
+def _number_bytes(number: int) -> bytes:
+    # This is the zigzag encoding of an index or a count, which is never negative.
+    remaining = number << 1
+    encoded = bytearray()
+    while remaining > 0x7F:
+        encoded.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    return bytes([*encoded, remaining])
+
+
+_T = TypeVar("_T")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def to_schema_name(subject: str) -> str:
+    """Return a valid schema name for `subject`: letters, digits and _."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", subject)
+
+
+def check_field_name(name: str, language: str, path: str) -> None:
+    """Raise ConfigError if a field may not be called `name`. Errors show `path` before the name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"column {path + name!r} has a name that {language} does not allow: letters, digits"
+            " and _, beginning with a letter or _; rename it before the sink"
+        )
+
+
+def require_kind(
+    kind: pa.DataType, table: Iterable[tuple[IsKind, _T]], column: str, language: str
+) -> _T:
+    """Return the entry in `table` for `kind`.
+
+    Raises:
+        ConfigError: There is no entry.
+    """
+    entry = find_kind(kind, table)
+    if entry is None:
+        raise ConfigError(f"column {column!r} is {kind}, which {language} does not have: cast it")
+    return entry
+
+
+def check_fields(
+    columns: Collection[str], fields: Collection[str], required: Collection[str], what: str
+) -> None:
+    """Raise ConfigError unless `columns` are among `fields` and include all `required` ones.
+
+    Errors name `what`, the owner of the fields.
+    """
+    lost = sorted(set(columns) - set(fields))
+    if lost:
+        raise ConfigError(
+            f"{what} has no fields for columns {lost}: drop them before the sink, or register a"
+            " version that has them"
+        )
+    missing = sorted(set(required) - set(columns))
+    if missing:
+        raise ConfigError(
+            f"{what} requires fields {missing}, which the rows do not have: add the columns, or"
+            " register a version that does not require them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +222,11 @@ class SchemaCache:
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
         """Request the missing schemas of `values`, which are the values of `messages`."""
         headers = [
-            b"" if value is None or self.has_id_in_headers(message) else value[: wire.HEADER_BYTES]
+            b"" if value is None or self.has_id_in_headers(message) else value[:HEADER_BYTES]
             for value, message in zip(values, messages, strict=True)
         ]
         for header in sorted(set(headers) - self._expected):
-            schema_id = wire.schema_id_of(header)
+            schema_id = schema_id_of(header)
             if schema_id is not None:
                 self._ask(schema_id, messages[headers.index(header)])
                 self._expected.add(header)
@@ -95,7 +244,7 @@ class SchemaCache:
         """Request the schema unless it is known; `message` is the first record with its id."""
         if schema_id in self._asked:
             return
-        ending = "-key" if self.header == wire.KEY_SCHEMA_ID else "-value"
+        ending = "-key" if self.header == KEY_SCHEMA_ID else "-value"
         subject = self._subject or f"{message.topic()}{ending}"
         asked = self._asked[schema_id] = _Asked(describe_position(message), subject)
         # Use a separate thread: the reader's thread must not wait, and calls `ready` repeatedly.
@@ -174,7 +323,7 @@ class RegistryDecoder:
         has_id = list(map(self.schemas.has_id_in_headers, messages))
         if not any(has_id):
             return values
-        why = wire.describe_id_in_headers(self.schemas.header)
+        why = describe_id_in_headers(self.schemas.header)
         faults.update({at: why for at, is_there in enumerate(has_id) if is_there})
         pairs = zip(values, has_id, strict=True)
         return [None if is_there else value for value, is_there in pairs]

@@ -1,1 +1,0 @@
-"""The command `onceflow checkpoints`, for checkpoints and savepoints in storage."""

@@ -1,1 +1,0 @@
-"""The command `onceflow config`, which prints every setting with its origin."""
