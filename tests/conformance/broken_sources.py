@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import pyarrow as pa
 from tests.conformance.reference_source import BATCH_ROWS, ReferenceReader, ReferenceSource
 
 from onceflow.core.errors import SourceUnavailable
@@ -26,6 +27,48 @@ class BrokenSource(ReferenceSource):
 
     breaks: ClassVar[str]
     """The clause on which it must fail."""
+
+
+class _SkipsARow(ReferenceReader):
+    def read_lines(self, split_id: str) -> list[int]:
+        return super().read_lines(split_id)[1:]
+
+
+class LeavesOutTheFirstRow(BrokenSource):
+    """Takes the first line of a file for a header."""
+
+    breaks = "every-row-is-returned-once"
+    reader_class = _SkipsARow
+
+
+class _KeepsEverything(ReferenceReader):
+    def snapshot(self) -> Sequence[Split]:
+        return [Split(split_id, b"%100000d" % at) for split_id, at in self.next.items()]
+
+
+class HasLargePositions(BrokenSource):
+    """Has a position that grows with what was read."""
+
+    breaks = "position-fits-the-log"
+    reader_class = _KeepsEverything
+
+
+class _StartsLate(ReferenceReader):
+    is_polled = False
+
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        self.is_polled = True
+        return super().poll(timeout_s)
+
+    def snapshot(self) -> Sequence[Split]:
+        return super().snapshot() if self.is_polled else ()
+
+
+class HasNoSplitsBeforeItsFirstPoll(BrokenSource):
+    """Takes its splits at its first poll, and a checkpoint may come before."""
+
+    breaks = "snapshot-before-the-first-poll-is-the-start"
+    reader_class = _StartsLate
 
 
 class _Prefetches(ReferenceReader):
@@ -139,6 +182,54 @@ class EndsOnce(BrokenSource):
     reader_class = _EndsOnce
 
 
+class _EndsAllSplits(ReferenceReader):
+    def list_ended_splits(self) -> Sequence[str]:
+        return list(self.next) if super().list_ended_splits() else ()
+
+
+class EndsAllSplitsWithTheFirst(BrokenSource):
+    """Names splits as ended that have rows."""
+
+    breaks = "ended-splits-have-no-more-rows"
+    reader_class = _EndsAllSplits
+
+
+class _EndsWithoutSplits(ReferenceReader):
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        return super().poll(timeout_s) if self.next else EndOfInput()
+
+
+class EndsWithoutSplits(BrokenSource):
+    """Ends a reader that has no splits yet."""
+
+    breaks = "reader-without-splits"
+    reader_class = _EndsWithoutSplits
+
+
+class _WaitsTooLong(ReferenceReader):
+    def wait(self, timeout_s: float) -> None:
+        super().wait(timeout_s + 2.5 if self.next else timeout_s)
+
+
+class WaitsLongerThanItMay(BrokenSource):
+    """Has a timeout of its own."""
+
+    breaks = "poll-without-rows-returns-in-time"
+    reader_class = _WaitsTooLong
+
+
+class _SleepsThroughAWake(ReferenceReader):
+    def wake(self) -> None:
+        pass
+
+
+class SleepsThroughAWake(BrokenSource):
+    """Holds up the checkpoint that has woken it."""
+
+    breaks = "wake-ends-a-waiting-poll"
+    reader_class = _SleepsThroughAWake
+
+
 class _ClosesWithoutAWord(ReferenceReader):
     def close(self) -> None:
         self.is_closed = True
@@ -149,6 +240,35 @@ class WaitsThroughItsClose(BrokenSource):
 
     breaks = "close-ends-a-waiting-poll"
     reader_class = _ClosesWithoutAWord
+
+
+class _ReadsFilesOnce(ReferenceReader):
+    def __init__(
+        self, source: ReferenceSource, splits: Sequence[Split], context: ReaderContext
+    ) -> None:
+        super().__init__(source, splits, context)
+        self.lines: dict[str, list[int]] = {}
+
+    def read_lines(self, split_id: str) -> list[int]:
+        if split_id not in self.lines:
+            self.lines[split_id] = super().read_lines(split_id)
+        return self.lines[split_id]
+
+
+class ReadsItsFilesOnce(BrokenSource):
+    """Never looks again at a file that it has read."""
+
+    breaks = "rows-that-come-later-are-returned-once"
+    reader_class = _ReadsFilesOnce
+
+
+class BeginsKnownSplitsAgain(BrokenSource):
+    """Discovers known splits as if they were new."""
+
+    breaks = "known-splits-keep-their-positions"
+
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        return self.splits()
 
 
 class BeginsNewSplitsAtTheirEnd(BrokenSource):
@@ -184,6 +304,19 @@ class AcknowledgesItsSnapshots(BrokenSource):
 
     breaks = "only-decided-rows-are-acknowledged"
     reader_class = _AcknowledgesEarly
+
+
+class _GoesBack(ReferenceReader):
+    def commit(self, splits: Sequence[Split]) -> None:
+        super().commit(splits)
+        self.next |= {split.id: int(split.position) for split in splits}
+
+
+class GoesBackToWhatIsDecided(BrokenSource):
+    """Reads on from a position that it was only told about."""
+
+    breaks = "acknowledgement-keeps-later-rows"
+    reader_class = _GoesBack
 
 
 class _LeavesALock(ReferenceReader):

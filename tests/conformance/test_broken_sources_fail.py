@@ -12,6 +12,7 @@ from tests.conformance.reference_source import ReferenceInput
 
 from onceflow.integration.conformance import ClauseOutcome, run_clauses, source_harness
 from onceflow.integration.conformance.clause import Clause
+from onceflow.integration.conformance.clauses import ending
 from onceflow.integration.conformance.harness import Effort
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
@@ -25,8 +26,12 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("broken", GALLERY, ids=lambda source: source.__name__)
 def test_broken_source_fails_on_the_clause_that_it_breaks(
-    broken: type[BrokenSource], tmp_path: Path, onceflow_processes: Processes
+    broken: type[BrokenSource],
+    tmp_path: Path,
+    onceflow_processes: Processes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ending, "PROMPT_S", 0.5)
     clauses = [clause for clause in SOURCE_CLAUSES if clause.id == broken.breaks]
     failed = _failed(broken, clauses, tmp_path, onceflow_processes)
     assert set(failed) == {broken.breaks}, failed

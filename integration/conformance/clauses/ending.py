@@ -34,7 +34,9 @@ def bounded_end(harness: SourceHarness) -> None:
     _read_to_the_end(harness, reading)
     harness.expect_rows(reading.keys, harness.rows, "a reader with an end")
     _expect_end_again(reading, "a reader that has ended")
-    again = harness.open(reading.snapshot().splits, attempt=2)
+    snapshot = reading.snapshot()
+    reading.reader.close()
+    again = harness.open(snapshot.splits, attempt=2)
     _read_to_the_end(harness, again)
     when = "a reader from the snapshot at the end"
     expect(not again.keys, f"{when} returned {len(again.keys)} rows")

@@ -13,10 +13,7 @@ from functools import partial
 from onceflow.core.errors import ConfigError, SourceError
 from onceflow.core.spi import Split
 from onceflow.integration.conformance.clause import SOURCES, clause
-from onceflow.integration.conformance.clauses.reading import (
-    every_row_is_returned_once,
-    replay_from_each_position,
-)
+from onceflow.integration.conformance.clauses.reading import replay_from_each_position
 from onceflow.integration.conformance.processes import eventually
 from onceflow.integration.conformance.source_harness import (
     POLL_S,
@@ -41,6 +38,7 @@ def rows_that_come_later_are_returned_once(harness: SourceHarness) -> None:
     for split_id in list(harness.rows):
         harness.add_rows(split_id, harness.input.append(split_id, _NEW_ROWS))
     reading.read_all(harness.count_rows())
+    reading.reader.close()
     harness.expect_rows(reading.keys, harness.rows, "a reader of rows that came later")
     harness.expect_rows(
         harness.read_rest(before), harness.list_rest(before), f"a reader from {before}"
@@ -94,16 +92,16 @@ def splits_that_appear_are_read_whole(harness: SourceHarness) -> None:
         len(harness.source.discover(discovered)) == len(discovered),
         f"discover returned {split_id} again after it was known",
     )
+    if harness.source.discovery_interval_s is not None:
+        reading.reader.add_splits([split for split in discovered if split.id == split_id])
+        ids = [split.id for split in reading.snapshot().splits]
+        expect(split_id in ids, f"the snapshot after add_splits lacks {split_id}: {ids}")
+        reading.read_all(harness.count_rows())
+        harness.expect_rows(reading.keys, harness.rows, "a reader after add_splits")
+    reading.reader.close()
     restored = Snapshot(discovered, before.returned)
     when = f"a reader from the result of discover, with the new split {split_id}"
     harness.expect_rows(harness.read_rest(restored), harness.list_rest(restored), when)
-    if harness.source.discovery_interval_s is None:
-        return
-    reading.reader.add_splits([split for split in discovered if split.id == split_id])
-    ids = [split.id for split in reading.snapshot().splits]
-    expect(split_id in ids, f"the snapshot after add_splits lacks {split_id}: {ids}")
-    reading.read_all(harness.count_rows())
-    harness.expect_rows(reading.keys, harness.rows, "a reader after add_splits")
 
 
 def _discover(harness: SourceHarness, known: Sequence[Split], split_id: str) -> Sequence[Split]:
@@ -118,7 +116,7 @@ def _discover(harness: SourceHarness, known: Sequence[Split], split_id: str) -> 
         time.sleep(POLL_S)
 
 
-@clause(kit=SOURCES, needs=["remove_split"], rests_on=[every_row_is_returned_once])
+@clause(kit=SOURCES, needs=["remove_split"], rests_on=[known_splits_keep_their_positions])
 def missing_split_is_refused_by_name(harness: SourceHarness) -> None:
     """An attempt whose split is gone ends with a SourceError or ConfigError that names it."""
     splits = harness.fill()
@@ -210,6 +208,9 @@ def acknowledgement_keeps_later_rows(harness: SourceHarness) -> None:
     later = Snapshot(second.snapshot().splits, returned)
     _commit(second, later)
     _commit(second, decided)
+    second.read_all(harness.count_rows() - before)
+    when = f"after commits of {later} and again of {decided}: the same reader"
+    harness.expect_rows(second.keys, harness.list_rest(decided), when)
     second.reader.close()
     keys = harness.read_rest(later)
     harness.expect_rows(keys, harness.list_rest(later), f"after commits of {later}: a reader")

@@ -51,7 +51,9 @@ def position_fits_the_log(harness: SourceHarness) -> None:
 def snapshot_before_the_first_poll_is_the_start(harness: SourceHarness) -> None:
     """A reader that was never polled returns a snapshot from which all of its rows follow."""
     splits = harness.fill()
-    snapshot = harness.open(splits).snapshot()
+    reading = harness.open(splits)
+    snapshot = reading.snapshot()
+    reading.reader.close()
     when = "a reader from a snapshot that was taken before the first poll"
     harness.expect_rows(harness.read_rest(snapshot), harness.rows, when)
 
