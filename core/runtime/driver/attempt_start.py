@@ -23,7 +23,6 @@ from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.job_context import JobContext
 from onceflow.core.runtime.driver.log_owner import wall_ms
 from onceflow.core.runtime.driver.restore import find_changed_operators, operators_left
-from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.events import job_events
 from onceflow.core.runtime.json_logs import bind_thread_fields, to_slot_settings
 from onceflow.core.runtime.slot.context import AttemptPlan
@@ -164,7 +163,9 @@ class AttemptStarter:
             return finished
         except BaseException as error:
             self.failed_at = time.monotonic()
-            self._tracker.publish(job_events.AttemptEnded(context.plan.attempt, text_of(error)))
+            self._tracker.publish(
+                job_events.AttemptEnded(context.plan.attempt, name_and_text_of(error))
+            )
             # Dismiss the slots before waiting for them below: they end only when told to.
             server.dismiss(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
@@ -240,3 +241,8 @@ class AttemptStarter:
                 return None, None
             case _:
                 assert_never(setting)
+
+
+def name_and_text_of(error: BaseException) -> str:
+    """Return the class and the text of `error`, as the status shows them."""
+    return f"{type(error).__name__}: {error}"

@@ -13,10 +13,9 @@ from onceflow.core.errors import Fenced, OnceflowError
 from onceflow.core.protocol.failures import EndJob, JobFailures
 from onceflow.core.protocol.loops.attempt_facts import CancelRequested, JobCancelled
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
-from onceflow.core.runtime.driver.attempt_start import AttemptStarter
+from onceflow.core.runtime.driver.attempt_start import AttemptStarter, name_and_text_of
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.job_context import JobContext
-from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.driver.source_splits import splits_of
 from onceflow.core.runtime.events.job_events import JobEnded, JobRestarting, JobState
 from onceflow.core.runtime.messages import fingerprint_of
@@ -82,7 +81,7 @@ class RestartLoop:
             self._error = error
             fields = {"error": type(error).__name__}
             _log.error("job %s failed: %s", self._plan.name, error, extra=fields)
-            return JobEnded(JobState.FAILED, text_of(error))
+            return JobEnded(JobState.FAILED, name_and_text_of(error))
 
     def _finish_cancelled(self) -> JobEnded:
         """Delete the checkpoints if the settings say so; return the JobEnded event.
@@ -102,7 +101,7 @@ class RestartLoop:
             log = self._owner.claim()
             delete_checkpoints(log, self._owner.open_recovery(log), self._context.storage)
         except Exception as error:  # the job is cancelled all the same, and can go on
-            text = f"its checkpoints were not deleted: {text_of(error)}"
+            text = f"its checkpoints were not deleted: {name_and_text_of(error)}"
             _log.warning("job %s is cancelled; %s", self._plan.name, text)
             return JobEnded(JobState.CANCELLED, text)
         return JobEnded(JobState.CANCELLED)
@@ -133,7 +132,7 @@ class RestartLoop:
         self._owner.check_owned()
         if not isinstance(error, OnceflowError):
             self._cluster.check_alive()
-        now, text = time.monotonic(), text_of(error)
+        now, text = time.monotonic(), name_and_text_of(error)
         match self._failures.on_failure(error, text, fingerprint_of(error), now):
             case EndJob():
                 raise error
