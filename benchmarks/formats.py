@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,8 +25,6 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamWriter,
-    WriterCommitMessage,
 )
 from pyspark.sql.functions import col, count, from_json, lit
 from pyspark.sql.functions import sum as sum_
@@ -66,27 +62,14 @@ _DIGEST = f"""
             + (id % {DIGEST_ACCOUNT_PRIME}) * substr(account, 6)::bigint)::bigint
     FROM payments
 """
-_SMALL_BATCH_ROWS = 1000
-_SMALL_BATCHES = 25
-_SMALL_BATCHES_WARM = 5
-"""The first ones import and connect."""
 _JDBC_STREAM, _JDBC_WRITE, _JDBC_READ = "foreachBatch + JDBC", "JDBC write", "JDBC read"
 # What of ours stands beside what of theirs; a ratio is theirs / ours of one turn.
 _PAIRS = {
     "our Kafka + our sink": _JDBC_STREAM,
-    "Spark's Kafka + our sink": _JDBC_STREAM,
     "Pipeline": _JDBC_STREAM,
-    "our Kafka to nothing": "Spark's Kafka to nothing",
     "our write": _JDBC_WRITE,
     "our read": _JDBC_READ,
 }
-_OURS = "onceflow-postgres"
-_SMALL = "small"
-_IMPORTS = (
-    "onceflow.connectors.spark.streaming.writer",
-    "onceflow.connectors.spark.readers.kafka_stream",
-    "onceflow.sinks.postgres.sink",
-)
 
 
 class PaymentsTopic(DataSource):
@@ -125,24 +108,6 @@ class PaymentsTable(DataSource):
         return sql_reader(self.rows(), schema, tasks=2)
 
 
-class _DrainingWriter(DataSourceStreamWriter):
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        for _ in iterator:
-            pass
-        return WriterCommitMessage()
-
-
-class Drain(DataSource):
-    """A bare Python sink."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "bench-drain"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return _DrainingWriter()
-
-
 _READ = "read"
 
 
@@ -162,11 +127,6 @@ class _Read:
     @classmethod
     def of(cls, row: Any) -> _Read:
         return cls(row["rows"], row["ids"] or 0, row["amounts"] or 0)
-
-    @classmethod
-    def total(cls, rows: Iterable[Any]) -> _Read:
-        each = [cls.of(row) for row in rows]
-        return cls(*(sum(getattr(one, name) for one in each) for name in cls.__slots__))
 
     @classmethod
     def of_payments(cls, payments: Payments) -> _Read:
@@ -215,16 +175,13 @@ class Bench:
             .load()
         )
 
-    def _run(self, writer: Any) -> _Read:
-        """Return what the query observed, if it was told to."""
+    def _run(self, writer: Any) -> None:
         query = (
             writer.option("checkpointLocation", self.checkpoint())
             .trigger(availableNow=True)
             .start()
         )
         query.awaitTermination()
-        seen = [one.observedMetrics.get(_READ) for one in query.recentProgress]
-        return _Read.total(row for row in seen if row is not None)
 
     def into_jdbc(self, frame: DataFrame, url: str) -> None:
         self._run(frame.writeStream.foreachBatch(lambda batch, _: self.jdbc(batch, url)))
@@ -233,10 +190,6 @@ class Bench:
         self._run(
             frame.writeStream.format("onceflow-postgres").options(url=url, dbtable="payments")
         )
-
-    def into_nothing(self, frame: DataFrame) -> None:
-        writer = _observed(frame, _READ).writeStream.format("noop")
-        self.require_read(self._run(writer))
 
     def pipeline(self, url: str) -> None:
         """The same job without Spark's engine: a checkpoint a second, two slots."""
@@ -347,11 +300,8 @@ def variants(bench: Bench) -> dict[str, tuple[Variant, bool]]:
     read = bench.spark.read
     return {
         _JDBC_STREAM: (lambda url: bench.into_jdbc(bench.sparks_topic(), url), False),
-        "Spark's Kafka + our sink": (lambda url: bench.into_ours(bench.sparks_topic(), url), False),
         "our Kafka + our sink": (lambda url: bench.into_ours(bench.our_topic(), url), False),
         "Pipeline": (bench.pipeline, False),
-        "Spark's Kafka to nothing": (lambda _: bench.into_nothing(bench.sparks_topic()), True),
-        "our Kafka to nothing": (lambda _: bench.into_nothing(bench.our_topic()), True),
         _JDBC_WRITE: (lambda url: bench.jdbc(read.parquet(bench.parquet), url), False),
         "our write": (bench.our_write, False),
         _JDBC_READ: (bench.jdbc_read, True),
@@ -418,77 +368,6 @@ def _require_whole(url: str, payments: Payments, name: str) -> None:
         raise BenchmarkError(f"{name}: rows, ids, distances and digest are {found}, not {wanted}")
 
 
-def small_batches(bench: Bench, runs: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    """Return the median milliseconds of `addBatch` with 1,000 rows, a turn each."""
-    found: dict[str, list[float]] = {name: [] for name in ("noop", "bench-drain", _OURS)}
-    for turn in range(runs + 1):
-        for name in found if turn % 2 else reversed(found):
-            with bench.stage.database() as url:
-                took_ms = _small_batch_ms(bench, name, url)
-            if turn:
-                found[name].append(took_ms)
-            say(f"turn {turn} of {runs}: {_SMALL_BATCH_ROWS} rows, {name}: {took_ms:.0f} ms")
-    return found
-
-
-def _small_batch_ms(bench: Bench, name: str, url: str) -> float:
-    frame = (
-        bench.spark.readStream.format("rate-micro-batch")
-        .options(rowsPerBatch=_SMALL_BATCH_ROWS, numPartitions=2)
-        .load()
-    )
-    writer = frame.writeStream.format(name).option("checkpointLocation", bench.checkpoint())
-    if name == _OURS:
-        writer = writer.options(url=url, dbtable="small", createTable="true")
-    query = writer.start()
-    took_ms: dict[int, int] = {}
-    until = time.monotonic() + 120
-    while len(took_ms) < _SMALL_BATCHES and time.monotonic() < until and query.isActive:
-        for progress in query.recentProgress:
-            took_ms[progress.batchId] = progress.durationMs.get("addBatch", 0)
-        time.sleep(0.1)
-    done = query.lastProgress
-    query.stop()
-    if query.exception() is not None or len(took_ms) < _SMALL_BATCHES or done is None:
-        raise BenchmarkError(f"{name}: {len(took_ms)} batches: {query.exception()}")
-    if name == _OURS:
-        _require_small(url, done.batchId)
-    return statistics.median([took_ms[one] for one in sorted(took_ms)[_SMALL_BATCHES_WARM:]])
-
-
-def _require_small(url: str, batch_last: int) -> None:
-    """Return when every batch up to `batch_last` is in the table once, and none in part."""
-    with psycopg.connect(url) as connection:
-        found = connection.execute("SELECT count(*), count(DISTINCT value) FROM small").fetchone()
-    assert found is not None
-    rows, values = found
-    if rows != values or rows % _SMALL_BATCH_ROWS or rows < (batch_last + 1) * _SMALL_BATCH_ROWS:
-        raise BenchmarkError(f"{rows} rows of {values} values after batch {batch_last}")
-
-
-def import_ms() -> dict[str, float]:
-    """Return what a Python worker takes to import what tasks use, after Spark's own modules."""
-    program = (
-        "import time, pyspark.worker, pyarrow, pyspark.sql.datasource, pyspark.sql.pandas.types\n"
-        "began, cpu = time.perf_counter(), time.process_time()\n"
-        "import importlib, sys\n"
-        "for name in sys.argv[1:]: importlib.import_module(name)\n"
-        "print(time.perf_counter() - began, time.process_time() - cpu)"
-    )
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    found: dict[str, float] = {}
-    for name in _IMPORTS:
-        took: list[float] = []
-        for _ in range(3):
-            command = [sys.executable, "-c", program, name]
-            done = subprocess.run(
-                command, capture_output=True, check=True, env={**os.environ, "PYTHONPATH": path}
-            )
-            took.append(float(done.stdout.split()[1]) * 1000)
-        found[name] = min(took)
-    return found
-
-
 def _write_parquet(payments: Payments, directory: Path) -> None:
     """Write all payments in two files, one a core."""
     directory.mkdir()
@@ -529,7 +408,7 @@ def bench(
     batch_rows: Annotated[int, typer.Option(help="Records a micro-batch.", min=1)] = 500_000,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Variants with this in their names; small: small batches and imports."),
+        typer.Option(help="Variants with this in their names."),
     ] = None,
 ) -> None:
     """Print one JSON object with every figure."""
@@ -539,14 +418,12 @@ def bench(
 
     spark = session(list(spark_jars(progress=say)))
     register(spark)
-    for one in (PaymentsTopic, PaymentsTable, Drain):
+    for one in (PaymentsTopic, PaymentsTable):
         spark.dataSource.register(one)
     with Stage(Payments(records)) as stage:
         setting = Bench(spark, stage, stage.fill(), batch_rows)
         _write_parquet(stage.payments, Path(setting.parquet))
         found = measure(setting, runs, only or (), say)
-        whole = not only or _SMALL in only
-        small = small_batches(setting, runs, say) if whole else {}
     spark.stop()
     figures = {name: one.as_json(records) for name, one in found.items()}
     print(
@@ -556,8 +433,6 @@ def bench(
                 "records": records,
                 "figures": figures,
                 "ratios": ratios(found),
-                "add_batch_ms": {name: Spread.of(ms).as_json() for name, ms in small.items()},
-                "import_cpu_ms": import_ms() if whole else {},
             }
         )
     )
