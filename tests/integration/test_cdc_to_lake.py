@@ -23,9 +23,10 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from tests.integration import postgres_sink_kit as postgres
 from tests.integration.cdc_lake_driver import JOB, TABLE, catalog_of
-from tests.integration.test_cdc_upsert import await_condition, change_rows
+from tests.integration.test_cdc_upsert import change_rows
 from tests.support.debezium import debezium
 from tests.support.program import Program, python
+from tests.support.waiting import await_true
 
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.integration.servers.postgres import EmbeddedPostgres
@@ -105,7 +106,7 @@ def test_copies_in_iceberg_and_delta_equal_the_table_that_debezium_follows_throu
 
         def await_copies() -> None:
             rows = truth()
-            await_condition(
+            await_true(
                 lambda: job.read_iceberg() == rows and job.read_delta() == rows,
                 said,
                 timeout_s=180,
@@ -116,7 +117,7 @@ def test_copies_in_iceberg_and_delta_equal_the_table_that_debezium_follows_throu
             tmp_path, url, servers, table="public.orders", prefix=prefix, schemas=seed % 2 == 0
         ):
             admin, topic = AdminClient({"bootstrap.servers": servers}), f"{prefix}.public.orders"
-            await_condition(lambda: topic in admin.list_topics(timeout=30).topics, "no topic")
+            await_true(lambda: topic in admin.list_topics(timeout=30).topics, "no topic")
             job = CopiesJob(tmp_path, servers, topic)
             with job.running():
                 await_copies()
@@ -128,7 +129,7 @@ def test_copies_in_iceberg_and_delta_equal_the_table_that_debezium_follows_throu
                 with job.running():
                     change(60)
                     # A claim of each table, and a version with rows at least.
-                    await_condition(lambda: job.count_versions() > versions + 2, said)
+                    await_true(lambda: job.count_versions() > versions + 2, said)
             with job.running() as driver:
                 change(60)
                 await_copies()

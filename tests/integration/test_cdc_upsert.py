@@ -6,9 +6,7 @@ import json
 import os
 import random
 import signal
-import time
 import uuid
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from examples.cdc_upsert import copy_of_orders
 from tests.integration import postgres_sink_kit as postgres
 from tests.support.debezium import debezium
+from tests.support.waiting import await_true
 from typing_extensions import LiteralString
 
 from onceflow import LocalProcesses
@@ -75,13 +74,6 @@ class Orders:
         )
 
 
-def await_condition(condition: Callable[[], bool], what: str, *, timeout_s: float = 90) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
-
-
 def test_copy_equals_its_table_after_a_slot_was_killed(
     tmp_path: Path,
     postgres_database: str,
@@ -102,12 +94,10 @@ def test_copy_equals_its_table_after_a_slot_was_killed(
     storage = str(tmp_path / "checkpoints")
     job = copy_of_orders(cluster, servers, topic, postgres_database, storage).start()
     try:
-        await_condition(
-            lambda: job.status().checkpoints_completed > 1, f"none; ONCEFLOW_SEED={seed}"
-        )
+        await_true(lambda: job.status().checkpoints_completed > 1, f"none; ONCEFLOW_SEED={seed}")
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
         orders.change(300)
-        await_condition(lambda: rows("orders_copy") == rows("orders"), f"ONCEFLOW_SEED={seed}")
+        await_true(lambda: rows("orders_copy") == rows("orders"), f"ONCEFLOW_SEED={seed}")
         assert job.status().restores >= 1
     finally:
         job.stop()
@@ -141,15 +131,15 @@ def test_copy_equals_a_table_that_debezium_itself_follows(
         tables = {"table": "public.orders", "prefix": prefix}
         with debezium(tmp_path, url, servers, **tables, schemas=schemas):
             admin, topic = AdminClient({"bootstrap.servers": servers}), f"{prefix}.public.orders"
-            await_condition(lambda: topic in admin.list_topics(timeout=30).topics, "no topic")
+            await_true(lambda: topic in admin.list_topics(timeout=30).topics, "no topic")
             cluster, storage = LocalProcesses(tmp_path / "logs"), str(tmp_path / "checkpoints")
             job = copy_of_orders(cluster, servers, topic, url, storage).start()
             try:
-                await_condition(lambda: job.status().checkpoints_completed > 1, f"none; {said}")
+                await_true(lambda: job.status().checkpoints_completed > 1, f"none; {said}")
                 change(150)
                 os.kill(job.status().slots[0].pid, signal.SIGKILL)
                 change(150)
-                await_condition(same, said, timeout_s=120)
+                await_true(same, said, timeout_s=120)
                 assert job.status().restores >= 1
             finally:
                 job.stop()

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.integration.kafka_feed import Transactions, delete_before, produce, r
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_checkpoint, kill_a_slot
 from tests.support.ledger import SETTINGS
+from tests.support.waiting import await_true
 
 from onceflow import Checkpointing, FixedDelay, JobState, LocalProcesses, Pipeline
 from onceflow.core.errors import OffsetOutOfRange
@@ -58,13 +59,6 @@ def run_of(directory: Path, described: KafkaSource) -> tuple[Pipeline, Directory
     )
     pipeline.read(described, uid="records").write(sink, uid="out")
     return pipeline, sink
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
 
 
 class KeyedRecords:
@@ -140,7 +134,7 @@ def test_a_job_reads_each_record_that_compaction_leaves_once_through_kills(
     topic = broker.create_topic(f"compacted-{uuid.uuid4().hex[:8]}", 2, config=COMPACTED)
     records = KeyedRecords(servers, topic)
     records.write_rounds(ROUNDS)
-    wait_for(
+    await_true(
         lambda: len(offsets_left(servers, topic)) < KEYS * ROUNDS // 2, "nothing was compacted"
     )
     described = KafkaSource(servers, topic=topic, format="raw", native=native)
@@ -153,7 +147,7 @@ def test_a_job_reads_each_record_that_compaction_leaves_once_through_kills(
         kill_a_slot(job, number)
     writing.join(90)
     last = {partition: max(o for p, o in records.written if p == partition) for partition in (0, 1)}
-    wait_for(
+    await_true(
         lambda: set(last.items()) <= {to_record(row)[0] for row in sink.rows()},
         "the last records were not read",
     )
@@ -173,7 +167,7 @@ def test_a_bounded_job_ends_where_compaction_has_left_no_record(
     records = KeyedRecords(servers, topic)
     records.write_rounds(ROUNDS)
     first = KEYS // 2 * (ROUNDS // 2)
-    wait_for(
+    await_true(
         lambda: all(abs(offset - first) > 5 for _, offset in offsets_left(servers, topic)),
         "the middle was not compacted",
     )
@@ -195,7 +189,7 @@ def test_a_job_behind_retention_fails_by_name_and_goes_on_where_the_loss_is_acce
     def read_until(number: int, **options: Any) -> Counter[int]:
         pipeline, sink = run_of(tmp_path, source(servers, topic, **options))
         job = pipeline.start()
-        wait_for(
+        await_true(
             lambda: job.status().state.ended or any(row["id"] == number for row in sink.rows()),
             f"record {number} was not read",
         )

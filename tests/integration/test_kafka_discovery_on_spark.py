@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.integration import kafka_feed
 from tests.integration.kafka_feed import produce
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
+from tests.support.waiting import await_in
 
 from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
 from onceflow.core.api.pipeline import Job
@@ -64,7 +64,7 @@ class Copy:
         pipeline.read(source, uid="records").write(self.sink, uid="copy")
         job = pipeline.start()
         try:
-            _await(lambda: job.state is not JobState.STARTING, job)
+            await_in(job, lambda: job.state is not JobState.STARTING)
             yield job
             if not job.state.ended:
                 assert job.stop().state is JobState.STOPPED
@@ -84,19 +84,11 @@ class Copy:
                 job.checkpoint()
             return len(self.sink.rows()) >= count
 
-        _await(enough, job)
+        await_in(job, enough)
 
     def assert_once(self, numbers: range) -> None:
         assert Counter(row["id"] for row in self.sink.rows()) == Counter(numbers)
         assert self.sink.prepared() == []
-
-
-def _await(condition: Callable[[], bool], job: Job, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert not job.state.ended, job.status().last_error
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -143,7 +135,7 @@ def test_partitions_added_to_a_job_without_periodic_checkpoints_are_read(
     with copy.running(topic=topic) as job:
         kafka_feed.add_partitions(onceflow_kafka.bootstrap_servers, topic, 3)
         copy.produce(topic, range(50), partition=2)
-        _await(lambda: job.status().checkpoints_completed > 0, job)
+        await_in(job, lambda: job.status().checkpoints_completed > 0)
         copy.await_rows(job, 50)
     copy.assert_once(range(50))
 
@@ -230,7 +222,7 @@ def test_topic_that_is_replaced_under_a_running_job_is_read_anew_where_loss_is_a
         copy.await_rows(job, 10)
         kafka_feed.recreate_topic(copy.server, topic, 2)
         # The reader may meet the old topic's end before the discovery meets the new one's id.
-        _await(lambda: _next_offsets(job, topic) == {f"{topic}-0": 0, f"{topic}-1": 0}, job)
+        await_in(job, lambda: _next_offsets(job, topic) == {f"{topic}-0": 0, f"{topic}-1": 0})
         copy.produce(topic, range(10, 60))
         copy.produce(topic, range(60, 90), partition=1)
         copy.await_rows(job, 90)

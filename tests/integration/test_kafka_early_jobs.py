@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.integration import kafka_sink_kit
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS
 from tests.support.scripted_sink import ScriptedSink
+from tests.support.waiting import await_true
 
 from onceflow import Checkpointing, FixedDelay, Job, JobState, LocalProcesses, Pipeline, count
 from onceflow.core.crash_points import VARIABLE, CrashPoint
@@ -63,14 +63,6 @@ def assert_exactly_once_in_order(servers: str, topic: str, source: CountingSourc
     assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
 
 
-def await_that(is_so: Callable[[], bool]) -> None:
-    """Return once `is_so` says so."""
-    deadline = time.monotonic() + _TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline, is_so
-        time.sleep(0.01)
-
-
 def has_restored(job: Job, times: int) -> bool:
     """Return whether `job` has been restored so often."""
     return job.status().restores >= times
@@ -97,8 +89,8 @@ def test_a_slot_that_dies_between_a_begun_commit_and_its_end_doubles_and_loses_n
     job.wait_for(checkpoints=3)
     for restores in (1, 2):
         (points / point).touch()
-        await_that(lambda: not (points / point).exists())
-        await_that(partial(has_restored, job, restores))
+        await_true(lambda: not (points / point).exists())
+        await_true(partial(has_restored, job, restores))
         job.wait_for(checkpoints=3 * (restores + 1))
     assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
     assert_exactly_once_in_order(servers, topic, source)
@@ -119,9 +111,9 @@ def test_a_decision_that_is_late_keeps_no_transaction_open(
     job = build_pipeline(tmp_path, source, sink, slow).start()
     job.wait_for(checkpoints=3)
     (tmp_path / "out" / "waits").touch()
-    await_that((tmp_path / "out" / "waiting").exists)
+    await_true((tmp_path / "out" / "waiting").exists)
     decided = job.status().checkpoints_completed
-    await_that(
+    await_true(
         lambda: any(kafka_sink_kit.open_transaction_blocks(servers, topic, one) for one in (0, 1))
     )
     assert kafka_sink_kit.await_markers(servers, topic, timeout_s=_TIMEOUT_S)

@@ -14,8 +14,9 @@ from tests.runtime.test_union import WALKS, begin
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
-from tests.support.held_up import await_checkpoint, await_status, kill_a_slot, killed_and_rescaled
+from tests.support.held_up import await_checkpoint, kill_a_slot, killed_and_rescaled
 from tests.support.scripted_sink import ScriptedSink, throttled_sink
+from tests.support.waiting import await_status
 
 from onceflow import (
     BroadcastAccess,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
 from tests.support.scripted_source import ScriptedSource
+from tests.support.waiting import await_in
 
 from onceflow import (
     Checkpointing,
@@ -28,7 +29,6 @@ from onceflow import (
     WatermarkStrategy,
     count,
 )
-from onceflow.core.api.pipeline import Job
 from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
 from onceflow.core.protocol.restart import RestartStrategy
@@ -94,14 +94,6 @@ class _Reader(SourceReader):
         pass
 
 
-def _await(condition: Callable[[], bool], job: Job) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert not job.state.ended, job.status().last_error
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.02)
-
-
 def _has_rows(sink: DirectorySink, count: int) -> bool:
     return len(sink.rows()) >= count
 
@@ -137,11 +129,11 @@ def test_splits_that_appear_are_read_once_though_a_slot_dies_that_has_just_got_t
     pipeline, sink, splits = _copy(LocalProcesses(tmp_path / "logs"), tmp_path, restart)
     job = pipeline.start()
     job.wait_for(checkpoints=1)
-    _await(lambda: _has_rows(sink, ROWS_A_SPLIT), job)
+    await_in(job, lambda: _has_rows(sink, ROWS_A_SPLIT))
     (points / point).touch()
     for name in ("1", "2", "3"):
         (splits / name).touch()
-    _await(lambda: _has_rows(sink, 4 * ROWS_A_SPLIT), job)
+    await_in(job, lambda: _has_rows(sink, 4 * ROWS_A_SPLIT))
     assert job.stop(60).restores == 1
     assert Counter(row["id"] for row in sink.rows()) == Counter(range(4 * ROWS_A_SPLIT))
 
@@ -166,12 +158,12 @@ def test_source_that_cannot_be_asked_for_new_splits_is_asked_again_and_ends_no_j
 ) -> None:
     pipeline, sink, splits = _copy(cluster, tmp_path)
     job = pipeline.start()
-    _await(lambda: job.state is JobState.RUNNING, job)
+    await_in(job, lambda: job.state is JobState.RUNNING)
     (splits / "away").touch()
-    _await((splits / "asked").exists, job)
+    await_in(job, (splits / "asked").exists)
     (splits / "1").touch()
     (splits / "away").unlink()
-    _await(lambda: len(sink.rows()) == 2 * ROWS_A_SPLIT, job)
+    await_in(job, lambda: len(sink.rows()) == 2 * ROWS_A_SPLIT)
     assert job.stop().restores == 0
     assert Counter(row["id"] for row in sink.rows()) == Counter(range(2 * ROWS_A_SPLIT))
     assert "source records cannot list new splits at the moment" in caplog.text
@@ -182,7 +174,7 @@ def test_source_that_can_never_be_read_on_ends_the_job_with_its_own_error(
 ) -> None:
     pipeline, _, splits = _copy(cluster, tmp_path)
     job = pipeline.start()
-    _await(lambda: job.state is JobState.RUNNING, job)
+    await_in(job, lambda: job.state is JobState.RUNNING)
     (splits / "lost").touch()
     with pytest.raises(OffsetOutOfRange, match="split 0 is gone for good"):
         job.wait(60)
@@ -239,11 +231,11 @@ def test_job_with_watermarks_runs_through_the_discoveries_of_a_source_that_makes
     source.write(1, ("b", 9_500, 1))
     job = _count_in_windows(cluster, source, tmp_path).start()
     sink = DirectorySink(str(tmp_path / "out"))
-    _await(lambda: len(sink.rows()) == 9, job)
+    await_in(job, lambda: len(sink.rows()) == 9)
     # The event times of both splits are in the checkpoints from here on.
     job.wait_for(checkpoints=job.status().checkpoints_completed + 1)
     before = source.questions
-    _await(lambda: source.questions >= before + 5, job)
+    await_in(job, lambda: source.questions >= before + 5)
     assert job.stop().restores == 0
 
 
@@ -257,6 +249,6 @@ def test_job_that_starts_again_behind_a_quiet_split_emits_every_window_that_is_d
     for first, windows in ((0, 9), (10, 19)):
         source.write(0, *(("a", 1_000 * (first + n) + 500, 1) for n in range(10)))
         job = _count_in_windows(cluster, source, tmp_path).start()
-        _await(partial(_has_rows, sink, windows), job)
+        await_in(job, partial(_has_rows, sink, windows))
         assert job.stop().state is JobState.STOPPED
         assert len(sink.rows()) == windows

@@ -18,6 +18,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 from tests.support.scripted_sink import ScriptedSink, Wait, released_in
+from tests.support.waiting import await_true
 
 from onceflow import (
     BatchStates,
@@ -283,7 +284,7 @@ def test_rows_of_the_end_are_there_once_though_their_checkpoint_times_out(tmp_pa
         sink, uid="out"
     )
     job = pipeline.start()
-    _await(lambda: job.status().checkpoints_failed > 0)
+    await_true(lambda: job.status().checkpoints_failed > 0)
     sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert _ids(sink) == [0, 1]
@@ -358,9 +359,9 @@ def test_rows_of_the_end_are_there_once_though_the_job_stops_with_a_savepoint_wh
 
     pipeline, sink = _pipeline(tmp_path, source, work, HeapBackend())
     job = pipeline.start()
-    _await((tmp_path / "held").exists)
+    await_true((tmp_path / "held").exists)
     end.touch()
-    _await(lambda: all((tmp_path / f"end-{subtask}").exists() for subtask in (0, 1)))
+    await_true(lambda: all((tmp_path / f"end-{subtask}").exists() for subtask in (0, 1)))
     with ThreadPoolExecutor() as pool:
         stopped = pool.submit(job.stop, 60, savepoint=str(tmp_path / "kept"))
         assert begun.wait(60)
@@ -369,13 +370,6 @@ def test_rows_of_the_end_are_there_once_though_the_job_stops_with_a_savepoint_wh
     assert sink.rows() == []
     assert pipeline.start(from_savepoint=savepoint).wait(60).state is JobState.FINISHED
     assert _ids(sink) == [0, 1]
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_only_a_stop_that_drains_is_an_end_of_input(tmp_path: Path) -> None:

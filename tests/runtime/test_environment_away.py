@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +11,12 @@ import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 from tests.support.scripted_sink import ScriptedSink, When
+from tests.support.waiting import await_status
 
 from onceflow import (
     ExponentialDelay,
     FixedDelay,
-    Job,
     JobState,
-    JobStatus,
     LocalProcesses,
     OnceflowError,
 )
@@ -154,12 +151,3 @@ def test_a_driver_that_cannot_listen_says_where_and_what_to_set() -> None:
 
     with pytest.raises(SettingsRefused, match=r"driver\.invalid.*driver_host"):
         ControlServer("driver.invalid", Credentials("token", None), lambda _: None)
-
-
-def await_status(job: Job, holds: Callable[[JobStatus], bool]) -> JobStatus:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds(status := job.status()):
-        assert time.monotonic() < deadline, status
-        assert not status.state.ended, status
-        time.sleep(0.01)
-    return status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.forgetful_sink import ForgetfulSink
 from tests.support.ledger import assert_exactly_once, ledger, ledger_process
 from tests.support.small_disk import grow_disk, mount_small_disk
+from tests.support.waiting import await_true
 
 from onceflow import FileSystemStorage, FixedDelay, HeapBackend, JobState, NoRestart, RocksDBBackend
 from onceflow.core import errors
@@ -84,7 +84,7 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
     first.cancel()
     held = tmp_path / "held"
     older = ledger(cluster, tmp_path, source, sink=replace(plain, held=str(held)))[0].start()
-    _await(lambda: held.with_suffix(".waits").exists() and len(older.status().slots) == 2)
+    await_true(lambda: held.with_suffix(".waits").exists() and len(older.status().slots) == 2)
     # Later checkpoints have the sink forget the proof of the first one.
     end = tmp_path / "end"
     rest = replace(source, ends_with=str(end))
@@ -100,13 +100,6 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
         older.wait(60)
     plain.remember()
     assert_exactly_once(plain, source)
-
-
-def _await(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 Damage = Callable[[Path], None]

@@ -14,7 +14,8 @@ from tests.spark_formats.state_rows import state as state_of
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.held_up import await_status, kill_a_slot
+from tests.support.held_up import kill_a_slot
+from tests.support.waiting import await_status
 
 from onceflow import (
     BatchStates,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
+from tests.support.waiting import await_in
 
 from onceflow import Checkpointing, FixedDelay, HeapBackend, JobState, JobStatus, Pipeline
 from onceflow.core.api.pipeline import Job
@@ -92,17 +91,9 @@ class GatheringJob:
         assert [before for before, _ in ranges] == ends[:-1], "each begins where one has ended"
 
 
-def wait_until(job: Job, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert not job.state.ended, job.status().last_error
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.02)
-
-
 def wait_for_checkpoints(job: Job, count: int) -> None:
     goal = job.status().checkpoints_completed + count
-    wait_until(job, lambda: job.status().checkpoints_completed >= goal)
+    await_in(job, lambda: job.status().checkpoints_completed >= goal)
 
 
 def test_what_waits_is_committed_by_the_next_attempt_and_by_the_end_of_the_job(
@@ -114,7 +105,7 @@ def test_what_waits_is_committed_by_the_next_attempt_and_by_the_end_of_the_job(
     assert made.ids() == [], "what waits is visible to nobody"
     assert all(one.committed_ms is None for one in job.status().history)
     os.kill(job.status().slots[1].pid, signal.SIGKILL)
-    wait_until(job, lambda: job.status().attempt > 1 and bool(made.ids()))
+    await_in(job, lambda: job.status().attempt > 1 and bool(made.ids()))
     seen = made.ids()
     wait_for_checkpoints(job, 3)
     assert made.ids() == seen, "what the new attempt decides waits, too"

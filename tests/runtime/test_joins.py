@@ -19,8 +19,9 @@ from tests.runtime.test_union import begin
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.held_up import await_status, killed_and_rescaled
+from tests.support.held_up import killed_and_rescaled
 from tests.support.scripted_sink import ScriptedSink, throttled_sink
+from tests.support.waiting import await_status
 
 from onceflow import (
     CoGroupBatch,

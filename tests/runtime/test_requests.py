@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,12 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
 from tests.support.scripted_sink import Once, ScriptedSink, Step, Wait, released_in
+from tests.support.waiting import await_status
 
 from onceflow import JobEvent, JobState, NoRestart
-from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import PreCommitFailed
 from onceflow.core.runtime.events.job_events import AttemptEnded
 from onceflow.core.runtime.events.status import JobStatus
-
-
-def _await(job: Job, what: Callable[[JobStatus], bool], timeout_s: float = 90.0) -> JobStatus:
-    deadline = time.monotonic() + timeout_s
-    while not what(status := job.status()):
-        assert not status.state.ended, status.last_error
-        assert time.monotonic() < deadline, status
-        time.sleep(0.01)
-    return status
 
 
 def _source(tmp_path: Path) -> CountingSource:
@@ -51,7 +41,7 @@ def test_stop_whose_checkpoint_fails_the_attempt_is_asked_again_of_the_next(
     sink = _failing_sink(tmp_path / "out")
     pipeline, _ = ledger(cluster, tmp_path, _source(tmp_path), sink=sink, interval=None)
     job = pipeline.start()
-    _await(job, lambda status: status.records_in > 0)
+    await_status(job, lambda status: status.records_in > 0)
     status = job.stop(60)
     # The next attempt may be asked before it has read anything: it takes a checkpoint all the same.
     assert (status.state, status.restores) == (JobState.STOPPED, 1)
@@ -81,7 +71,7 @@ def test_stop_that_is_asked_for_while_an_attempt_ends_is_carried_out_by_the_next
             attempt_ended.set()
 
     job.add_listener(listen)
-    _await(job, lambda status: status.records_in > 0)
+    await_status(job, lambda status: status.records_in > 0)
     job.checkpoint()
     assert attempt_ended.wait(60)
     with pytest.raises(TimeoutError):
@@ -108,10 +98,10 @@ def test_stop_whose_checkpoint_times_out_is_repeated_in_the_same_attempt(
         restart=NoRestart(),
     )
     job = pipeline.start()
-    _await(job, lambda status: status.records_in > 0)
+    await_status(job, lambda status: status.records_in > 0)
     with pytest.raises(TimeoutError):
         job.stop(0.0)
-    _await(job, lambda status: status.checkpoints_failed > 0)
+    await_status(job, lambda status: status.checkpoints_failed > 0)
     sink.release()
     status = job.wait(60)
     assert (status.state, status.restores) == (JobState.STOPPED, 0)
@@ -125,9 +115,9 @@ def test_checkpoint_that_was_asked_for_and_failed_is_taken_by_the_next_attempt(
     sink = _failing_sink(tmp_path / "out")
     pipeline, _ = ledger(cluster, tmp_path, _source(tmp_path), sink=sink, interval=None)
     job = pipeline.start()
-    _await(job, lambda status: status.records_in > 0)
+    await_status(job, lambda status: status.records_in > 0)
     job.checkpoint()
-    assert _await(job, lambda status: status.checkpoints_completed > 0).restores == 1
+    assert await_status(job, lambda status: status.checkpoints_completed > 0).restores == 1
     job.cancel()
     _goes_on(cluster, tmp_path, sink)
 
@@ -140,11 +130,11 @@ def test_clock_of_the_driver_that_is_set_back_an_hour_delays_no_checkpoint(
     source = CountingSource(4_000, pause_s=0.01, ends_with=str(tmp_path / "read all"))
     pipeline, sink = ledger(cluster, tmp_path, source, restart=NoRestart())
     job = pipeline.start()
-    _await(job, lambda status: status.checkpoints_completed >= 2)
+    await_status(job, lambda status: status.checkpoints_completed >= 2)
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() - 3600.0)
     before = job.status().checkpoints_completed
-    _await(job, lambda status: status.checkpoints_completed >= before + 3)
+    await_status(job, lambda status: status.checkpoints_completed >= before + 3)
     (tmp_path / "read all").touch()
     assert job.wait(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)

@@ -10,10 +10,10 @@ from tests.support.clusters import AnyCluster
 from tests.support.held_up import (
     assert_each_once,
     await_rows_in_flight,
-    await_status,
     held_up,
     kill_a_slot,
 )
+from tests.support.waiting import await_status
 
 from onceflow import HeapBackend, JobState, RocksDBBackend
 from onceflow.core.api.pipeline import Job

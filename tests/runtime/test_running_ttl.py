@@ -17,7 +17,8 @@ from tests.runtime.test_union import begin
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
-from tests.support.held_up import await_checkpoint, await_status, kill_a_slot
+from tests.support.held_up import await_checkpoint, kill_a_slot
+from tests.support.waiting import await_status
 
 from onceflow import JobState, StateBackend, StateTtlConfig, count, sum_
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split

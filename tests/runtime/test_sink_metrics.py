@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 from tests.support.picky_sink import REFUSED_AMOUNT, PickySink
 from tests.support.scripted_sink import ScriptedSink, When
+from tests.support.waiting import await_status
 
-from onceflow import Checkpointing, FixedDelay, Job, JobState, JobStatus, Pipeline
+from onceflow import Checkpointing, FixedDelay, JobState, JobStatus, Pipeline
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.events.status_parts import SinkStatus
@@ -44,15 +44,6 @@ def sink_of(status: JobStatus, uid: str) -> SinkStatus:
 
 def committed_files(sink: DirectorySink) -> int:
     return len(list((Path(sink.directory) / "committed").iterdir()))
-
-
-def wait_for(job: Job, condition: Callable[[JobStatus], bool]) -> JobStatus:
-    deadline = time.monotonic() + 60
-    while not condition(status := job.status()):
-        assert time.monotonic() < deadline, status
-        assert not status.state.ended, status.last_error
-        time.sleep(0.02)
-    return status
 
 
 @SLOWLY_ON_SPARK
@@ -98,7 +89,7 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
         told = sink_of(status, "ledger")
         return told.prepared >= 4 and told.retried >= 4 and told.oldest_prepared_s >= 1
 
-    told = sink_of(wait_for(job, is_stuck), "ledger")
+    told = sink_of(await_status(job, is_stuck), "ledger")
     assert (told.committed, told.rows_committed, told.last_commit_ms) == (0, 0, 0)
     assert told.commit_refusal.startswith("transaction metered.ledger/")
     for word in (", which checkpoint ", "the gate is closed", "`onceflow txn show metered."):
@@ -110,9 +101,9 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
     assert told.prepared <= len(sink.prepared())
 
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
-    wait_for(job, lambda status: len(status.attempts) >= 2)
+    await_status(job, lambda status: len(status.attempts) >= 2)
     # Recovery commits what is decided, and its refusals are told, too.
-    status = wait_for(job, lambda status: "ledger" in status.refusals)
+    status = await_status(job, lambda status: "ledger" in status.refusals)
     assert "; sink ledger refuses transaction metered.ledger/" in str(status)
     gate.touch()
     status = job.wait(90)
@@ -156,7 +147,7 @@ def test_a_whole_checkpoint_that_the_driver_cannot_commit_is_told_while_it_waits
     pipeline = pipeline_in(cluster, tmp_path)
     pipeline.read(CountingSource(300, pause_s=0.01), uid="records").write(table, uid="lake")
     job = pipeline.start()
-    told = wait_for(job, lambda status: "lake" in status.refusals).refusals["lake"]
+    told = await_status(job, lambda status: "lake" in status.refusals).refusals["lake"]
     assert told.startswith("checkpoint 1 of sink metered.lake (")
     for word in (", which checkpoint 1 decided, is not committed after ", "the gate is closed"):
         assert word in told

@@ -15,7 +15,6 @@ from tests.support.held_up import (
     SOURCE,
     assert_each_once,
     await_rows_in_flight,
-    await_status,
     held_up,
     kill_a_slot,
     rows_in_flight,
@@ -23,6 +22,7 @@ from tests.support.held_up import (
 from tests.support.ledger import SETTINGS, assert_exactly_once
 from tests.support.leftovers import find_copies
 from tests.support.slot_ways import slot_ways
+from tests.support.waiting import await_status
 
 from onceflow import (
     Checkpointing,

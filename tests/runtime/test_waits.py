@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,10 @@ import pytest
 from tests.support.counting_source import CountingReader, CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 from tests.support.scripted_sink import ScriptedSink, Wait
+from tests.support.waiting import await_status
 from typer.testing import CliRunner
 
-from onceflow import Job, JobState, JobStatus, LocalProcesses
+from onceflow import JobState, LocalProcesses
 from onceflow.cli.jobs.client import Answer
 from onceflow.cli.main import app
 from onceflow.core import spi
@@ -100,12 +101,3 @@ def told_by_the_command_line(directory: Path) -> Answer:
     assert result.exit_code == 0, result.output
     answer: Answer = json.loads(result.output)
     return answer
-
-
-def await_status(job: Job, holds: Callable[[JobStatus], bool]) -> JobStatus:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds(status := job.status()):
-        assert time.monotonic() < deadline, status
-        assert not status.state.ended, status
-        time.sleep(0.02)
-    return status

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import signal
-import time
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.dataframe_job import UID, frame_of, inputs_in, pipeline_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.program import Program, python
+from tests.support.waiting import await_true
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
 from onceflow.core.errors import ConfigError, DataFrameFailed, OffsetOutOfRange, StateIncompatible
@@ -26,13 +25,6 @@ from onceflow.core.storage import FileSystemStorage
 
 pytestmark = pytest.mark.spark
 _ROWS = 200_000
-
-
-def _await(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def _evaluated(directory: Path) -> dict[int, int]:
@@ -55,12 +47,12 @@ def test_rows_of_a_dataframe_are_written_once_while_slots_are_killed(
 ) -> None:
     pipeline, sink = pipeline_of(LocalProcesses(), frame_of(spark, _ROWS), tmp_path)
     job = pipeline.start()
-    _await(lambda: _committed(sink))
+    await_true(lambda: _committed(sink))
     evaluated = _evaluated(tmp_path)
     for slot in range(2):
-        _await(lambda: job.status().state is JobState.RUNNING)
+        await_true(lambda: job.status().state is JobState.RUNNING)
         os.kill(job.status().slots[slot].pid, signal.SIGKILL)
-        _await(lambda restores=slot: job.status().restores > restores)  # type: ignore[misc]
+        await_true(lambda restores=slot: job.status().restores > restores)  # type: ignore[misc]
     (tmp_path / "released").touch()
     assert job.wait(60).state is JobState.FINISHED
     assert _written(sink) == sorted(evaluated.items())
@@ -96,7 +88,7 @@ def test_a_job_that_is_drained_keeps_the_rows_that_its_next_start_reads(
 ) -> None:
     pipeline, sink = pipeline_of(LocalProcesses(), frame_of(spark, _ROWS), tmp_path)
     job = pipeline.start()
-    _await(lambda: _committed(sink))
+    await_true(lambda: _committed(sink))
     evaluated = _evaluated(tmp_path)
     (tmp_path / "savepoints").mkdir()
     job.stop(savepoint=str(tmp_path / "savepoints"), drain=True)

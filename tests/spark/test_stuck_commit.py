@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS
 from tests.support.stuck_sink import StuckSink
+from tests.support.waiting import await_true
 
 from onceflow import Checkpointing, FixedDelay, JobState, Pipeline, Record
 
@@ -44,16 +43,16 @@ def test_commit_that_is_stuck_while_its_job_fails_over_is_never_applied_again(
     records.write(sink, uid="sink")
     job = pipeline.start()
     try:
-        _await(lambda: job.status().restores >= 1)
+        await_true(lambda: job.status().restores >= 1)
         first = min(sink.proofs(), default=0)
-        _await(lambda: min(sink.proofs(), default=0) > first + 3)
+        await_true(lambda: min(sink.proofs(), default=0) > first + 3)
         pid = int(sink.stuck.read_text())
         is_alive = Path(f"/proc/{pid}").exists()
         sink.release()
         if is_alive and pid != os.getpid():
             # What was stuck needs no longer than the commits that follow.
             last = max(sink.proofs())
-            _await(lambda: min(sink.proofs()) > last + 3)
+            await_true(lambda: min(sink.proofs()) > last + 3)
     finally:
         ends_with.touch()
         status = job.wait(60)
@@ -62,10 +61,3 @@ def test_commit_that_is_stuck_while_its_job_fails_over_is_never_applied_again(
     assert len(ids) - len(set(ids)) == 0, "rows are there twice"
     assert ids == list(range(source.records))
     assert not is_alive, "the process with the stuck commit lives on"
-
-
-def _await(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)

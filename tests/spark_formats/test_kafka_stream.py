@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.integration.kafka_feed import (
 )
 from tests.spark_formats.source_formats import KafkaFormat
 from tests.support.stream_queries import run_to_end
+from tests.support.waiting import await_true
 
 from onceflow.connectors.spark.readers.kafka_offsets import StreamOffsets
 from onceflow.integration.pytest_plugin import TopicFactory
@@ -69,13 +69,6 @@ class Query:
 @pytest.fixture
 def query(spark: SparkSession, onceflow_kafka: KafkaServer, tmp_path: Path) -> Query:
     return Query(spark, onceflow_kafka.bootstrap_servers, tmp_path)
-
-
-def _await(holds: Callable[[], bool], what: str, deadline_s: float = 90.0) -> None:
-    until = time.monotonic() + deadline_s
-    while not holds():
-        assert time.monotonic() < until, f"not within {deadline_s} s: {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.only_proof
@@ -256,9 +249,9 @@ def test_offsets_are_published_after_the_sink_has_them_and_progress_tells_the_la
     )
     try:
         # The last batch is published when the one after it is planned.
-        _await(lambda: group_offsets(query.servers, group, topic, 1) == [60], "first batch")
+        await_true(lambda: group_offsets(query.servers, group, topic, 1) == [60], "first batch")
         produce(query.servers, topic, map(record, range(100, 110)))
-        _await(lambda: group_offsets(query.servers, group, topic, 1) == [100], "second batch")
+        await_true(lambda: group_offsets(query.servers, group, topic, 1) == [100], "second batch")
         progress = [json.loads(one.json)["sources"][0] for one in running.recentProgress]
         first = next(one for one in progress if one["numInputRows"] == 60)
         end, latest = (StreamOffsets.of(first[one]) for one in ("endOffset", "latestOffset"))

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.waiting import await_true
 
 from onceflow import CheckpointCompleted, JobEnded, JobEvent, JobState, JobStatus, Metrics
 from onceflow.connectors.spark.streaming.query_events import QueryEvents
 from onceflow.integration.servers.process import free_port
 
 pytestmark = pytest.mark.spark
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -52,7 +45,7 @@ def test_batches_are_checkpoints_and_rows_are_counted(
         .start()
     )
     query.awaitTermination(150)
-    _await(lambda: any(isinstance(event, JobEnded) for event, _ in heard))
+    await_true(lambda: any(isinstance(event, JobEnded) for event, _ in heard))
     status = events.statuses()[str(query.id)]
     assert (status.job, status.state) == ("copied", JobState.STOPPED)
     assert status.records_in == 300
@@ -74,7 +67,7 @@ def test_a_query_that_fails_ends_with_its_reason(
     )
     with pytest.raises(Exception, match="no seven"):
         query.awaitTermination(150)
-    _await(lambda: any(isinstance(event, JobEnded) for event, _ in heard))
+    await_true(lambda: any(isinstance(event, JobEnded) for event, _ in heard))
     status = events.statuses()[str(query.id)]
     assert status.state is JobState.FAILED
     assert "no seven" in str(status.last_error)
@@ -114,13 +107,13 @@ def test_a_query_is_scraped_under_the_names_of_jobs_and_its_counters_outlive_a_r
             query = writer.option("checkpointLocation", str(tmp_path / "query")).start()
             if run == 2:
                 spark.range(50).write.parquet(source, mode="append")
-            _await(lambda run=run: has_read(100 if run == 1 else 150))  # type: ignore[misc]
+            await_true(lambda run=run: has_read(100 if run == 1 else 150))  # type: ignore[misc]
             shown = scrape()
             assert shown["onceflow_attempts_total"] == run
             assert shown["onceflow_checkpoint_last_completed_number"] == run
             query.stop()
             state = events.statuses
-            _await(lambda: all(status.state.ended for status in state().values()))
+            await_true(lambda: all(status.state.ended for status in state().values()))
     finally:
         spark.streams.removeListener(events)
     with pytest.raises(urllib.error.URLError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, assert_exactly_once
 from tests.support.scripted_sink import ScriptedSink, throttled_sink
+from tests.support.waiting import await_status
 
 from onceflow import (
     Checkpointing,
@@ -22,7 +22,6 @@ from onceflow import (
     FixedDelay,
     HeapBackend,
     JobState,
-    JobStatus,
     Pipeline,
     count,
     sum_,
@@ -76,14 +75,6 @@ def held_up(
 def assert_each_once(sink: DirectorySink, source: CountingSource = SOURCE) -> None:
     assert_exactly_once(sink, source)
     assert {row["seen"] for row in sink.rows()} == {1}
-
-
-def await_status(job: Job, holds: Callable[[JobStatus], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds(status := job.status()):
-        assert not status.state.ended, status.last_error
-        assert time.monotonic() < deadline, status
-        time.sleep(0.005)
 
 
 def await_rows_in_flight(job: Job) -> None:

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +22,10 @@ from tests.integration.sql.databases import Database, MySQL, Postgres
 from tests.support.lossy_cable import CLIENT, SERVER, LossyCable
 from tests.support.servers.database_packages import offer_packages
 from tests.support.sql_job_process import RECORDS, make_pipeline, make_sink
+from tests.support.waiting import await_status
 from typing_extensions import override
 
-from onceflow import Job, JobState, JobStatus
+from onceflow import JobState
 from onceflow.clients.mysql.connection import MySQLSession
 from onceflow.clients.postgres.connection import own
 from onceflow.clients.sql.session import ConnectionLost
@@ -106,7 +107,7 @@ def _run_through(
 ) -> Outcome:
     job = make_pipeline(directory, make_sink(database.url)).start()
     try:
-        _await(job, lambda now: now.checkpoints_completed > 2)
+        await_status(job, lambda now: now.checkpoints_completed > 2)
         cable.lose(direction)
         lost_at_s = time.monotonic()
         noticed_s = math.inf
@@ -117,7 +118,7 @@ def _run_through(
         before = job.status()
         cable.heal(direction)
         healed_at_s = time.monotonic()
-        _await(job, lambda now: now.checkpoints_completed > before.checkpoints_completed)
+        await_status(job, lambda now: now.checkpoints_completed > before.checkpoints_completed)
         resumed_s = time.monotonic() - healed_at_s
         (directory / "end").touch()
         assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
@@ -154,14 +155,6 @@ def _lose_in_transfer(cable: LossyCable, database: Database, direction: str) -> 
         noticed_s = time.monotonic() - lost_at_s
     cable.heal(direction)
     return Outcome(noticed_s, 0.0, str(lost.value), database.ids_in() == [], 0)
-
-
-def _await(job: Job, holds: Callable[[JobStatus], bool]) -> None:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while not holds(status := job.status()):
-        assert time.monotonic() < deadline, status.describe()
-        assert not status.state.ended, status.describe()
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from tests.integration.sql.databases import Database, MariaDB, MySQL, Postgres
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS
+from tests.support.waiting import await_true
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
 from onceflow.core.api.pipeline import Job
@@ -97,15 +97,8 @@ def test_blocker_is_forgotten_when_its_transaction_ends(
         job.wait_for(checkpoints=2)
         other.begin()
         other.execute("LOCK TABLE rates IN ACCESS EXCLUSIVE MODE")
-        _await(lambda: job.status().blockers != {})
+        await_true(lambda: job.status().blockers != {})
         assert "application 'nightly vacuum'" in job.status().blockers["rows"][0]
         other.roll_back()
-        _await(lambda: job.status().blockers == {})
+        await_true(lambda: job.status().blockers == {})
     assert job.stop(60).state is JobState.STOPPED
-
-
-def _await(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

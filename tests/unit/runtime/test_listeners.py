@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
+from tests.support.waiting import await_true
 
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.runtime.events import job_events, listeners
@@ -95,10 +94,10 @@ def test_a_slow_listener_holds_up_neither_the_job_nor_others_and_is_told_what_it
     count = 2 * QUEUE_LENGTH
     for attempt in range(1, count + 1):
         tracker.publish(began(attempt))
-        _await(lambda: len(quick) >= attempt - QUEUE_LENGTH // 2)
+        await_true(lambda: len(quick) >= attempt - QUEUE_LENGTH // 2)
     assert slow == []
     go_on.set()
-    _await(lambda: len(slow) >= QUEUE_LENGTH)
+    await_true(lambda: len(slow) >= QUEUE_LENGTH)
     tracker.publish(began(count + 1))
     tracker.publish(job_events.JobEnded(job_events.JobState.FINISHED))
     tracker.close()
@@ -134,10 +133,3 @@ def test_state_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == [
         "job job drops the state of operator 'a', which no operator of the pipeline uses"
     ]
-
-
-def _await(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
