@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import Barrier, NotifyAbort
 from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.record_times import RecordTimes
@@ -272,7 +272,7 @@ SlotMessage: TypeAlias = (
     | Heartbeat
     | SlotClosed
 )
-SubtaskMail: TypeAlias = TriggerCheckpoint | OfferSplits | Complete | NotifyAbort | Shutdown
+SubtaskMail: TypeAlias = Barrier | OfferSplits | Complete | NotifyAbort | Shutdown
 """The mail of a subtask's thread. Only subtasks of sources get triggers and splits."""
 DriverMessage: TypeAlias = Deploy | SubtaskMail | GloballyCommitted | Heartbeat
 

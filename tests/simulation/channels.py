@@ -11,7 +11,8 @@ from tests.simulation.clock import Bell
 from tests.simulation.targets import Row
 
 from onceflow.core.protocol.checkpoints import in_flight
-from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.alignment import EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.splits import owner_of
 
 if TYPE_CHECKING:

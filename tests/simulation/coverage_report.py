@@ -159,7 +159,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             ("return SettingsRefused", "other = ", "is_elsewhere = ", "if slot != "),
         ),
         "slots.py:SlotRoster.find_lost": Excuse(_NO_HEARTBEATS),
-        "alignment.py:Barrier.overtakes": Excuse("asked by the runtime's metrics"),
+        "decisions.py:Barrier.overtakes": Excuse("asked by the runtime's metrics"),
         "alignment.py:SourceBarriers.overtakes_at_s": Excuse("sources of the model poll"),
         "alignment.py:BarrierAlignment.on_announced": Excuse(
             "a barrier is announced after a newer one only while both have time left, and the"

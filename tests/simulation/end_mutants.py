@@ -9,9 +9,9 @@ from tests.simulation.variant import Variant
 
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
+    Barrier,
     CheckpointKind,
     Decision,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.checkpoints.schedule import TriggerSchedule
@@ -73,7 +73,7 @@ class _MakesLastRowsBehindASavepoint(CheckpointCoordinator):
 class _EndOvertakes(CheckpointCoordinator):
     """The barrier that follows last rows goes ahead of them."""
 
-    def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
+    def _trigger(self, kind: CheckpointKind, now_s: float) -> Barrier:
         trigger = super()._trigger(kind, now_s)
         overtakes = kind is CheckpointKind.END and self._settings.overtakes_after_s is not None
         return replace(trigger, overtakes_after_s=0.0) if overtakes else trigger

@@ -24,13 +24,13 @@ from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
+    Barrier,
     CheckpointKind,
     CountFailure,
     DiscardState,
     NotifyAbort,
     NotifyComplete,
     SavepointRequest,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.checkpoints.snapshots import (
@@ -427,7 +427,7 @@ class Attempt:
                 self.driver.savepoints.answer(request)
             case AbortSavepoint(request, _, reason):
                 self.driver.savepoints.answer(request, reason)
-            case TriggerCheckpoint():
+            case Barrier():
                 self._drains = self._drains or decision.kind is CheckpointKind.SAVEPOINT_DRAIN
                 self._send_all(decision)
             case AppendDecision(completed):

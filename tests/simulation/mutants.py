@@ -25,6 +25,7 @@ from onceflow.core.protocol.checkpoints import alignment
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, Confirmed
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
+    Barrier,
     CheckpointKind,
     Decision,
     DiscardState,
@@ -339,7 +340,7 @@ class _RemembersAborted(alignment.BarrierAlignment):
     """Never forgets an aborted checkpoint."""
 
     def on_barrier(
-        self, channel: int, barrier: alignment.Barrier, now_s: float
+        self, channel: int, barrier: Barrier, now_s: float
     ) -> tuple[alignment.AlignmentAction, ...]:
         before = set(self._aborted)
         actions = super().on_barrier(channel, barrier, now_s)

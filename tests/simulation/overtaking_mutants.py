@@ -14,7 +14,7 @@ from onceflow.core.protocol.checkpoints.coordinator import (
     CheckpointCoordinator,
     _Pending,  # pyright: ignore[reportPrivateUsage]
 )
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import Barrier, CheckpointKind
 from onceflow.core.protocol.checkpoints.in_flight import Announced, OutputQueue, Received
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
@@ -40,13 +40,13 @@ class _StopsRecordingAtOnce(Inputs):
 class _RecordsOn(Inputs):
     """What comes after a channel's barrier is recorded, too."""
 
-    def put(self, channel: int, element: Row | alignment.Barrier | alignment.EndOfStream) -> bool:
+    def put(self, channel: int, element: Row | Barrier | alignment.EndOfStream) -> bool:
         recording = self._recording
         result = super().put(channel, element)
         if (
             recording is not None
             and channel not in recording.open
-            and not isinstance(element, (alignment.Barrier, alignment.EndOfStream))
+            and not isinstance(element, (Barrier, alignment.EndOfStream))
         ):
             recording.batches[channel].append(element)
         return result
@@ -55,10 +55,10 @@ class _RecordsOn(Inputs):
 class _OldBarrierEndsRecording(Inputs):
     """What comes behind a barrier of a checkpoint that was given up is not recorded."""
 
-    def put(self, channel: int, element: Row | alignment.Barrier | alignment.EndOfStream) -> bool:
+    def put(self, channel: int, element: Row | Barrier | alignment.EndOfStream) -> bool:
         recording = self._recording
         result = super().put(channel, element)
-        if recording is not None and isinstance(element, alignment.Barrier):
+        if recording is not None and isinstance(element, Barrier):
             recording.open.discard(channel)
         return result
 
@@ -126,7 +126,7 @@ class _ReadsNoBarrierBeforeItReplays(Inputs):
 class _LastWaits(CheckpointCoordinator):
     """The barrier that is to end the job waits for all rows, however long they take."""
 
-    def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
+    def _trigger(self, kind: CheckpointKind, now_s: float) -> Barrier:
         trigger = super()._trigger(kind, now_s)
         return replace(trigger, overtakes_after_s=None) if kind.ends_job else trigger
 
@@ -165,7 +165,7 @@ def _backwards(chain: str, rows: list[Row], groups: range) -> list[Row]:
 class _EmitsWhatIsOver(alignment.SourceBarriers):
     """A barrier that waits its turn at a source is emitted after a newer one has overtaken it."""
 
-    def next(self, now_s: float, *, clear: bool) -> alignment.Barrier | None:
+    def next(self, now_s: float, *, clear: bool) -> Barrier | None:
         held = list(self._held)
         barrier = super().next(now_s, clear=clear)
         if barrier is not None:

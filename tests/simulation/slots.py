@@ -27,11 +27,10 @@ from tests.simulation.uploads import Uploads
 from onceflow.core.errors import PreparedTransactionLost, SlotLost
 from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints import snapshots
-from onceflow.core.protocol.checkpoints.alignment import Barrier
 from onceflow.core.protocol.checkpoints.decisions import (
+    Barrier,
     CheckpointKind,
     NotifyAbort,
-    TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
@@ -179,8 +178,8 @@ class Slot(Process):
                     self._start()
                 case messages.Acked() | messages.Declined() | messages.SourceExhausted():
                     self._send(decision)
-                case TriggerCheckpoint(checkpoint, kind, at_ms, after_s, form, target):
-                    self._trigger(Barrier(checkpoint, kind, at_ms, after_s, form, target))
+                case Barrier():
+                    self._trigger(decision)
                 case messages.OfferSplits(uid, splits):
                     task = next(source for source in self.sources if source.uid == uid)
                     task.mail.append(lambda t=task, s=splits: t.offered(s))  # type: ignore[misc]

@@ -22,6 +22,7 @@ from tests.simulation.targets import Row, Target, Versioned
 from tests.simulation.uploads import Finish
 
 from onceflow.core.protocol.checkpoints import alignment, snapshots
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.checkpoints.in_flight import REPLAYED, Announced, ChannelEnd, Received
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
@@ -128,7 +129,7 @@ class StageTask(ABC):
     def _on_element(self, received: Received[Row]) -> Steps[None]:
         channel, element = received.channel, received.element
         match element:
-            case alignment.Barrier():
+            case Barrier():
                 yield from self._on_barrier(channel, element)
             case alignment.EndOfStream():
                 self._alignment.on_end_of_input(channel)
@@ -149,7 +150,7 @@ class StageTask(ABC):
                         yield row_s
                     self.on_row(row)
 
-    def _on_barrier(self, channel: int, barrier: alignment.Barrier) -> Steps[None]:
+    def _on_barrier(self, channel: int, barrier: Barrier) -> Steps[None]:
         passed = min(self._brought)
         self._brought[channel] = barrier.checkpoint
         actions = self._alignment.on_barrier(channel, barrier, self.world.clock.now_s)
@@ -173,7 +174,7 @@ class StageTask(ABC):
                 case alignment.AlignmentAborted(checkpoint, reason):
                     self.decline(checkpoint, reason)
 
-    def _take(self, barrier: alignment.Barrier, passed: tuple[int, ...] | None) -> Steps[None]:
+    def _take(self, barrier: Barrier, passed: tuple[int, ...] | None) -> Steps[None]:
         checkpoint = barrier.checkpoint
         require(checkpoint not in self._given_up, f"I9 a snapshot of {checkpoint}, given up before")
         self.world.oracle.check_snapshot(self.slot.deploy.attempt, checkpoint)
@@ -233,13 +234,13 @@ class StageTask(ABC):
         raise Violation(f"{row} is broadcast to nobody who takes it")
 
     @abstractmethod
-    def snapshot(self, barrier: alignment.Barrier) -> Steps[Finish | None]:
+    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
         """The synchronous part; None when the slot has died."""
 
     def flush(self) -> bool:
         return True
 
-    def forward(self, barrier: alignment.Barrier) -> list[Row]:
+    def forward(self, barrier: Barrier) -> list[Row]:
         del barrier
         return []
 
@@ -306,14 +307,14 @@ class RelayTask(StageTask):
     def flush(self) -> bool:
         return self.outputs.flush()
 
-    def forward(self, barrier: alignment.Barrier) -> list[Row]:
+    def forward(self, barrier: Barrier) -> list[Row]:
         self._pass_on()
         return self.outputs.forward(barrier)
 
     def completed(self, checkpoint: CheckpointId) -> None:
         self._confirmed.come(0, checkpoint)
 
-    def snapshot(self, barrier: alignment.Barrier) -> Steps[Finish | None]:
+    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
         yield 0.001
         checkpoint = barrier.checkpoint
 
@@ -403,7 +404,7 @@ class KeyedTask(StageTask):
 
     # --- the snapshot ---------------------------------------------------------------------------
 
-    def snapshot(self, barrier: alignment.Barrier) -> Steps[Finish | None]:
+    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
         """Every sink pre-commits; then the stream goes on."""
         world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
         rows, self._rows = self._rows, []
@@ -453,9 +454,7 @@ class KeyedTask(StageTask):
             for number, (_, part) in enumerate(sorted(tables.items()))
         ]
 
-    def _frozen(
-        self, barrier: alignment.Barrier, sinks: list[snapshots.OperatorSnapshot]
-    ) -> Finish:
+    def _frozen(self, barrier: Barrier, sinks: list[snapshots.OperatorSnapshot]) -> Finish:
         """End the synchronous part: return the upload of what changed since the base, or of all."""
         world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
         state, rules = dict(self._state), {RULES_SEEN: self._rules}
@@ -481,7 +480,7 @@ class KeyedTask(StageTask):
 
     def _upload(
         self,
-        barrier: alignment.Barrier,
+        barrier: Barrier,
         keyed: snapshots.OperatorSnapshot,
         written: Sequence[tuple[snapshots.StateHandle, dict[int, int]]],
         sinks: list[snapshots.OperatorSnapshot],

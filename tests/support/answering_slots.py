@@ -20,7 +20,7 @@ from benchmarks.discarding_sink import DiscardingSink
 
 from onceflow import Checkpointing, Job, LocalProcesses, NoRestart, Pipeline, sum_
 from onceflow.core.errors import OnceflowError
-from onceflow.core.protocol.checkpoints.decisions import TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.checkpoints.snapshots import (
     OperatorSnapshot,
     StateHandle,
@@ -146,7 +146,7 @@ class ManySlots:
         match message:
             case Deploy():
                 return [Running()]
-            case TriggerCheckpoint(checkpoint):
+            case Barrier(checkpoint):
                 return [Acked(checkpoint, one) for one in self._snapshots(slot, checkpoint)]
             case Complete(checkpoint):
                 refs = (SubtaskRef(chain, slot) for chain in (SOURCE, KEYED))

@@ -32,35 +32,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from onceflow.core.errors import require
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointTarget, StateForm
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.ids import CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    """The divider of a channel's elements into those before the checkpoint and those after it."""
-
-    checkpoint: CheckpointId
-    kind: CheckpointKind
-    triggered_at_ms: int
-    """The trigger's time by the wall clock of the driver's machine. It is for people and metrics;
-    no decision may depend on it."""
-    overtakes_after_s: float | None = None
-    """The time for which the barrier still waits behind rows. 0: it overtakes them now. None: it
-    never overtakes.
-
-    A subtask that delays the barrier subtracts the delay before it forwards the barrier, so that no
-    two clocks are compared.
-    """
-    form: StateForm = StateForm.NATIVE
-    target: SavepointTarget | None = None
-    """For a savepoint: the directory that slots may write to, if any. It is in the barrier because
-    a barrier may arrive in a slot before the driver's order does."""
-
-    @property
-    def overtakes(self) -> bool:
-        """True if the barrier goes ahead of all rows from here on."""
-        return self.overtakes_after_s is not None and self.overtakes_after_s <= 0
 
 
 @dataclass(frozen=True, slots=True)

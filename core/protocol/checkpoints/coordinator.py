@@ -46,6 +46,7 @@ from onceflow.core.errors import InvariantViolation, require
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
+    Barrier,
     CheckpointKind,
     CountFailure,
     Decision,
@@ -56,7 +57,6 @@ from onceflow.core.protocol.checkpoints.decisions import (
     NotifyComplete,
     SavepointRequest,
     StateForm,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings, TriggerSchedule
@@ -72,7 +72,7 @@ from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, Subtask
 
 @dataclass(slots=True)
 class _Pending:
-    trigger: TriggerCheckpoint
+    trigger: Barrier
     deadline_s: float
     savepoint: SavepointRequest | None = None
     writing: bool = False
@@ -444,14 +444,12 @@ class CheckpointCoordinator:
         checkpoints = (n for n, p in self._pending.items() if p.savepoint is None)
         return self._schedule.due(max(checkpoints, default=GENESIS))
 
-    def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
+    def _trigger(self, kind: CheckpointKind, now_s: float) -> Barrier:
         after_s = self._settings.overtakes_after(kind)
         request = self._schedule.next_savepoint() if kind.is_savepoint else None
         form = request.form if request else StateForm.NATIVE
         target = request.target if request else None
-        trigger = TriggerCheckpoint(
-            self._next_checkpoint, kind, self._wall_ms(), after_s, form, target
-        )
+        trigger = Barrier(self._next_checkpoint, kind, self._wall_ms(), after_s, form, target)
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
         # The deadline counts from the trigger, also for savepoints: otherwise a savepoint whose
         # write hangs would never end.

@@ -109,17 +109,33 @@ class SavepointRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerCheckpoint:
-    """Tell every source subtask to emit this barrier."""
+class Barrier:
+    """The divider of a channel's elements into those before the checkpoint and those after it.
+
+    As a decision: tell every source subtask to emit this barrier.
+    """
 
     checkpoint: CheckpointId
     kind: CheckpointKind
     triggered_at_ms: int
+    """The trigger's time by the wall clock of the driver's machine. It is for people and metrics;
+    no decision may depend on it."""
     overtakes_after_s: float | None = None
-    """The time for which the barrier waits behind rows: see `Barrier`."""
+    """The time for which the barrier still waits behind rows. 0: it overtakes them now. None: it
+    never overtakes.
+
+    A subtask that delays the barrier subtracts the delay before it forwards the barrier, so that no
+    two clocks are compared.
+    """
     form: StateForm = StateForm.NATIVE
     target: SavepointTarget | None = None
-    """For a savepoint: the directory that slots may write to, if any."""
+    """For a savepoint: the directory that slots may write to, if any. It is in the barrier because
+    a barrier may arrive in a slot before the driver's order does."""
+
+    @property
+    def overtakes(self) -> bool:
+        """True if the barrier goes ahead of all rows from here on."""
+        return self.overtakes_after_s is not None and self.overtakes_after_s <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +228,7 @@ class FinishJob:
 
 
 Decision: TypeAlias = (
-    TriggerCheckpoint
+    Barrier
     | AppendDecision
     | WriteSavepoint
     | AbortSavepoint

@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from onceflow.core.errors import require
-from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.alignment import EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.ids import CheckpointId
 
 B = TypeVar("B")

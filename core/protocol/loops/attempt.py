@@ -29,6 +29,7 @@ from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
+    Barrier,
     CheckpointKind,
     CountFailure,
     Decision,
@@ -38,7 +39,6 @@ from onceflow.core.protocol.checkpoints.decisions import (
     NotifyAbort,
     NotifyComplete,
     SavepointRequest,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
@@ -448,7 +448,7 @@ class AttemptLoop:
         """Decide the coordinator's decisions, and what follows from them for this loop."""
         for decision in decisions:
             match decision:
-                case TriggerCheckpoint(checkpoint, kind):
+                case Barrier(checkpoint, kind):
                     if kind is CheckpointKind.STOP:
                         self._stopping.add(checkpoint)
                     self._decide(decision)

@@ -310,7 +310,7 @@ AttemptDecision: TypeAlias = (
     | TakeDiscovered
     | decisions.SavepointRequest
     | SavepointWritten
-    | decisions.TriggerCheckpoint
+    | decisions.Barrier
     | decisions.AppendDecision
     | decisions.WriteSavepoint
     | decisions.AbortSavepoint

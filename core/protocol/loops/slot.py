@@ -29,7 +29,7 @@ from typing_extensions import assert_never
 
 from onceflow.core.errors import MessageCorrupt
 from onceflow.core.protocol import messages
-from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import Barrier, NotifyAbort
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -136,7 +136,7 @@ class ExitHard:
 SlotDecision: TypeAlias = (
     messages.Deploy
     | StartSubtasks
-    | TriggerCheckpoint
+    | Barrier
     | messages.OfferSplits
     | NotifyAbort
     | messages.Complete
@@ -158,7 +158,7 @@ SlotDecision: TypeAlias = (
 """A message or a report as a decision is passed on as it came:
 
     Deploy             build the subtasks and restore their state, then report `RestoreEnded`
-    TriggerCheckpoint  post it to every source
+    Barrier            post it to every source
     OfferSplits        post it to its source
     NotifyAbort        post it to every subtask
     Complete           post it to every subtask, then let sinks commit, and tell the driver how far
@@ -264,7 +264,7 @@ class SlotLoop:
             case messages.Deploy():
                 self._deploy(fact)
             case (
-                TriggerCheckpoint()
+                Barrier()
                 | messages.OfferSplits()
                 | NotifyAbort()
                 | messages.Complete()
@@ -367,7 +367,7 @@ class SlotLoop:
                 self._end(phase, in_time=in_time)
             case (
                 messages.Deploy()
-                | TriggerCheckpoint()
+                | Barrier()
                 | messages.OfferSplits()
                 | messages.Complete()
                 | NotifyAbort()

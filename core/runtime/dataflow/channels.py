@@ -29,7 +29,8 @@ import pyarrow as pa
 
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.checkpoints import in_flight
-from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.alignment import EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import SubtaskMail
 

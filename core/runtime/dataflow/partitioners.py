@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.core.errors import BadRecord
-from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.alignment import EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.runtime.dataflow.channels import Batch, Element, OutputChannel
 from onceflow.core.state import hash_keys, key_groups
 

@@ -198,7 +198,7 @@ class Subtask(ABC):
                 self._on_aborted(checkpoint)
             case messages.Shutdown():
                 self._leaving = True
-            case decisions.TriggerCheckpoint() | messages.OfferSplits():
+            case decisions.Barrier() | messages.OfferSplits():
                 raise TypeError(f"{self.ref} was sent {mail!r}, which only a source can carry out")
 
     def _flush(self) -> bool:
@@ -219,7 +219,7 @@ class Subtask(ABC):
         finally:
             self._backpressured_s += time.monotonic() - began
 
-    def _snapshot(self, barrier: alignment.Barrier, alignment_ms: float) -> SnapshotTaken:
+    def _snapshot(self, barrier: decisions.Barrier, alignment_ms: float) -> SnapshotTaken:
         """Take the synchronous part and forward the barrier; return the report for the upload."""
         # Computed from the clocks of two machines, for metrics only.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
@@ -324,7 +324,7 @@ class SourceSubtask(Subtask):
             self._handle(mail)
             # Return to the start of the step, which emits the barrier before anything is
             # read.
-            if isinstance(mail, decisions.TriggerCheckpoint) or self._leaving:
+            if isinstance(mail, decisions.Barrier) or self._leaving:
                 return
         if self._source.has_watermarks and time.monotonic() >= self._tells_at_s:
             self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
@@ -342,16 +342,8 @@ class SourceSubtask(Subtask):
 
     def _handle(self, mail: messages.SubtaskMail) -> None:
         match mail:
-            case decisions.TriggerCheckpoint():
-                barrier = alignment.Barrier(
-                    mail.checkpoint,
-                    mail.kind,
-                    mail.triggered_at_ms,
-                    mail.overtakes_after_s,
-                    mail.form,
-                    mail.target,
-                )
-                self._barriers.on_triggered(barrier, time.monotonic())
+            case decisions.Barrier():
+                self._barriers.on_triggered(mail, time.monotonic())
             case messages.OfferSplits(_, splits):
                 self._source.take_offer(splits)
             case _:
@@ -363,7 +355,7 @@ class SourceSubtask(Subtask):
         self._end_of_stream()
         self._report(messages.SourceExhausted(self.ref))
 
-    def _emit(self, barrier: alignment.Barrier) -> None:
+    def _emit(self, barrier: decisions.Barrier) -> None:
         if barrier.kind is decisions.CheckpointKind.SAVEPOINT_DRAIN and not self._ended:
             self._end()
         elif barrier.kind.stops_sources:
@@ -442,7 +434,7 @@ class ReceivingSubtask(Subtask):
                 self._time_work(lambda: self._inputs[into](element))
             case Batch(watermark=watermark):
                 self._on_watermark(channel, watermark)
-            case alignment.Barrier():
+            case decisions.Barrier():
                 self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
             case alignment.EndOfStream():
                 # No barrier arrives on an ended channel any more, so pending barriers count as
@@ -509,7 +501,7 @@ def _until(at_s: float | None) -> float:
     return WAIT_S if at_s is None else max(0.0, min(WAIT_S, at_s - time.monotonic()))
 
 
-def _frozen(operator: RunningOperator, barrier: alignment.Barrier) -> PendingSnapshot | None:
+def _frozen(operator: RunningOperator, barrier: decisions.Barrier) -> PendingSnapshot | None:
     """Return the synchronous part of the snapshot of `operator`, in the requested form."""
     if not barrier.kind.is_savepoint:
         return operator.snapshot(barrier.checkpoint)

@@ -21,12 +21,12 @@ from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
+    Barrier,
     CountFailure,
     DiscardState,
     NotifyAbort,
     NotifyComplete,
     SavepointRequest,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, retain_ledger_from
@@ -216,7 +216,7 @@ class Attempt:
                 # status next.
                 self._publish(job_events.SavepointCompleted(checkpoint, location, size_bytes))
                 self._context.savepoints.record_success(request)
-            case TriggerCheckpoint(checkpoint, kind):
+            case Barrier(checkpoint, kind):
                 self._publish(job_events.CheckpointTriggered(checkpoint, kind))
                 self._slots.send_all(decision)
             case AppendDecision(completed):

@@ -21,7 +21,7 @@ from typing_extensions import assert_never
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import Barrier, NotifyAbort
 from onceflow.core.protocol.loops.slot import (
     BeginClosing,
     CloseParts,
@@ -175,7 +175,7 @@ class SlotControl:
                 self.deploy.set_result(decision)
             case StartSubtasks():
                 self._start()
-            case TriggerCheckpoint() | OfferSplits() | NotifyAbort():
+            case Barrier() | OfferSplits() | NotifyAbort():
                 self._post(decision)
             case Complete():
                 self._post(decision)
@@ -216,12 +216,10 @@ class SlotControl:
         assert self._chains is not None, "nothing is restored"
         return self._chains
 
-    def _post(
-        self, mail: TriggerCheckpoint | OfferSplits | Complete | NotifyAbort | Shutdown
-    ) -> None:
+    def _post(self, mail: Barrier | OfferSplits | Complete | NotifyAbort | Shutdown) -> None:
         for subtask in self._require_chains().subtasks:
             match mail:
-                case TriggerCheckpoint():
+                case Barrier():
                     is_for_it = isinstance(subtask, SourceSubtask)
                 case OfferSplits(uid):
                     is_for_it = subtask.ref.chain == uid

@@ -29,7 +29,8 @@ from pyarrow import flight
 
 from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import SettingsRefused, SlotLost
-from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.alignment import EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.loops.slots import ADDRESS_ADVICE
 from onceflow.core.runtime.dataflow.channels import (
     Batch,

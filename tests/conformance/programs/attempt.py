@@ -26,10 +26,10 @@ from onceflow import Checkpointing, LocalProcesses, Pipeline, RuntimeSettings
 from onceflow.core.plan.graph import Chain, Edge, Exchange, Graph, Operator
 from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints.decisions import (
+    Barrier,
     CheckpointKind,
     NotifyAbort,
     StateForm,
-    TriggerCheckpoint,
 )
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
@@ -319,7 +319,7 @@ class Attempt:
                 # whether there is a restore behind it or not.
                 subtask._advance(subtask._source.next_watermark)
         after_s = 0.0 if overtakes else None
-        trigger = TriggerCheckpoint(CheckpointId(number), kind, 0, after_s, form)
+        trigger = Barrier(CheckpointId(number), kind, 0, after_s, form)
         for subtask in self._subtasks:
             if isinstance(subtask, SourceSubtask):
                 subtask.post(trigger)

@@ -11,9 +11,9 @@ from tests.unit.protocol.checkpoints.coordination import snapshot
 from onceflow.core.errors import BadRecord
 from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.decisions import (
+    Barrier,
     CheckpointKind,
     NotifyAbort,
-    TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops import slot
@@ -22,7 +22,7 @@ REF = SubtaskRef("sink", 0)
 CHECKPOINT = CheckpointId(1)
 DEPLOY = messages.Deploy(("here",), GENESIS, CHECKPOINT, (), (), b"")
 ACK = messages.Acked(CHECKPOINT, snapshot(REF))
-TRIGGER = TriggerCheckpoint(CHECKPOINT, CheckpointKind.PERIODIC, 0)
+TRIGGER = Barrier(CHECKPOINT, CheckpointKind.PERIODIC, 0)
 PROGRESS = messages.SinkCommitted(REF, "out", CHECKPOINT, 1.0)
 COMPLETE = messages.Complete(CHECKPOINT, {})
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import BadRecord, SlotLost
-from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.alignment import EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier, CheckpointKind
 from onceflow.core.protocol.checkpoints.in_flight import REPLAYED, Announced, ChannelEnd, Received
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import Shutdown

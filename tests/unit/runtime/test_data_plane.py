@@ -15,8 +15,8 @@ import pytest
 from pyarrow import flight
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.alignment import EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier, CheckpointKind
 from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd, Received
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch, Element, InputGate

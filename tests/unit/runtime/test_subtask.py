@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.core.protocol.checkpoints.alignment import AlignmentMode, Barrier, EndOfStream
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, NotifyAbort
+from onceflow.core.protocol.checkpoints.alignment import AlignmentMode, EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import Barrier, CheckpointKind, NotifyAbort
 from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef

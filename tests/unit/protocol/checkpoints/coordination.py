@@ -8,10 +8,10 @@ from typing import TypeVar
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
+    Barrier,
     Decision,
     DiscardState,
     NotifyComplete,
-    TriggerCheckpoint,
 )
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
@@ -104,7 +104,7 @@ class Coordination:
         wake_s = self.coordinator.next_wake_s()
         assert wake_s is not None
         self.now_s = max(self.now_s, wake_s)
-        (trigger,) = of_type(TriggerCheckpoint, self.tick())
+        (trigger,) = of_type(Barrier, self.tick())
         return trigger.checkpoint
 
     def ack(

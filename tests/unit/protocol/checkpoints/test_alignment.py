@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints import alignment
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.decisions import Barrier, CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
 
 ALIGNED, AT_LEAST_ONCE = alignment.AlignmentMode.ALIGNED, alignment.AlignmentMode.AT_LEAST_ONCE
 
 
-def barrier(number: int) -> alignment.Barrier:
-    return alignment.Barrier(CheckpointId(number), CheckpointKind.PERIODIC, triggered_at_ms=0)
+def barrier(number: int) -> Barrier:
+    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, triggered_at_ms=0)
 
 
 def taken(actions: tuple[alignment.AlignmentAction, ...]) -> list[int]:
@@ -57,7 +57,7 @@ def test_nothing_may_be_emitted_once_a_savepoint_with_which_the_job_stops_is_tak
     kind: CheckpointKind,
 ) -> None:
     gate = alignment.BarrierAlignment(2, ALIGNED)
-    last = alignment.Barrier(CheckpointId(1), kind, triggered_at_ms=0)
+    last = Barrier(CheckpointId(1), kind, triggered_at_ms=0)
     gate.on_barrier(0, last, 0.0)
     assert gate.may_emit, "what is emitted before the snapshot is in it"
     gate.on_barrier(1, last, 0.0)
@@ -193,19 +193,19 @@ def test_subtask_without_input_has_no_alignment() -> None:
 class _Feed:
     """Channels of records and barriers, some barriers skipped, read in a drawn order."""
 
-    channels: list[list[int | alignment.Barrier]]
+    channels: list[list[int | Barrier]]
     before: dict[int, set[tuple[int, int]]] = field(default_factory=dict[int, set[tuple[int, int]]])
     complete: set[int] = field(default_factory=set[int])
 
 
 @st.composite
 def feeds(draw: st.DrawFn) -> _Feed:
-    channels: list[list[int | alignment.Barrier]] = []
+    channels: list[list[int | Barrier]] = []
     checkpoints = draw(st.integers(1, 6))
     counts = dict.fromkeys(range(1, checkpoints + 1), 0)
     width = draw(st.integers(1, 4))
     for _ in range(width):
-        items: list[int | alignment.Barrier] = []
+        items: list[int | Barrier] = []
         for number in range(1, checkpoints + 1):
             items += range(draw(st.integers(0, 2)))
             if draw(st.integers(0, 5)) > 0:
@@ -219,7 +219,7 @@ def feeds(draw: st.DrawFn) -> _Feed:
             (channel, at)
             for channel, items in enumerate(channels)
             for at in range(items.index(barrier(number)))
-            if not isinstance(items[at], alignment.Barrier)
+            if not isinstance(items[at], Barrier)
         }
     return feed
 
@@ -263,7 +263,7 @@ def test_snapshot_holds_every_record_before_its_barrier_and_aligned_no_other(
             continue
         channel = data.draw(st.sampled_from(readable))
         item = feed.channels[channel][position[channel]]
-        if isinstance(item, alignment.Barrier):
+        if isinstance(item, Barrier):
             note(gate.on_barrier(channel, item, 0.0))
         else:
             seen.add((channel, position[channel]))

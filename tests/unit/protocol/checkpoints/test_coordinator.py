@@ -9,6 +9,7 @@ from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
+    Barrier,
     CheckpointKind,
     CountFailure,
     DiscardState,
@@ -16,7 +17,6 @@ from onceflow.core.protocol.checkpoints.decisions import (
     FinishJob,
     NotifyAbort,
     NotifyComplete,
-    TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 
@@ -286,7 +286,7 @@ def test_job_finishes_when_the_last_checkpoint_is_committed_everywhere(
     else:
         job.coordinator.on_source_end(coordination.SOURCES[0], job.now_s)
         decisions = job.coordinator.on_source_end(coordination.SOURCES[1], job.now_s)
-    (trigger,) = coordination.of_type(TriggerCheckpoint, decisions)
+    (trigger,) = coordination.of_type(Barrier, decisions)
     assert trigger.kind is kind
     (append,) = coordination.of_type(AppendDecision, job.ack_all(1))
     assert append.completed.final

@@ -11,11 +11,11 @@ from onceflow.core.protocol.checkpoints import snapshots
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
+    Barrier,
     CheckpointKind,
     Decision,
     FinishJob,
     SavepointRequest,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
@@ -78,7 +78,7 @@ class Ending(coordination.Coordination):
 
 
 def triggered(decisions: list[Decision]) -> list[CheckpointKind]:
-    return [one.kind for one in coordination.of_type(TriggerCheckpoint, decisions)]
+    return [one.kind for one in coordination.of_type(Barrier, decisions)]
 
 
 def run_to_its_end() -> snapshots.CompletedCheckpoint:
@@ -108,7 +108,7 @@ def test_rows_in_flight_are_decided_before_last_rows_are_made() -> None:
     _, decisions = job.decide(1, ROWS)
     assert triggered(decisions) == [FINAL]
     _, decisions = job.decide(2)
-    (end,) = coordination.of_type(TriggerCheckpoint, decisions)
+    (end,) = coordination.of_type(Barrier, decisions)
     assert (end.kind, end.overtakes_after_s) == (END, None), "last rows are in flight nowhere"
 
 

@@ -149,7 +149,7 @@ def test_late_ack_after_the_job_has_finished_leaves_no_file() -> None:
     first = job.trigger()
     job.decline(first)
     stop = job.coordinator.request(decisions.CheckpointKind.STOP, job.now_s)
-    (last,) = of_type(decisions.TriggerCheckpoint, stop or job.tick(10.0))
+    (last,) = of_type(decisions.Barrier, stop or job.tick(10.0))
     job.complete(last.checkpoint, shared("s"))
     assert of_type(decisions.FinishJob, job.decisions)
     job.ack(first, SINKS[1], shared("s"), shared("t"), private("p"))

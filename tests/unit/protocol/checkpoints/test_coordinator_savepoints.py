@@ -10,6 +10,7 @@ from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
+    Barrier,
     CheckpointKind,
     CountFailure,
     Decision,
@@ -19,7 +20,6 @@ from onceflow.core.protocol.checkpoints.decisions import (
     NotifyComplete,
     SavepointRequest,
     SavepointTarget,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
@@ -49,9 +49,7 @@ class Job(coordination.Coordination):
 
 
 def triggered(decisions: list[Decision]) -> list[tuple[int, CheckpointKind]]:
-    return [
-        (one.checkpoint, one.kind) for one in coordination.of_type(TriggerCheckpoint, decisions)
-    ]
+    return [(one.checkpoint, one.kind) for one in coordination.of_type(Barrier, decisions)]
 
 
 def job(**settings: object) -> Job:
@@ -191,7 +189,7 @@ def test_what_follows_a_savepoint_is_not_asked_of_the_next_attempt() -> None:
 def _ask_with_target(one: Job, target: SavepointTarget) -> None:
     request = SavepointRequest("a", GOES_ON, target=target)
     (trigger,) = coordination.of_type(
-        TriggerCheckpoint, one.coordinator.request_savepoint(request, one.now_s)
+        Barrier, one.coordinator.request_savepoint(request, one.now_s)
     )
     assert trigger.target == target, "slots learn where they may write"
 

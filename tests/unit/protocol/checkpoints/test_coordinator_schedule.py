@@ -10,17 +10,17 @@ from tests.unit.protocol.checkpoints.coordination import SOURCES, START_S, Coord
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
+    Barrier,
     CheckpointKind,
     Decision,
     FailAttempt,
-    TriggerCheckpoint,
 )
 
 MANUAL, STOP, FINAL = CheckpointKind.MANUAL, CheckpointKind.STOP, CheckpointKind.FINAL
 
 
 def kinds(decisions: Sequence[Decision]) -> list[CheckpointKind]:
-    return [trigger.kind for trigger in of_type(TriggerCheckpoint, decisions)]
+    return [trigger.kind for trigger in of_type(Barrier, decisions)]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])

@@ -12,7 +12,7 @@ from collections import deque
 import pytest
 
 from onceflow.core.protocol.checkpoints import alignment
-from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.decisions import Barrier, CheckpointKind
 from onceflow.core.protocol.checkpoints.in_flight import (
     Announced,
     ChannelEnd,
@@ -22,13 +22,11 @@ from onceflow.core.protocol.checkpoints.in_flight import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 
-Element = str | alignment.Barrier | alignment.EndOfStream
+Element = str | Barrier | alignment.EndOfStream
 
 
-def barrier(number: int, after_s: float | None = 0.0) -> alignment.Barrier:
-    return alignment.Barrier(
-        CheckpointId(number), CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s
-    )
+def barrier(number: int, after_s: float | None = 0.0) -> Barrier:
+    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,7 @@ def barrier(number: int, after_s: float | None = 0.0) -> alignment.Barrier:
     ],
 )
 def test_rows_behind_a_barrier_that_was_given_up_are_recorded_for_the_next(
-    stale: list[alignment.Barrier],
+    stale: list[Barrier],
 ) -> None:
     queues = InputQueues[str]([ChannelEnd(), ChannelEnd()])
     queues.put(0, barrier(9))
@@ -100,7 +98,7 @@ class Exchange:
         self.outputs = [OutputQueue[str]() for _ in ends]
         self.wires: list[deque[Element]] = [deque() for _ in ends]
         self.made = [0] * self.count
-        self.to_emit: list[list[alignment.Barrier]] = [[] for _ in ends]
+        self.to_emit: list[list[Barrier]] = [[] for _ in ends]
         self.queues = InputQueues[str](ends)
         keeping_order = range(self.count - in_order, self.count)
         self.gate = alignment.BarrierAlignment(
@@ -184,7 +182,7 @@ class Exchange:
         match self.queues.take():
             case Announced(channel, announced):
                 self.carry_out(self.gate.on_announced(channel, announced, self.now_s))
-            case Received(channel, alignment.Barrier() as read):
+            case Received(channel, Barrier() as read):
                 self.carry_out(self.gate.on_barrier(channel, read, self.now_s))
             case Received(channel, str() as row):
                 self.state.append(row)

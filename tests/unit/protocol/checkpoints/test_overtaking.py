@@ -9,6 +9,7 @@ from tests.unit.protocol.checkpoints import coordination
 
 from onceflow.core.errors import InvariantViolation
 from onceflow.core.protocol.checkpoints import alignment, decisions
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.checkpoints.in_flight import (
     REPLAYED,
     Announced,
@@ -22,8 +23,8 @@ from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle, 
 from onceflow.core.protocol.ids import CheckpointId
 
 
-def barrier(number: int, after_s: float | None = 0.0) -> alignment.Barrier:
-    return alignment.Barrier(
+def barrier(number: int, after_s: float | None = 0.0) -> Barrier:
+    return Barrier(
         CheckpointId(number), decisions.CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s
     )
 
@@ -389,7 +390,7 @@ def test_a_job_does_not_end_while_rows_are_in_flight(kind: decisions.CheckpointK
     job.coordinator.on_ack(coordination.ATTEMPT, CheckpointId(1), held_up, job.now_s)
     (append,) = coordination.of_type(decisions.AppendDecision, job.ack_all(1))
     assert not append.completed.final
-    (trigger,) = coordination.of_type(decisions.TriggerCheckpoint, job.logged(1))
+    (trigger,) = coordination.of_type(decisions.Barrier, job.logged(1))
     assert (trigger.checkpoint, trigger.kind, trigger.overtakes_after_s) == (2, kind, 60.0)
     assert coordination.of_type(decisions.FinishJob, job.committed(1)) == []
     (append,) = coordination.of_type(decisions.AppendDecision, job.ack_all(2))

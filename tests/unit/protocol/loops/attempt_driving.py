@@ -12,8 +12,8 @@ from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
+    Barrier,
     SavepointRequest,
-    TriggerCheckpoint,
     WriteSavepoint,
 )
 from onceflow.core.protocol.ids import CheckpointId
@@ -129,7 +129,7 @@ class Driving:
 
     @property
     def triggered(self) -> list[CheckpointId]:
-        return [trigger.checkpoint for trigger in self.of_type(TriggerCheckpoint)]
+        return [trigger.checkpoint for trigger in self.of_type(Barrier)]
 
     def ack_all(self, checkpoint: int) -> None:
         for subtask in coordination.SUBTASKS:

@@ -271,14 +271,14 @@ def test_what_comes_while_a_decision_is_appended_is_told_after_it_and_in_order()
     assert not driving.of_type(decisions.SavepointRequest)
     driving.tick(3600.0 / 1e3)
     driving.end_append()
-    kinds = [trigger.kind for trigger in driving.of_type(decisions.TriggerCheckpoint)]
+    kinds = [trigger.kind for trigger in driving.of_type(decisions.Barrier)]
     assert kinds == [
         decisions.CheckpointKind.MANUAL,
         decisions.CheckpointKind.MANUAL,
         decisions.CheckpointKind.SAVEPOINT,
     ]
     complete = driving.decisions.index(driving.of_type(decisions.NotifyComplete)[0])
-    assert complete < driving.decisions.index(driving.of_type(decisions.TriggerCheckpoint)[1])
+    assert complete < driving.decisions.index(driving.of_type(decisions.Barrier)[1])
 
 
 def test_a_refused_append_goes_on_without_it_and_an_unknown_one_ends_the_attempt() -> None:
@@ -488,7 +488,7 @@ def test_a_savepoint_that_has_waited_too_long_is_not_begun_and_holds_nobody_up()
     driving.stands = False
     driving.on(SAVEPOINT, MANUAL)
     driving.run()
-    assert [trigger.kind for trigger in driving.of_type(decisions.TriggerCheckpoint)] == [
+    assert [trigger.kind for trigger in driving.of_type(decisions.Barrier)] == [
         decisions.CheckpointKind.MANUAL
     ]
     assert driving.loop.unanswered == (MANUAL,)
