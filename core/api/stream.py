@@ -21,7 +21,12 @@ from onceflow.core.api.joined_streams import (
     mark_outer_sides,
     regular_join,
 )
-from onceflow.core.api.windowed_stream import WindowedStream, lateness_ms_of, window_input
+from onceflow.core.api.windowed_stream import (
+    CountWindowedStream,
+    WindowedStream,
+    lateness_ms_of,
+    window_input,
+)
 from onceflow.core.argument_types import check_arguments
 from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, schema_of
 from onceflow.core.compiled import load_kernel, translate_function
@@ -489,6 +494,17 @@ class KeyedStream:
         stream = window_input(self._graph, self._feeds, self._key, windows, time, late)
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
         return WindowedStream(self._then, self.schema, windows, lateness_ms, stream)
+
+    @check_arguments
+    def count_window(self, size: int) -> CountWindowedStream[Stream]:
+        """Cut the records of each key into windows of `size` records, in their order.
+
+        Raises:
+            ConfigError: `size` is below 1.
+        """
+        if size < 1:
+            raise ConfigError(f"count_window({size}): a window has 1 record or more")
+        return CountWindowedStream(self._then, self.schema, self._key, size)
 
     def _connect(self, other: KeyedStream, verb: str) -> KeyedConnectedStreams[Stream]:
         check_pipeline(self._graph, other._graph, verb)

@@ -23,9 +23,10 @@ from onceflow.core.plan.window_functions import (
 )
 from onceflow.core.plan.windows import (
     WindowAssigner,
+    count_window_schema,
     window_schema,
 )
-from onceflow.core.plan.work import AggregateWindows, ProcessKeyed, Work
+from onceflow.core.plan.work import AggregateCounts, AggregateWindows, ProcessKeyed, Work
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state import AggregateFunction
 from onceflow.core.state.api.descriptors import TypeSpec
@@ -146,3 +147,36 @@ class WindowedStream(Generic[StreamT]):
         function = WindowedFunction(self._windows, self._lateness_ms, content, self._input)
         schema = function.output_schema(self._schema)
         return self._then(ProcessKeyed(self._key, function), uid, schema)
+
+
+class CountWindowedStream(Generic[StreamT]):
+    """Records grouped by key and by their number within the key."""
+
+    def __init__(
+        self,
+        then: Callable[[Work, str, pa.Schema], StreamT],
+        schema: pa.Schema,
+        key: tuple[str, ...],
+        size: int,
+    ) -> None:
+        """`then` adds an operator to the keyed stream and returns the stream of its output."""
+        self._then = then
+        self._schema = schema
+        self._key = key
+        self._size = size
+
+    def aggregate(self, *, uid: str, **aggregates: Aggregate) -> StreamT:
+        """Emit one record for each full window of a key: the key columns and the aggregates.
+
+        At the end of the input, the last window of each key is emitted as it is. Vectorised, like
+        `running`. `uid` names the state in checkpoints.
+        """
+        if not aggregates:
+            raise ConfigError("aggregate() needs at least one, such as total=sum_('amount')")
+        require_aggregates(aggregates, "aggregate")
+        results = {
+            name: aggregate.result_type(self._schema) for name, aggregate in aggregates.items()
+        }
+        made = count_window_schema(self._schema, self._key, results)
+        work = AggregateCounts(self._key, self._size, dict(aggregates))
+        return self._then(work, uid, made)

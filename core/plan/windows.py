@@ -154,7 +154,29 @@ def window_schema(
     Raises:
         ConfigError: Two columns have the same name, or windows cannot have a key of this type.
     """
-    names = [*key, *WINDOW_COLUMNS, *results]
+    _check_columns(schema, key, (*WINDOW_COLUMNS, *results))
+    kind = schema.field(time).type if time is not None else None
+    zone = kind.tz if kind is not None and pa.types.is_timestamp(kind) else "UTC"
+    moments = [pa.field(name, pa.timestamp("ms", zone)) for name in WINDOW_COLUMNS]
+    keys = [pa.field(name, schema.field(name).type) for name in key]
+    return pa.schema([*keys, *moments, *(pa.field(n, kind) for n, kind in results.items())])
+
+
+def count_window_schema(
+    schema: pa.Schema, key: Sequence[str], results: Mapping[str, pa.DataType]
+) -> pa.Schema:
+    """Return the schema of emitted windows of a number of records: the key and the results.
+
+    Raises:
+        ConfigError: Two columns have the same name, or windows cannot have a key of this type.
+    """
+    _check_columns(schema, key, tuple(results))
+    keys = [pa.field(name, schema.field(name).type) for name in key]
+    return pa.schema([*keys, *(pa.field(name, kind) for name, kind in results.items())])
+
+
+def _check_columns(schema: pa.Schema, key: Sequence[str], others: Sequence[str]) -> None:
+    names = [*key, *others]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"windows would have two columns {twice[0]!r}; rename one")
@@ -164,8 +186,3 @@ def window_schema(
                 f"key_by({name!r}).window(…): a timestamp cannot be the key of windows; cast it to"
                 " int64 or a string"
             )
-    kind = schema.field(time).type if time is not None else None
-    zone = kind.tz if kind is not None and pa.types.is_timestamp(kind) else "UTC"
-    moments = [pa.field(name, pa.timestamp("ms", zone)) for name in WINDOW_COLUMNS]
-    keys = [pa.field(name, schema.field(name).type) for name in key]
-    return pa.schema([*keys, *moments, *(pa.field(n, kind) for n, kind in results.items())])

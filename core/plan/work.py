@@ -386,6 +386,23 @@ class AggregateWindows(_KeyedWork):
 
 
 @dataclass(frozen=True, slots=True)
+class AggregateCounts(_KeyedWork):
+    """Replaces each `size` records of a key by aggregates, batch by batch."""
+
+    size: int
+    aggregates: Mapping[str, functions.Aggregate]
+
+    @property
+    def owned_state(self) -> OwnedState:
+        """The aggregates of each key's open window."""
+        return OwnedState.OF_KEYS
+
+    def time_settings(self) -> dict[str, str]:
+        """Return the size: a stored window may have more records than a smaller size."""
+        return {"size": f"{self.size} records"}
+
+
+@dataclass(frozen=True, slots=True)
 class WriteTo(Work):
     """Writes to a two-phase sink."""
 

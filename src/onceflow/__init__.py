@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         KeyedStream,
         Stream,
     )
-    from onceflow.core.api.windowed_stream import WindowedStream
+    from onceflow.core.api.windowed_stream import CountWindowedStream, WindowedStream
     from onceflow.core.errors import OnceflowError
     from onceflow.core.plan.event_time import WatermarkStrategy
     from onceflow.core.plan.function_metrics import (
@@ -212,7 +212,7 @@ else:
             "onceflow.core.plan.window_functions": (
                 "CoGroupFunction ProcessWindowFunction TimeWindow"
             ),
-            "onceflow.core.api.windowed_stream": "WindowedStream",
+            "onceflow.core.api.windowed_stream": "CountWindowedStream WindowedStream",
             "onceflow.core.plan.windows": (
                 "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows "
                 "TumblingProcessingTimeWindows"
@@ -253,6 +253,7 @@ __all__ = [
     "CoProcessFunction",
     "Configuration",
     "ConnectedStreams",
+    "CountWindowedStream",
     "Delivery",
     "Endpoint",
     "EventTimeSessionWindows",

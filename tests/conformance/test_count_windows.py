@@ -1,0 +1,146 @@
+"""Windows of a number of records over every state backend, compared with lists of records."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.conformance.state_job import MAX_PARALLELISM, Job
+
+from onceflow import avg, count, max_, min_, sum_
+from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.windows import count_window_schema
+from onceflow.core.plan.work import AggregateCounts
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.count_windows import CountAggregator
+from onceflow.core.state import hash_keys, key_group_of
+
+SCHEMA = pa.schema([("account", pa.string()), ("amount", pa.int64())])
+AGGREGATES = {
+    "total": sum_("amount"),
+    "n": count(),
+    "low": min_("amount"),
+    "high": max_("amount"),
+    "mean": avg("amount"),
+}
+Row = tuple[str, int | None]
+
+
+class Model:
+    """Keeps the records of each key's open window."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._open: dict[str, list[int | None]] = defaultdict(list)
+
+    def take(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+        made: list[tuple[Any, ...]] = []
+        for key, amount in rows:
+            self._open[key].append(amount)
+            if len(self._open[key]) == self._size:
+                made.append((key, *_aggregates(self._open.pop(key))))
+        return made
+
+    def end(self) -> list[tuple[Any, ...]]:
+        left, self._open = self._open, defaultdict(list)
+        return [(key, *_aggregates(amounts)) for key, amounts in left.items()]
+
+
+def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
+    known = [amount for amount in amounts if amount is not None]
+    mean = sum(known) / len(known) if known else None
+    low, high = min(known, default=None), max(known, default=None)
+    return (sum(known), len(amounts), low, high, mean)
+
+
+class Running:
+    """Operators side by side, and the rows that they have emitted."""
+
+    def __init__(
+        self, job: Job, size: int, parallelism: int, restored: Sequence[OperatorSnapshot] = ()
+    ) -> None:
+        work = AggregateCounts(("account",), size, AGGREGATES)
+        results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
+        schema = count_window_schema(SCHEMA, work.key, results)
+        handles = [handle for one in restored for handle in one.keyed]
+        self._job = job
+        self._made: list[pa.RecordBatch] = []
+        self.groups: list[range] = []
+        self.operators: list[CountAggregator] = []
+        for index in range(parallelism):
+            store = job.open(handles, index=index, parallelism=parallelism)
+            operator = CountAggregator("op", work, store, SCHEMA, schema)
+            operator.outputs.append(lambda batch: self._made.append(batch.rows))
+            self.groups.append(job.context(index, parallelism).key_groups)
+            self.operators.append(operator)
+
+    def take(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+        for groups, operator in zip(self.groups, self.operators, strict=True):
+            mine = [row for row in rows if key_group_of(row[0], MAX_PARALLELISM) in groups]
+            columns = [list(column) for column in zip(*mine, strict=True)] or [[], []]
+            batch = pa.record_batch(
+                [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+            )
+            operator.receive(Batch(batch, hash_keys([batch.column("account")])))
+        return self.emitted()
+
+    def emitted(self) -> list[tuple[Any, ...]]:
+        made, self._made[:] = list(self._made), []
+        return [tuple(row.values()) for batch in made for row in batch.to_pylist()]
+
+    def snapshot(self, *, savepoint: bool) -> list[OperatorSnapshot]:
+        taken: list[OperatorSnapshot] = []
+        checkpoint = self._job.next_checkpoint()
+        for operator in self.operators:
+            take = operator.savepoint if savepoint else operator.snapshot
+            taken.append(take(checkpoint).upload(self._job.storage))
+            operator.on_completed(checkpoint)
+        return taken
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 40])
+def test_windows_of_a_number_equal_lists_of_records_through_snapshots_and_rescaling(
+    job: Job, size: int
+) -> None:
+    rng = random.Random(size)
+    model, running = Model(size), Running(job, size, 2)
+    for step in range(36):
+        rows: list[Row] = [
+            (f"k{rng.randrange(rng.choice([2, 30]))}", rng.choice([None, rng.randrange(9)]))
+            for _ in range(rng.choice([0, 1, 20, 100]))
+        ]
+        assert Counter(running.take(rows)) == Counter(model.take(rows))
+        for operator in running.operators:
+            operator.on_watermark(step)
+        assert not running.emitted(), "a watermark ends no window of a number of records"
+        if step % 9 == 8:
+            snapshots = running.snapshot(savepoint=step == 17)
+            running = Running(job, size, rng.choice([1, 2, 3]), snapshots)
+    for operator in running.operators:
+        operator.on_watermark(MAX_WATERMARK)
+    assert not running.emitted()
+    for _ in range(2):
+        # The last rows of an earlier function follow the first end.
+        for operator in running.operators:
+            operator.flush()
+        assert Counter(running.emitted()) == Counter(model.end())
+        rows = [("k1", 1), ("k2", 2)]
+        assert Counter(running.take(rows)) == Counter(model.take(rows))
+    model.end()
+    for operator in running.operators:
+        operator.flush()
+    # No state is left behind.
+    assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
+
+
+def test_a_record_without_a_key_is_refused_with_its_row(job: Job) -> None:
+    running = Running(job, 3, 1)
+    batch = pa.record_batch([pa.array(["a", None]), pa.array([1, 2])], schema=SCHEMA)
+    with pytest.raises(UserFunctionError, match="null"):
+        running.operators[0].receive(Batch(batch))

@@ -1,0 +1,93 @@
+"""Windows of a number of records in whole jobs: once, and with the last ones at the end."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+from tests.runtime.test_recovery import BACKENDS
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource, amount_of
+from tests.support.directory_sink import DirectorySink
+from tests.support.held_up import await_checkpoint
+from tests.support.ledger import SETTINGS
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    JobState,
+    Pipeline,
+    StateBackend,
+    WatermarkStrategy,
+    count,
+    sum_,
+)
+from onceflow.core.errors import ConfigError, StateIncompatible
+
+
+def pipeline_of(
+    cluster: AnyCluster,
+    directory: Path,
+    source: CountingSource,
+    size: int,
+    backend: StateBackend | None = None,
+    watermarks: WatermarkStrategy | None = None,
+) -> tuple[Pipeline, DirectorySink]:
+    sink = DirectorySink(str(directory / "out"))
+    pipeline = Pipeline(
+        cluster,
+        name="counts",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        state_backend=backend,
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(source, uid="records", watermarks=watermarks)
+    windows = records.key_by("account").count_window(size)
+    windows.aggregate(total=sum_("amount"), n=count(), uid="counts").write(sink, uid="out")
+    return pipeline, sink
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["heap", "rocksdb"])
+@pytest.mark.parametrize("watermarks", [None, WatermarkStrategy("id")], ids=["", "watermarks"])
+def test_every_record_is_in_one_window_and_only_the_last_of_a_key_is_not_full(
+    cluster: AnyCluster,
+    tmp_path: Path,
+    backend: StateBackend,
+    watermarks: WatermarkStrategy | None,
+) -> None:
+    source = CountingSource(1_000, splits_count=2)
+    pipeline, sink = pipeline_of(cluster, tmp_path, source, 7, backend, watermarks)
+    pipeline.start().wait(60)
+    totals, sizes = Counter[str](), defaultdict[str, list[int]](list)
+    for row in sink.rows():
+        totals[row["account"]] += row["total"]
+        sizes[row["account"]].append(row["n"])
+    expected, numbers = Counter[str](), Counter[str]()
+    for record in range(source.records):
+        expected[str(record % source.accounts)] += amount_of(record)
+        numbers[str(record % source.accounts)] += 1
+    assert totals == expected
+    for account, number in numbers.items():
+        left = [number % 7] if number % 7 else []
+        assert sorted(sizes[account]) == sorted([7] * (number // 7) + left)
+
+
+def test_another_size_is_refused_while_windows_are_open(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(1_000, pause_s=0.01, endless=True)
+    pipeline, _ = pipeline_of(cluster, tmp_path, source, 1_000_000)
+    job = pipeline.start()
+    await_checkpoint(job)
+    assert job.stop(60).state is JobState.STOPPED
+    again, _ = pipeline_of(cluster, tmp_path, source, 999)
+    with pytest.raises(StateIncompatible, match="size was 1000000 records and is now 999 records"):
+        again.start().wait(60)
+
+
+def test_a_window_of_no_record_is_refused(cluster: AnyCluster, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a window has 1 record or more"):
+        pipeline_of(cluster, tmp_path, CountingSource(1), 0)
