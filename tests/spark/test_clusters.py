@@ -112,19 +112,6 @@ def standalone(tmp_path: Path) -> Iterator[str]:
         yield cluster.url
 
 
-@pytest.mark.slow
-def test_an_executor_killed_in_local_cluster_mode_neither_loses_nor_doubles_a_row(
-    tmp_path: Path,
-) -> None:
-    process = start_ledger(tmp_path, "local-cluster[2,1,1024]")
-    with process:
-        status = await_status(tmp_path, running(checkpoints=3))
-        executor = parent_of(status["slots"][0][1])
-        os.kill(executor, signal.SIGKILL)
-        await_status(tmp_path, lambda s: s["restores"] >= 1)
-        finish(process, tmp_path)
-
-
 @pytest.mark.slow  # the next one looks at the same on a standalone cluster
 def test_with_tls_driver_and_slots_serve_nobody_without_a_certificate_of_the_attempt(
     tmp_path: Path,
