@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import deque
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, cast
@@ -19,9 +21,18 @@ from onceflow.sinks.postgres.server import check_prepared_room
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.transactions import PreparedTransactions
 
+_EARLIER_MAX = 16
+"""The number of earlier transactions that a delete waits for; at most two of them are prepared
+unless checkpoints were aborted."""
+
 
 class PostgresTransactions(PreparedTransactions):
-    """The transactions of one writer, each of which gets its name only when it is prepared."""
+    """The transactions of one writer, each of which gets its name only when it is prepared.
+
+    A DELETE does not see a row that a prepared transaction has inserted, and does not wait for it.
+    So each transaction that changes rows by key holds an advisory lock of its own until its end,
+    and a transaction that deletes rows waits for the locks of earlier ones.
+    """
 
     def __init__(self, endpoint: SqlEndpoint, context: WriterContext) -> None:
         """Connect, and check that the server has enough slots for the transactions of all subtasks.
@@ -33,6 +44,9 @@ class PostgresTransactions(PreparedTransactions):
         name = writer_name(context.sink_id, context.attempt, context.subtask)
         super().__init__(partial(endpoint.connect, name), context.first_checkpoint)
         self._context = context
+        self._is_ordered = False
+        self._earlier: deque[TransactionId] = deque(maxlen=_EARLIER_MAX)
+        """The prepared transactions that are not known to have ended."""
         try:
             # A batch has one checkpoint and never waits for commits of others, so slots that others
             # hold now are not available to it.
@@ -59,12 +73,26 @@ class PostgresTransactions(PreparedTransactions):
     @override
     def prepare(self) -> None:
         transaction = self.transaction
+        if self._is_ordered:
+            self.session.query(f"SELECT pg_catalog.pg_advisory_xact_lock({_lock_of(transaction)})")
+            self._earlier.append(transaction)
         statement = f"PREPARE TRANSACTION {literal(str(transaction))}"
         try:
             own(self.session).end_transaction(statement, "PREPARE TRANSACTION")
         except NameTaken as error:
             raise SinkError(self.name_in_use(transaction)) from error
         self._open = False
+
+    @override
+    def order_changes(self) -> None:
+        self._is_ordered = True
+
+    @override
+    def await_earlier(self) -> None:
+        while self._earlier:
+            lock = _lock_of(self._earlier[0])
+            self.session.query(f"SELECT pg_catalog.pg_advisory_xact_lock_shared({lock})")
+            self._earlier.popleft()
 
     @override
     def _way_to_end(self, transaction: TransactionId) -> str:
@@ -128,6 +156,12 @@ class PostgresTwoPhase(TwoPhase):
     @override
     def endings(self, transaction: TransactionId) -> str:
         return f"COMMIT PREPARED or ROLLBACK PREPARED '{transaction}'"
+
+
+def _lock_of(transaction: TransactionId) -> int:
+    """Return the number of the advisory lock that `transaction` holds until its end."""
+    digest = hashlib.sha256(f"onceflow {transaction}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def _require_room(session: Session, context: WriterContext) -> None:

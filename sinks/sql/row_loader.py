@@ -134,6 +134,7 @@ class OpenTransaction(Destination):
     @override
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
         session = self._transactions.begin()
+        self._transactions.await_earlier()
         return self._apply_batches(
             session, target, batches, partial(self._executor.delete, session, target)
         )

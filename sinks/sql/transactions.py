@@ -50,6 +50,19 @@ class Transactions:
         self._open = True
         return self.session
 
+    def order_changes(self) -> None:
+        """Prepare for `await_earlier`. The caller changes rows by key, in all transactions."""
+
+    def await_earlier(self) -> None:
+        """Wait until this writer's earlier transactions have ended, if they may hide rows.
+
+        The open transaction must see all rows that they have written. The caller has called
+        `order_changes` before the first transaction.
+
+        Raises:
+            LockTimeout: An earlier transaction is prepared and was not committed in time.
+        """
+
     def roll_back(self) -> None:
         """Roll back the open transaction, if there is one."""
         if self._open:

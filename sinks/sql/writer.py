@@ -264,6 +264,7 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
             transactions, executor, self._bad_rows, self._context.schema
         )
         if rules.uses_key:
+            transactions.order_changes()
             return row_loader.BufferedChanges(rules, destination)
         if self._bad_rows.fail and rules.table_column is None:
             return row_loader.StreamedInserts(transactions, executor.inserts(target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -285,3 +286,26 @@ def test_a_null_in_an_array_stays_a_null_whatever_the_database_sets(postgres_dat
         writer.write(pa.RecordBatch.from_pylist([{"id": 1, "v": ["a", None]}], schema=schema))
         _commit(job, writer, 1)
     assert query(postgres_database, "SELECT v FROM t") == [(["a", None],)]
+
+
+@pytest.mark.parametrize("mode", ["upsert", "ignore"])
+def test_a_delete_of_a_row_that_is_prepared_and_not_yet_committed_is_not_lost(
+    postgres_database: str, mode: Literal["upsert", "ignore"]
+) -> None:
+    """A DELETE does not see the row of a prepared INSERT, and does not wait for it by itself."""
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, name text)")
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode=mode, primary_key=("id",), operation_column="op",
+        commit_mode="two_phase",
+    )  # fmt: skip
+    with Job(sink, schema=SCHEMA) as job:
+        writer = job.check().writer()
+        writer.write(pa.record_batch([[1, 2], ["a", "a"], ["c", "c"]], schema=SCHEMA))
+        (first,) = writer.pre_commit(CheckpointId(1))
+        writer.write(pa.record_batch([[1], [None], ["d"]], schema=SCHEMA))
+        late = threading.Timer(1.0, lambda: job.committer().commit(first))
+        late.start()
+        (second,) = writer.pre_commit(CheckpointId(2))
+        late.join()
+        assert job.committer().commit(second) == Committed()
+    assert query(postgres_database, "SELECT id, name FROM t") == [(2, "a")]
