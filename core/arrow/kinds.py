@@ -129,11 +129,6 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def cast_chunks(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return `column` as `kind`. Raises the errors of `cast_rows`."""
-    return pa.chunked_array([cast_rows(chunk, kind) for chunk in column.chunks], kind)
-
-
 def _cast_own_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind, safe=True)

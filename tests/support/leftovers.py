@@ -15,7 +15,7 @@ from onceflow.core.errors import CheckpointCorrupt, StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import handles_of
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import DriverMessage, Shutdown
-from onceflow.core.runtime.driver.slot_pool import SlotPool
+from onceflow.core.runtime.driver.attempt_context import SlotPool
 from onceflow.core.storage import FileSystemStorage
 from onceflow.core.storage.filesystems.local import LocalFileSystem
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory

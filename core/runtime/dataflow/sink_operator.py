@@ -1,7 +1,17 @@
-"""The running operator of a sink, and its counters: open -> prepared -> committed.
+"""The running operator of a sink: its counters, its calls to the target, and its writer's failures.
+
+Rows go open -> prepared -> committed.
 
 There is one operator per subtask, used only by the chain's thread. The rows of a sink are in doubt
 until a checkpoint decides them.
+
+Failures of the writer are classified: refused rows, or a target that is away.
+
+onceflow's own errors say whether they are refusals. An error of another package counts as a refusal
+unless the network, a disk or a lack of memory may have caused it. If equal refusals occur in a few
+attempts without progress, the job stops, because further attempts would fail in the same way.
+
+Used by the thread of the chain. `protocol.failures` decides which refusals are equal.
 """
 
 from __future__ import annotations
@@ -9,24 +19,156 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from typing import Protocol
+import traceback
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol, TypeAlias
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import (
+    ConfigError,
+    InvariantViolation,
+    OnceflowError,
+    PreCommitFailed,
+    SinkError,
+    TargetRefused,
+)
 from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.failures import make_fingerprint
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.messages import SinkMetrics, Wait
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
-from onceflow.core.runtime.dataflow.outside_calls import OutsideCalls
-from onceflow.core.runtime.dataflow.sink_refusals import SinkRefusals
 from onceflow.core.spi import SinkWriter, WriterContext
-from onceflow.core.spi.dead_letters import (
-    letters_of_rows,
+from onceflow.core.spi.bad_rows import is_data_at_fault, may_pass
+from onceflow.core.spi.dead_letters import letters_of_rows
+
+SHOWN_AFTER_S = 3.0
+"""The duration after which a call is reported: longer than most calls to a healthy target take, and
+shorter than a deadline.
+"""
+
+OutsideCall: TypeAlias = Literal["write", "pre-commit", "commit"]
+
+
+class OutsideCalls:
+    """The current calls to one target. Any thread; at most one call of each kind at a time."""
+
+    def __init__(self, uid: str, target: str) -> None:
+        """Create for sink `uid`.
+
+        `target` is the target's location, or "" if the sink does not say.
+        """
+        self._uid = uid
+        self._target = target or f"the target of sink {uid}"
+        self._began_at: dict[OutsideCall, float] = {}
+        self._failed: set[OutsideCall] = set()
+
+    @contextmanager
+    def during(self, call: OutsideCall) -> Generator[None]:
+        """Register `call` for the duration of the block."""
+        self.begin(call)
+        try:
+            yield
+        finally:
+            self.end(call)
+
+    def begin(self, call: OutsideCall) -> None:
+        """Record that `call` has begun. A repeated call keeps the time of the first."""
+        self._began_at.setdefault(call, time.monotonic())
+
+    def fail(self, call: OutsideCall) -> None:
+        """Record that `call` has failed and will be repeated: the target is away, or refuses."""
+        self._failed.add(call)
+
+    def end(self, call: OutsideCall) -> None:
+        """Record that `call` is done."""
+        self._began_at.pop(call, None)
+        self._failed.discard(call)
+
+    def list_waits(self) -> tuple[Wait, ...]:
+        """Return the calls that have lasted longer than SHOWN_AFTER_S."""
+        now = time.monotonic()
+        return tuple(
+            self._describe_wait(call, round(now - began_at, 3))
+            for call, began_at in sorted([*self._began_at.items()])
+            if now - began_at > SHOWN_AFTER_S
+        )
+
+    def _describe_wait(self, call: OutsideCall, waited_s: float) -> Wait:
+        if call in self._failed:
+            return Wait(self._uid, f"{self._target} (to {call})", waited_s)
+        return Wait(self._uid, self._target, waited_s, call)
+
+
+_TRACE_LENGTH_MAX = 4000
+_ADVICE = (
+    "No row is lost: all rows since the last checkpoint will be read again. If the error"
+    " repeats, change the rows before the sink, the sink, or its target, and start the job again"
 )
+
+
+class SinkRefusals:
+    """The failures of one writer in one attempt."""
+
+    def __init__(self, uid: str, attempt: int) -> None:
+        """Start without any decided rows."""
+        self._uid = uid
+        self._attempt = attempt
+        self._pre_committed: list[CheckpointId] = []
+        self._has_got_on = False
+
+    def record_pre_commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> None:
+        """Record a pre-commit of the writer."""
+        if committables and not self._has_got_on:
+            self._pre_committed.append(checkpoint)
+
+    def record_decision(self, checkpoint: CheckpointId) -> None:
+        """Record that `checkpoint` is decided. If it contains rows, the sink has made progress."""
+        self._has_got_on |= any(
+            pre_committed <= checkpoint for pre_committed in self._pre_committed
+        )
+
+    @contextmanager
+    def name_refusal(self, doing: str) -> Generator[None, None, None]:
+        """Raise refusals with their fingerprint, and other failures unchanged.
+
+        Raises:
+            TargetRefused: The target could not handle a value; contains the traceback.
+            PreCommitFailed: The sink raised another error of its own; contains the traceback.
+        """
+        try:
+            yield
+        except InvariantViolation:
+            raise
+        except OnceflowError as error:
+            if error.retry == "job" and self._is_refusal(error):
+                error.fingerprint = self._make_fingerprint(error)
+            raise
+        except Exception as error:
+            if may_pass(error):
+                raise
+            kind = type(error).__name__
+            trace = "".join(traceback.format_exception(error))[-_TRACE_LENGTH_MAX:].rstrip()
+            error_class = TargetRefused if is_data_at_fault(error) else PreCommitFailed
+            raise error_class(
+                f"sink {self._uid!r}: {doing}: {kind}: {error}. {_ADVICE}\n{trace}",
+                fingerprint=self._make_fingerprint(error),
+            ) from error
+
+    def _is_refusal(self, error: OnceflowError) -> bool:
+        if isinstance(error, TargetRefused):
+            return True
+        return isinstance(error, SinkError) and is_data_at_fault(error)
+
+    def _make_fingerprint(self, error: Exception) -> str:
+        only_in = self._attempt if self._has_got_on else None
+        return make_fingerprint(self._uid, type(error).__name__, str(error), only_in=only_in)
+
 
 _logger = logging.getLogger("onceflow.runtime")
 

@@ -59,13 +59,12 @@ from onceflow.core.protocol.loops.attempt_facts import (
 )
 from onceflow.core.protocol.loops.slots import AttemptSettings
 from onceflow.core.protocol.messages import Deploy
-from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
+from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent, SlotPool
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.global_commits import GlobalCommits
 from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.driver.sink_blockers import BlockerMonitor
-from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.driver.source_lag import LagMonitor
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.events import job_events

@@ -1,8 +1,8 @@
-"""The context that the job driver passes to an attempt, and the events that the attempt handles."""
+"""The context that a job driver passes to an attempt: its events, and the streams to its slots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -11,12 +11,46 @@ from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import AttemptFact
+from onceflow.core.protocol.messages import DriverMessage
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.events.job_events import JobEvent
 from onceflow.core.runtime.slot.context import AttemptPlan
-from onceflow.core.runtime.transport.control_plane import SlotConnected
+from onceflow.core.runtime.transport.control_plane import SlotConnected, SlotLink
 from onceflow.core.storage import ClaimedLog, JobStorage
+
+
+class SlotPool:
+    """The connected slots.
+
+    Used by the attempt's thread alone; the attempt's loop admits the slots.
+    """
+
+    def __init__(self) -> None:
+        self._links: dict[int, SlotLink] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, SlotLink]]:
+        return iter(self._links.items())
+
+    def __getitem__(self, slot: int) -> SlotLink:
+        return self._links[slot]
+
+    def admit(self, link: SlotLink) -> None:
+        """Add the slot, so that `send_all` reaches it."""
+        self._links[link.hello.slot] = link
+
+    def remove(self, slot: int) -> None:
+        """Remove a slot that has left."""
+        self._links.pop(slot, None)
+
+    def send_all(self, message: DriverMessage) -> None:
+        """Send `message` to every connected slot, without waiting."""
+        for link in self._links.values():
+            link.send(message)
+
+    def waiting_s(self, now: float) -> dict[int, float]:
+        """Return, by slot, how long its oldest unsent message has waited; 0 if none waits."""
+        return {slot: link.waiting_s(now) for slot, link in self._links.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from onceflow.core.runtime.driver.endpoint import EndpointServer
 from onceflow.core.runtime.driver.health import Health
 from onceflow.core.runtime.driver.job_context import open_job
 from onceflow.core.runtime.driver.job_plan import JobPlan
+from onceflow.core.runtime.driver.observation import RunRecorder
 from onceflow.core.runtime.driver.restart_loop import RestartLoop
-from onceflow.core.runtime.driver.run_recorder import RunRecorder
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, look_up
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS

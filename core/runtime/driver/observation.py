@@ -1,19 +1,31 @@
-"""The observation of one job: its status, listeners, metrics and health.
+"""The observation of one job: its status, listeners, metrics and health, and the record of its run.
 
 The driver publishes each event to this object once, and does not know who receives it.
+
+The state of the run is written into checkpoint storage in the background.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import secrets
+import socket
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import msgspec
+
+from onceflow.core.errors import OnceflowError
 from onceflow.core.imports import require_package
 from onceflow.core.plan.graph import Graph
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
+from onceflow.core.runtime.driver.background import Background
 from onceflow.core.runtime.driver.health import Health, JobHealth
 from onceflow.core.runtime.driver.metrics_server import ShownJob, ShownMetrics
 from onceflow.core.runtime.events.event_log import is_event_log_on, log_event
-from onceflow.core.runtime.events.job_events import JobEvent
+from onceflow.core.runtime.events.job_events import JobEvent, JobState
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.json_logs import configure_logs
@@ -23,6 +35,63 @@ from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.runtime.metrics.open_telemetry import TelemetrySender
 from onceflow.core.settings import pipeline_settings
 from onceflow.core.spi import CommittedBy
+from onceflow.core.storage import JobStorage
+from onceflow.core.storage.log.driver_files import ERROR_LENGTH_MAX, LastRun
+
+END_TIMEOUT_S = 10.0
+"""The time in seconds that an ended job waits until storage has the record. It ends in any case."""
+
+_log = logging.getLogger("onceflow.runtime.driver")
+
+
+@dataclass(slots=True)
+class RunRecorder:
+    """The record of one driver's run. Called by the job's own thread; errors never fail the job."""
+
+    storage: JobStorage
+    _run: LastRun | None = None
+    _writer: Background = field(default_factory=lambda: Background("last run"))
+
+    def begin(self) -> None:
+        """Write, in the background, that this driver owns the job. Idempotent."""
+        if self._run is None:
+            self._run = run = LastRun(
+                run=secrets.token_hex(8),
+                state=JobState.RUNNING.value,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                began_ms=int(time.time() * 1000),
+            )
+            self._writer.submit(lambda: self._write(run))
+
+    def end(self, state: JobState, attempt: int, error: str) -> None:
+        """Write how the job ended. Returns when that is written, or after a timeout.
+
+        A driver that never owned the job writes nothing.
+        """
+        run = self._run
+        if run is not None:
+            run = msgspec.structs.replace(
+                run,
+                state=state.value,
+                ended_ms=int(time.time() * 1000),
+                attempt=attempt,
+                error=error[:ERROR_LENGTH_MAX],
+            )
+            ended = run
+            self._writer.submit(lambda: self._write(ended))
+            if not self._writer.finish(END_TIMEOUT_S):
+                _log.warning("the end of the job is not recorded in %s yet", self.storage)
+        self._writer.end(lambda: None, 0)
+
+    def _write(self, run: LastRun) -> None:
+        try:
+            if run.ended_ms:
+                self.storage.last_run.end(run)
+            else:
+                self.storage.last_run.begin(run)
+        except OnceflowError as error:
+            _log.warning("the state of the job cannot be written into %s: %s", self.storage, error)
 
 
 class Observation:

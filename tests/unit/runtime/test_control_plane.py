@@ -23,7 +23,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.protocol.loops.slots import SlotRoster
 from onceflow.core.protocol.messages import Declined, DriverMessage, Heartbeat, Hello, PartFailed
-from onceflow.core.runtime.driver.slot_pool import SlotPool
+from onceflow.core.runtime.driver.attempt_context import SlotPool
 from onceflow.core.runtime.slot.context import versions
 from onceflow.core.runtime.transport import control_plane
 from onceflow.core.runtime.transport.credentials import Credentials

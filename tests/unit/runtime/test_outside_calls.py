@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from onceflow.core.protocol.messages import Wait
-from onceflow.core.runtime.dataflow import outside_calls
-from onceflow.core.runtime.dataflow.outside_calls import OutsideCalls
+from onceflow.core.runtime.dataflow import sink_operator
+from onceflow.core.runtime.dataflow.sink_operator import OutsideCalls
 from onceflow.core.runtime.events.status_parts import sum_up_waits
 
 
 @pytest.fixture(autouse=True)
 def _show_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside_calls, "SHOWN_AFTER_S", -1.0)
+    monkeypatch.setattr(sink_operator, "SHOWN_AFTER_S", -1.0)
 
 
 def describe(calls: OutsideCalls) -> list[str]:
