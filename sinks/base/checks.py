@@ -39,8 +39,9 @@ def check_fence(
     check_owner(sink_id, recorded, claimant, take_over=take_over)
     if recorded.attempt >= claimant.attempt:
         raise Fenced(
-            f"attempt {claimant.attempt} may not write under sink id {sink_id!r}: attempt "
-            f"{recorded.attempt} of the same job has claimed it; this one is out of date and stops"
+            f"attempt {claimant.attempt} may not write under sink id {sink_id!r}: attempt"
+            f" {recorded.attempt} of the same job has claimed it; this attempt is out of date and"
+            " stops"
         )
 
 
@@ -57,14 +58,15 @@ def check_owner(
     )
     gone = (
         "If that storage is gone for good, see 'The checkpoint storage is gone' in"
-        " docs/operations.md: it says what must be true of the target and the sources before the"
-        f" target may forget the old log by: {take_over}"
+        " docs/operations.md: it says which conditions the target and the sources must meet"
+        f" before you make the target forget the old log by: {take_over}"
     )
     if recorded.job == claimant.job:
         raise ConfigError(
-            f"{facts}: the same job, in another checkpoint storage. This one would begin its"
-            " sources anew and write again what the target has, under this sink id or any other."
-            f" Nothing was written. Start the job with the storage that it had. {gone}"
+            f"{facts}: the same job, in another checkpoint storage. This start would read its"
+            " sources from the beginning and write rows that the target already has a second"
+            " time, under any sink id. Nothing was written. Start the job with its former"
+            f" storage. {gone}"
         )
     raise ConfigError(
         f"{facts}. Two jobs under one sink id would commit and abort each other's rows. Nothing was"

@@ -199,7 +199,7 @@ class StagedCommitter(spi.Committer):
                     before = CheckpointId(transaction.checkpoint)
             self._sink.forget(self._sink_id, before)
         except (SinkError, StorageError) as error:
-            _logger.warning("sink %s: old proofs are not deleted: %s", self._sink_id, error)
+            _logger.warning("sink %s: old proofs could not be deleted: %s", self._sink_id, error)
 
     @override
     def close(self) -> None:
@@ -227,11 +227,11 @@ class StagedCommitter(spi.Committer):
         # This cannot happen while one log counts the checkpoints: all staged transactions are above
         # the floor.
         return committables.RetryLater(
-            f"{transaction} is staged, and the target takes nothing of checkpoint"
-            f" {transaction.checkpoint} any more: it has committed more of sink id {self._sink_id}"
-            " than this decision log knows. The storage is an older copy, or the job has gone on in"
-            " other storage: start it there. See 'Storage that is behind its target' in"
-            " docs/operations.md"
+            f"{transaction} is staged, but the target accepts nothing of checkpoint"
+            f" {transaction.checkpoint} any more: it has committed more of sink id"
+            f" {self._sink_id} than this decision log contains. Either the storage is an older"
+            " copy, or the job has run in other storage since: start it there. See 'Storage that"
+            " is behind its target' in docs/operations.md"
         )
 
     def _discard_quietly(self, transaction: TransactionId) -> None:
@@ -239,7 +239,11 @@ class StagedCommitter(spi.Committer):
             self._staging.discard(transaction)
         except StorageError as error:
             # `prune` discards it, before it deletes the proof.
-            _logger.warning("transaction %s is committed and still staged: %s", transaction, error)
+            _logger.warning(
+                "transaction %s is committed, but its staged rows could not be deleted: %s",
+                transaction,
+                error,
+            )
 
 
 class _Staged:
@@ -272,6 +276,6 @@ class _Staged:
 
 def _make_lost(transaction: TransactionId) -> committables.Lost:
     return committables.Lost(
-        f"the rows of transaction {transaction} are not in checkpoint storage any more, and the "
-        "target has no proof that they were applied: somebody deleted them, or the proof"
+        f"the rows of transaction {transaction} are not in checkpoint storage any more, and the"
+        " target has no proof that they were applied: the rows or the proof were deleted"
     )

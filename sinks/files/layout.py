@@ -250,7 +250,9 @@ def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) 
     try:
         owner = json_decoder(Owner).decode(fs.read(paths.owner) or b"")
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{location} does not say which job owns the sink id: {error}") from error
+        raise ConfigError(
+            f"{location} cannot be read for the owner of the sink id: {error}"
+        ) from error
     newest = max((int(name) for name in fs.list(paths.attempts) if name.isdigit()), default=0)
     check_owner(
         context.sink_id,
@@ -271,6 +273,6 @@ def _require_newest(
 
 def _make_fenced(context: CommitterContext, newest: int) -> Fenced:
     return Fenced(
-        f"attempt {context.attempt} may not write under sink id {context.sink_id!r}: attempt "
-        f"{newest} of the same job has claimed it; this one is out of date and stops"
+        f"attempt {context.attempt} may not write under sink id {context.sink_id!r}: attempt"
+        f" {newest} of the same job has claimed it; this attempt is out of date and stops"
     )

@@ -148,8 +148,9 @@ class Publication(ABC):
         path = self._at(self._paths.staged, transaction)
         if not create_file(self._fs, path, manifest.encode()):
             raise SinkError(
-                f"files are staged under {transaction} already ({self._fs.location(path)}): "
-                "attempt or checkpoint numbers were used twice; is the decision log gone?"
+                f"files are staged under {transaction} already ({self._fs.location(path)}):"
+                " attempt or checkpoint numbers were used twice. Check whether the decision log"
+                " was deleted"
             )
 
     @abstractmethod
@@ -268,9 +269,10 @@ class Publication(ABC):
                 f"no longer {missing.size_bytes} bytes long"
             )
         return Lost(
-            f"{what}, and nothing proves that it was committed "
-            f"({self._fs.location(self._at(self._paths.committed, transaction))}): somebody "
-            "deleted it, went back to an older copy of the directory, or gave the sink another one"
+            f"{what}, and there is no proof that it was committed"
+            f" ({self._fs.location(self._at(self._paths.committed, transaction))}): it was"
+            " deleted, the directory was set back to an older copy, or the sink was given"
+            " another directory"
         )
 
 
@@ -479,7 +481,9 @@ class ByCopy(Publication):
             self._fs.delete(self._at(self._paths.staged, transaction))
         except FAILURES as error:
             _logger.warning(
-                "transaction %s is committed, and not cleaned up: %s", transaction, error
+                "transaction %s is committed, but its staged files could not be deleted: %s",
+                transaction,
+                error,
             )
             return False
         return True

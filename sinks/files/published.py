@@ -74,9 +74,9 @@ class PublishedTable:
         whole_through = listed.whole_before - 1
         if through > whole_through:
             raise ConfigError(
-                f"checkpoint {through} of {self._only_sink()!r}: it is certain that all subtasks"
-                f" have published up to checkpoint {max(whole_through, 0)}, and not more; ask for"
-                " that one or an older one, or wait for the job's next checkpoints"
+                f"checkpoint {through} of {self._only_sink()!r}: all subtasks are known to have"
+                f" published only up to checkpoint {max(whole_through, 0)}. Read that checkpoint"
+                " or an older one, or wait for the job's next checkpoints"
             )
         return [
             path
@@ -101,7 +101,7 @@ class PublishedTable:
         if not files:
             raise ConfigError(
                 f"nothing is published in {self._open().location('')} yet, so its columns are not"
-                " known: say them, as in spark.read.schema('id BIGINT, …')"
+                " known: give them, as in spark.read.schema('id BIGINT, …')"
             )
         read = self._parquet(files[-1]).schema_arrow
         return pa.schema([*read, *(pa.field(name, pa.string()) for name in _values(files[-1]))])
@@ -135,8 +135,8 @@ class PublishedTable:
         sinks = self.sinks()
         if len(sinks) > 1:
             raise ConfigError(
-                f"{', '.join(sinks)} have written to {self._open().location('')}, each with"
-                " checkpoints of its own: say whose (sinkId)"
+                f"{', '.join(sinks)} have written to {self._open().location('')}, each with its"
+                " own checkpoints: choose one with the option sinkId"
             )
         return next(iter(sinks))
 

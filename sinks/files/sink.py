@@ -113,7 +113,7 @@ class FileCommitter(Committer):
                 self._pruned_before = before
         except FAILURES as error:
             _logger.warning(
-                "sink %s: proofs below checkpoint %s are not deleted: %s",
+                "sink %s: proofs below checkpoint %s could not be deleted: %s",
                 self._sink_id,
                 before,
                 error,
@@ -334,8 +334,8 @@ def _probe(fs: StreamedFiles, paths: SinkPaths) -> None:
     fs.delete(path)
     if path.rpartition("/")[2] not in listed or read != b"probe":
         raise ConfigError(
-            f"{fs.location(path)} was written and is not found: the file system must show at "
-            "once what was written"
+            f"{fs.location(path)} was written, but is not found: the file system must show"
+            " written files at once"
         )
 
 

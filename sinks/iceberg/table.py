@@ -176,11 +176,11 @@ class IcebergVersion(TableVersion):
             return ""
         head = f"is at snapshot {ancestors[0].snapshot_id}" if ancestors else "has no snapshot"
         return (
-            f"{self.address}: snapshot {snapshot_id}, the last one of sink id {self.sink_id!r}, is"
-            f" not in the history of branch {self.address.branch!r}, which {head}: the table was"
-            " rolled back or replaced, and rows that the job has committed are gone. Set the branch"
-            f" back to snapshot {snapshot_id}. If the loss is meant, remove the table property"
-            f" {self._snapshot_name!r}: the job then goes on without these rows"
+            f"{self.address}: snapshot {snapshot_id}, the last one of sink id {self.sink_id!r},"
+            f" is not in the history of branch {self.address.branch!r}, which {head}: the table"
+            " was rolled back or replaced, and rows that the job has committed are lost. Set the"
+            f" branch back to snapshot {snapshot_id}. If the loss is intended, remove the table"
+            f" property {self._snapshot_name!r}: the job then goes on without these rows"
         )
 
     @property

@@ -32,7 +32,8 @@ from onceflow.sinks.kafka.settings import TUNED_DEFAULTS, KafkaSinkSettings
 
 _FORBIDDEN: Final[Mapping[str, str]] = {
     "INVALID_TRANSACTION_TIMEOUT": "transaction_timeout_s is over the broker's"
-    " transaction.max.timeout.ms: lower the one or raise the other",
+    " transaction.max.timeout.ms: lower transaction_timeout_s, or"
+    " raise the broker's setting",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant it: kafka-acls.sh --add --allow-principal"
     " User:<user> --operation Write --operation Describe --transactional-id onceflow/"
     " --resource-pattern-type prefixed",
@@ -46,8 +47,8 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
 """The advice by error name, for requests that the broker refuses."""
 
 _REJECTED: Final[Mapping[str, str]] = {
-    "MSG_SIZE_TOO_LARGE": "the topic takes smaller records than when they were staged: raise its"
-    " max.message.bytes",
+    "MSG_SIZE_TOO_LARGE": "the topic's max.message.bytes was lowered after the records were"
+    " staged: raise it",
     "RECORD_LIST_TOO_LARGE": "a batch of records is over the topic's segment.bytes: raise it",
     "INVALID_RECORD": "settings of the topic, such as cleanup.policy or message.timestamp.*,"
     " exclude records that are staged: change them",
@@ -246,7 +247,7 @@ class BoundedCalls:
         if not returned.wait(timeout_s + _GRACE_S):
             raise TimeoutError(
                 f"the Kafka client has not returned {_GRACE_S:g} s after its timeout of"
-                f" {timeout_s:g} s; it is left behind and another one is opened"
+                f" {timeout_s:g} s; it is abandoned and another client is opened"
             )
         if raised:
             raise raised[0]

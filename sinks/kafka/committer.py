@@ -133,7 +133,9 @@ class KafkaCommitter(Committer):
             return self._begin(transaction)
         except (LaneFailed, SinkError, ConfigError, StorageError, StateCorrupt) as error:
             # `commit` reports the error, if it lasts.
-            _logger.debug("the commit of transaction %s was not begun: %s", transaction, error)
+            _logger.debug(
+                "the early commit of transaction %s could not be started: %s", transaction, error
+            )
             self._lanes.drop(transaction.subtask)
             return False
 
@@ -146,7 +148,9 @@ class KafkaCommitter(Committer):
         try:
             lane.withdraw()
         except LaneFailed as failure:
-            _logger.debug("the commit of transaction %s was not undone: %s", transaction, failure)
+            _logger.debug(
+                "the early commit of transaction %s could not be undone: %s", transaction, failure
+            )
             self._lanes.drop(transaction.subtask)
 
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -342,22 +346,23 @@ class KafkaCommitter(Committer):
             return AlreadyCommitted()
         return Lost(
             f"nothing is staged for transaction {transaction} of checkpoint"
-            f" {transaction.checkpoint}, and neither a commit record in checkpoint storage nor the"
-            f" commit offset of group {lane_name(transaction.sink_id, transaction.subtask)!r} in"
-            f" {self._settings.where} says that it was committed: its staged rows were deleted"
-            " outside onceflow. Look whether its records are in the topic; if they are not, bring"
-            " them there by hand, or do without them. Then start the job with"
+            f" {transaction.checkpoint}, and neither a commit record in checkpoint storage nor"
+            f" the commit offset of group {lane_name(transaction.sink_id, transaction.subtask)!r}"
+            f" in {self._settings.where} says that it was committed: its staged rows were deleted"
+            " outside onceflow. Check whether its records are in the topic. If they are not,"
+            " write them by hand, or accept their loss. Then start the job with"
             f" KafkaSink(stale_rows='discard {transaction}'), which counts them as committed"
         )
 
     def _stale(self, transaction: TransactionId) -> Unknown:
         return Unknown(
             f"transaction {transaction} has waited in checkpoint storage for longer than"
-            f" {self._settings.where} keeps proofs of commits (offsets.retention.minutes), so"
-            " whether its records are in the topic already cannot be told any more. Look there. If"
-            f" they are not, start the job with KafkaSink(stale_rows='produce {transaction}'),"
-            f" which produces them; if they are, with stale_rows='discard {transaction}', which"
-            " counts them as committed. A setting for several has commas in between",
+            f" {self._settings.where} keeps proofs of commits (offsets.retention.minutes), so it"
+            " is no longer known whether its records are already in the topic. Check the topic."
+            " If they are not there, start the job with KafkaSink(stale_rows='produce"
+            f" {transaction}'), which produces them. If they are there, start it with"
+            f" stale_rows='discard {transaction}', which counts them as committed. Separate"
+            " several transactions by commas",
             until_mended=True,
         )
 

@@ -273,9 +273,9 @@ def _unread(
         reader.close()
     return (
         f"{reason}. The broker answers, and a transaction over the offsets of group {name} stays"
-        " open. It ends by itself, unless its broker has forgotten to end it, as Kafka 4.3.0 to"
-        " 4.4.0 may when they are restarted after a crash (KAFKA-20734): see 'A transaction that"
-        " is never closed' in docs/sinks/kafka.md"
+        " open. It ends by itself, except for a defect of Kafka 4.3.0 to 4.4.0 after a restart"
+        " that follows a crash (KAFKA-20734): see 'A transaction that is never closed' in"
+        " docs/sinks/kafka.md"
     )
 
 

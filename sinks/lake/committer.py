@@ -205,8 +205,8 @@ class LakeCommitter(GlobalCommitter):
     def _find_refusal(self, version: TableVersion, record: SinkRecord | None) -> str:
         if record is None:
             return (
-                f"the table has no record of sink id {self._sink_id!r} any more: it was replaced,"
-                " or somebody removed the record"
+                f"the table no longer has a record of sink id {self._sink_id!r}: the table was"
+                " replaced, or the record was removed"
             )
         if record.log_id != self._log_id:
             return f"decision log {record.log_id!r} has claimed sink id {self._sink_id!r}"
@@ -217,8 +217,8 @@ class LakeCommitter(GlobalCommitter):
         if self.read_committed_through() >= checkpoint:
             return AlreadyCommitted()
         return Lost(
-            f"what {transaction} has staged is not in checkpoint storage any more, and the table"
-            " has not committed it: somebody deleted it"
+            f"the staged files of {transaction} are no longer in checkpoint storage, and the"
+            " table has not committed them: they were deleted"
         )
 
     def _look_for(
@@ -267,7 +267,9 @@ class LakeCommitter(GlobalCommitter):
             self._staging.discard(committable.transaction)
         except StorageError as error:
             # A later abort finds the files in the table, and discards the staged rows then.
-            _logger.warning("%s is committed and still staged: %s", committable, error)
+            _logger.warning(
+                "%s is committed, but its staged files could not be deleted: %s", committable, error
+            )
 
 
 class LakeChangeCommitter(LakeCommitter):
@@ -295,9 +297,9 @@ class LakeChangeCommitter(LakeCommitter):
         keys = {label.key for label in labels}
         if len(keys) > 1:
             raise TargetRefused(
-                f"changes wait that were staged by several keys, {sorted(keys)}: start the job with"
-                " the former primary_key and without commit_interval and commit_checkpoints, stop"
-                " it, and change the setting then"
+                f"staged changes that wait for their commit have several keys, {sorted(keys)}:"
+                " start the job with the former primary_key and without commit_interval and"
+                " commit_checkpoints, stop it, and change the setting then"
             )
         merged = merge_changes(batches, keys.pop())
         return Committed(version.replace_rows(merged, record, transactions))
@@ -337,7 +339,9 @@ def claim_table(table: LakeTable, context: CommitterContext) -> None:
             conflict = error
             continue
         return
-    raise SinkError(f"sink {context.sink_id}: {CONFLICTS_MAX} commits came first: {conflict}")
+    raise SinkError(
+        f"sink {context.sink_id}: {CONFLICTS_MAX} commits of other writers came first: {conflict}"
+    )
 
 
 def read_target_record(version: TableVersion, context: CommitterContext) -> TargetRecord:

@@ -223,7 +223,7 @@ def _require_columns(
         )
 
 
-_ADVICE = "No row is left out: the next attempt reads the columns again"
+_ADVICE = "No row is dropped: the next attempt reads the columns again"
 
 
 class RefusedRows:

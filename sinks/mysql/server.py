@@ -18,7 +18,7 @@ from onceflow.sinks.mysql.two_phase import may_recover, xa_recover
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport, connections
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
 
-_DURABLE = "what is committed outlives the server's process and its machine"
+_DURABLE = "committed rows survive a crash of the server and of its machine"
 _VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
 # MySQL: VALUES ROW(…). MariaDB: XA transactions that outlive their session.
 _MYSQL_VERSION_MIN, _MARIADB_VERSION_MIN = (8, 0, 20), (10, 6, 0)
@@ -248,7 +248,7 @@ class MySQLDiagnosis(ServerDiagnosis):
         findings: list[Finding] = []
         if ours:
             text = f"{len(ours)} of ours prepared, the first {ours[0]}"
-            needed = "none that are old: they hold locks"
+            needed = "no old prepared transactions: they hold locks"
             remedy = "onceflow txn list --url … --storage … --job … tells their age"
             findings.append(DATABASE.warning(text, needed, remedy))
         if len(rows) > len(ours):
@@ -272,8 +272,8 @@ def _durability(facts: ServerFacts) -> Sequence[Finding]:
     for weakness in weaknesses(facts):
         says = DATABASE.problem if weakness.forgets_when is Crash.PROCESS else DATABASE.warning
         needed = (
-            f"{_DURABLE}: this forgets it when {weakness.forgets_when.value} (a managed server has"
-            " it in its provider's parameter group)"
+            f"{_DURABLE}: with this setting they are lost when {weakness.forgets_when.value} (a"
+            " managed server has it in its provider's parameter group)"
         )
         findings.append(says(weakness.setting, needed, weakness.remedy))
     return findings or [DATABASE.ok(_DURABLE)]
@@ -302,9 +302,9 @@ def _obstacles(facts: ServerFacts, session: Session) -> Iterator[Finding]:
         yield DATABASE.problem(text, "a single server", "MySQLSink(commit_mode='ledger')")
     if own(session).is_pooled:
         yield DATABASE.problem(
-            "a proxy is in between",
+            "the connection goes through a proxy",
             "a direct connection for two-phase commit; ledger mode works through a proxy",
-            "name the server's own port, or MySQLSink(commit_mode='ledger')",
+            "use the server's own port, or MySQLSink(commit_mode='ledger')",
         )
     if not may_recover(session):
         text = f"{facts.user} may not list prepared transactions"

@@ -19,7 +19,7 @@ from onceflow.sinks.sql.ledger import LEDGER, SINKS
 SERVER_VERSION_MIN = 120000
 """PostgreSQL 12, the oldest version whose catalogs have generated columns."""
 OLD_S = 3600.0
-_DURABLE = "what is committed outlives the server's process and its machine"
+_DURABLE = "committed rows survive a crash of the server and of its machine"
 
 
 def is_pooled(session: Session) -> bool:
@@ -107,7 +107,8 @@ class PostgresDiagnosis(ServerDiagnosis):
         findings = [
             DATABASE.warning(
                 f"{name} = off",
-                f"{_DURABLE}: this forgets it when its machine loses power or its kernel crashes",
+                f"{_DURABLE}: with this setting they are lost when the machine loses power or"
+                " its kernel crashes",
                 f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()",
             )
             for name, value in settings.items()
@@ -119,13 +120,13 @@ class PostgresDiagnosis(ServerDiagnosis):
     def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
         room = check_prepared_room(self.slots, parallelism)
         pooled = DATABASE.warning(
-            "a connection pooler is in between",
+            "the connection goes through a connection pooler",
             "a direct connection: two_phase holds one of the server's sessions a subtask from a"
             " checkpoint's first row to its last; ledger mode works through a pooler",
             "name the server's own address and port, or PostgresSink(commit_mode='ledger')",
         )
         return TwoPhaseSupport(
-            f"{room.found}, and no pooler is in between",
+            f"{room.found}, and the connection is direct",
             (room,) if room.remedy else (),
             (pooled,) if is_pooled(session) else (),
         )
@@ -158,7 +159,7 @@ class PostgresDiagnosis(ServerDiagnosis):
             else f"CREATE SCHEMA {name} AUTHORIZATION {self.user}"
         )
         text = f"role {self.user} may not keep the ledger in schema {schema} of database {database}"
-        return DATABASE.problem(text, "a place for two small tables", grant)
+        return DATABASE.problem(text, "a schema for two small tables", grant)
 
     @override
     def absent(self, session: Session, name: TableName, area: Area) -> Finding:
@@ -213,7 +214,10 @@ class PostgresDiagnosis(ServerDiagnosis):
             if ours[0][1] < OLD_S:
                 findings.append(DATABASE.ok(text))
             else:
-                needed = "none that old: they hold locks and keep VACUUM from cleaning up"
+                needed = (
+                    "no prepared transactions of that age: they hold locks and keep VACUUM from"
+                    " cleaning up"
+                )
                 remedy = "start their job, or: onceflow txn list --url … --storage … --job …"
                 findings.append(DATABASE.warning(text, needed, remedy))
         if others:

@@ -119,8 +119,8 @@ class SqlBatchDecisions(BatchDecisions):
                 continue
             return self._ask(partial(self._load_claim, attempt), _DECIDED)
         raise errors.Fenced(
-            f"sink id {self._sink_id!r}: {CLAIM_TRIES_MAX} times another run claimed it first; stop"
-            " all but one"
+            f"sink id {self._sink_id!r}: {CLAIM_TRIES_MAX} times another run claimed it first;"
+            " stop all runs but one"
         )
 
     @override
@@ -142,8 +142,8 @@ class SqlBatchDecisions(BatchDecisions):
         newest = self.read_claim().attempt
         if self.claim_next(newest) is None:
             raise errors.Fenced(
-                f"sink id {self._sink_id!r}: its attempt was {newest}, and is not or could not be"
-                " raised; look again"
+                f"sink id {self._sink_id!r}: its attempt was {newest}, which could not be raised;"
+                " run the command again"
             )
 
     @override
@@ -204,9 +204,9 @@ class SqlBatchDecisions(BatchDecisions):
             backoff = backoff or Backoff(until=time.monotonic() + self._reconnect_timeout_s)
             if not backoff.pause():
                 raise errors.CommitOutcomeUnknown(
-                    f"the decision of {decision.batch}, attempt {decision.attempt} of sink id "
-                    f"{self._sink_id}, was sent to {endpoint} and not answered ({lost}); the next "
-                    "run finds out what became of it"
+                    f"the decision of {decision.batch}, attempt {decision.attempt} of sink id"
+                    f" {self._sink_id}, was sent to {endpoint}, but not answered ({lost}); the"
+                    " next run finds out whether it was committed"
                 )
 
     @override
@@ -232,7 +232,7 @@ class SqlBatchDecisions(BatchDecisions):
                 )
         except (SqlError, errors.SinkError, errors.ConfigError) as error:
             self._dialect.log.warning(
-                "sink %s: that %s is settled is not noted: %s", self._sink_id, batch, error
+                "sink %s: the end of %s could not be recorded: %s", self._sink_id, batch, error
             )
 
     @property
@@ -280,9 +280,9 @@ class SqlBatchDecisions(BatchDecisions):
             return 0
         if others:
             raise errors.ConfigError(
-                f"{self._owner} has written under sink id {others[0][0]!r}, and now it would under "
-                f"{self._sink_id!r}: what it has decided there would not be known here. Was its "
-                f"checkpoint moved? Then give it option sinkId={others[0][0]}"
+                f"{self._owner} has written under sink id {others[0][0]!r}, but would now write"
+                f" under {self._sink_id!r}, where its earlier decisions are not known. If its"
+                f" checkpoint was moved, give it option sinkId={others[0][0]}"
             )
         return 0
 

@@ -155,8 +155,8 @@ class SqlCommitter(Committer):
             if not (isinstance(error, AccessDenied) and self._only_stages()):
                 raise SinkError(text) from error
             self._settings.dialect.log.warning(
-                "%s. Nothing is prepared in ledger mode, but what an earlier attempt left prepared "
-                "stays so and keeps its locks",
+                "%s. Ledger mode prepares nothing, but transactions that an earlier attempt"
+                " prepared stay prepared and keep their locks",
                 text,
             )
         staging = self._context.staging
@@ -271,10 +271,10 @@ class SqlCommitter(Committer):
         if transaction in self._only_answered:
             return _nothing_done(transaction)
         return Lost(
-            f"prepared transaction {transaction} of checkpoint {transaction.checkpoint} is gone "
-            f"from {self._endpoint} and its row is not in the ledger: it was rolled back outside "
-            f"onceflow, by {two_phase.roll_back_words} or by going back to an older copy of the "
-            "database"
+            f"prepared transaction {transaction} of checkpoint {transaction.checkpoint} is gone"
+            f" from {self._endpoint} and its row is not in the ledger: it was rolled back outside"
+            f" onceflow, by {two_phase.roll_back_words}, or the database was set back to an older"
+            " copy"
         )
 
     def _abort_prepared(
@@ -307,8 +307,8 @@ class SqlCommitter(Committer):
 
     def _not_ours(self, transaction: TransactionId) -> RetryLater:
         return RetryLater(
-            f"{transaction} is prepared, and {self._endpoint} has no prepared transactions that "
-            "another session can end: it is of another sink"
+            f"{transaction} is prepared, but {self._endpoint} has no prepared transactions that"
+            " another session can end: it belongs to another sink"
         )
 
     def _list_prepared(self) -> tuple[TransactionId, ...]:
@@ -348,8 +348,8 @@ class SqlCommitter(Committer):
         if proven is False:
             raise CommitOutcomeUnknown(
                 f"{last} was committed at {self._endpoint}, and since the connection was opened"
-                " anew its row is not in the ledger: the database has gone back to an older copy of"
-                " itself (a fail-over, or a restored backup)"
+                " anew its row is not in the ledger: the database was set back to an older copy"
+                " (a fail-over, or a restored backup)"
             )
 
     def _in_ledger(self, transaction: TransactionId) -> bool:
@@ -423,13 +423,13 @@ def ask_until_known(
             continue
         if not backoff.pause():
             return Unknown(
-                f"{statement} was sent to {sent_to} and not answered ({lost_reply}), and the "
-                f"server could not be asked within {timeout_s:g} s what became of it"
+                f"{statement} was sent to {sent_to}, but not answered ({lost_reply}), and the"
+                f" server did not say within {timeout_s:g} s whether it was committed"
             )
 
 
 def _nothing_done(transaction: TransactionId) -> RetryLater:
     return RetryLater(
-        f"the server answered the commit of {transaction} with OK and committed nothing. Its rows "
-        "are there, prepared: they are listed again after a restart of the server"
+        f"the server answered the commit of {transaction} with OK, but committed nothing. Its"
+        " rows are still prepared: they are listed again after a restart of the server"
     )

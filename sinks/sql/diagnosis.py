@@ -75,8 +75,8 @@ class SqlDiagnosis:
         if isinstance(error, ConfigError):
             needed = "user, password, database and encryption that let this machine in"
             remedy = next(advice for words, advice in self.remedies(sink, error) if words in text)
-            return DATABASE.problem(text, needed, f"mend the url, or: {remedy}")
-        remedy = f"start it, or mend what is in between: {self.address}, firewall, proxy"
+            return DATABASE.problem(text, needed, f"correct the url, or: {remedy}")
+        remedy = f"start it, or check the way to it: {self.address}, firewall, proxy"
         return DATABASE.problem(text, "a server that listens there and answers", remedy)
 
 
@@ -164,8 +164,8 @@ class _Examination:
             return [DATABASE.ok(f"its clock agrees with ours within {within_s:.3f} s")]
         return [
             DATABASE.warning(
-                f"its clock is {skew_s:.0f} s off ours",
-                f"clocks within {CLOCK_SKEW_MAX_S:g} s; ages are told wrong otherwise",
+                f"its clock differs from ours by {skew_s:.0f} s",
+                f"clocks within {CLOCK_SKEW_MAX_S:g} s of each other; otherwise ages are wrong",
                 "sudo timedatectl set-ntp true, on both machines",
             )
         ]

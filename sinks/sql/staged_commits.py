@@ -105,15 +105,15 @@ class StagedCommits:
         staged = None if staging is None else staging.read(transaction)
         if staged is None:
             raise SinkError(
-                f"{transaction}: nothing is staged by this name where the driver looks. Give option"
-                " stagingLocation (or checkpointLocation, of a query) a place that driver and"
-                " executors share"
+                f"{transaction}: the driver finds nothing staged under this name. Give option"
+                " stagingLocation (or checkpointLocation, of a query) a directory or URL that"
+                " driver and executors share"
             )
         ledger = self._settings.ledger
         if not ledger.record_applied(session, transaction, committable.rows):
             raise SinkError(
-                f"transaction {transaction} is in the ledger, so its rows are committed, and no"
-                " decision lists it: somebody has committed it by hand, or the ledger was copied"
+                f"transaction {transaction} is in the ledger, so its rows are committed, but no"
+                " decision contains it: a person has committed it, or the ledger was copied"
                 " here. See docs/operations.md"
             )
         try:
@@ -217,9 +217,9 @@ class StagedCommits:
                 f"{self._context.attempt}, and settles it"
             )
         return Lost(
-            f"the staged rows of {transaction}, checkpoint {transaction.checkpoint}, are gone from "
-            f"checkpoint storage and their row is not in the ledger at {settings.endpoint}: "
-            "somebody deleted the file, or the database is an older copy of itself"
+            f"the staged rows of {transaction}, checkpoint {transaction.checkpoint}, are gone"
+            f" from checkpoint storage and their row is not in the ledger at {settings.endpoint}:"
+            " the file was deleted, or the database was set back to an older copy"
         )
 
 
@@ -235,7 +235,7 @@ _WAIT_FOR_A_PERSON = (
 
 
 def _to_retry(transaction: TransactionId, error: SqlError | BadRow | ConfigError) -> RetryLater:
-    text = f"{transaction}: its rows are decided and cannot be applied now: {error}"
+    text = f"{transaction}: its rows are decided, but cannot be applied now: {error}"
     if not isinstance(error, _WAIT_FOR_A_PERSON):
         return RetryLater(text)
     if isinstance(error, AccessDenied):
@@ -272,6 +272,6 @@ def _label_and_schema(part: tuple[str, pa.RecordBatch]) -> tuple[str, pa.Schema]
 
 def _no_storage(transaction: TransactionId) -> RetryLater:
     return RetryLater(
-        f"{transaction} is staged in the job's checkpoint storage, which is not given here",
+        f"{transaction} is staged in the job's checkpoint storage, which was not given",
         until_mended=True,
     )

@@ -291,11 +291,14 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
     """
     for target in targets:
         columns = settings.dialect.read_column_facts(session, target.name)
-        advice = "No row of this transaction is kept, and none is lost: the next try looks again"
+        advice = (
+            "No row of this transaction was written, and none is lost: the next try reads the"
+            " table again"
+        )
         if not columns:
             raise TableAltered(
-                f"table {target.name} is not the table any more that it was when the rows were"
-                f" converted, or the server stores it in another way. {advice}"
+                f"table {target.name} has changed since the rows were converted, or the server"
+                f" now stores it in another way. {advice}"
             )
         for fit in target.fits:
             now = columns[fit.name].shown if fit.name in columns else "gone"
@@ -332,9 +335,9 @@ def require_same_columns(settings: SqlSettings, targets: Iterable[Target]) -> No
                 now = table and table.column(fit.name)
                 if now != fit.column:
                     raise TableAltered(
-                        f"table {target.name} was altered: column {fit.name!r}, for which rows were"
-                        " refused, is another one by now. No row is left out for that: the next try"
-                        " looks again"
+                        f"table {target.name} was altered: column {fit.name!r}, for which rows"
+                        " were refused, has changed since. No row is dropped for that: the next"
+                        " try reads the table again"
                     )
 
 
@@ -392,7 +395,9 @@ def create_table(
     cannot = f"table {name} cannot be created in {settings.endpoint}"
     with dialect.one_at_a_time(session):
         if dialect.find_table(session, name) is None:
-            with _say_who_may(cannot, statement, "Run as a user who may", _ADVICE_TO_CREATE):
+            with _say_who_may(
+                cannot, statement, "Run it as a user with that privilege", _ADVICE_TO_CREATE
+            ):
                 session.execute(statement)
             dialect.log.info("created table %s", name)
     table = dialect.find_table(session, name)

@@ -128,9 +128,9 @@ class PreparedTransactions(Transactions):
     def name_in_use(self, transaction: TransactionId) -> str:
         """Return the error text for a name that is already prepared, with the remedy."""
         return (
-            f"a transaction named {transaction} is prepared already, so attempt or checkpoint "
-            "numbers were used twice: by a second job under this sink id, or after the decision "
-            f"log was deleted. {self._way_to_end(transaction)}"
+            f"a transaction named {transaction} is already prepared, so attempt or checkpoint"
+            " numbers were used twice: by a second job under this sink id, or after the decision"
+            f" log was deleted. {self._way_to_end(transaction)}"
         )
 
     @abstractmethod

@@ -193,9 +193,10 @@ class SqlWriter(SinkWriter):
         if not prepared:
             return waited
         return (
-            f"{waited}: prepared and not yet committed by this sink are "
-            f"{', '.join(map(str, prepared[:4]))}, whose commit lets the next checkpoint go on; is "
-            "the committer behind? A longer lock_timeout_s waits longer"
+            f"{waited}: prepared and not yet committed by this sink are"
+            f" {', '.join(map(str, prepared[:4]))}, whose commit lets the next checkpoint"
+            " continue. Check whether the committer is late; a longer lock_timeout_s waits"
+            " longer"
         )
 
 
@@ -313,16 +314,17 @@ class TwoPhaseWriter(TransactionWriter[PreparedTransactions]):
             recorded = ledger.record(session, transaction, rows)
         except DuplicateKey as error:
             raise errors.PreCommitFailed(
-                f"{self._where}: transaction {transaction} was committed before: the ledger has "
-                "it. Attempt or checkpoint numbers were used twice; was the decision log deleted?"
+                f"{self._where}: transaction {transaction} was already committed: the ledger"
+                " contains it. Attempt or checkpoint numbers were used twice. Check whether the"
+                " decision log was deleted"
             ) from error
         if recorded:
             return
         owner = ledger.owner(session, transaction.sink_id)
         if owner is None:
             raise errors.PreCommitFailed(
-                f"{self._where}: sink id {transaction.sink_id!r} is not in {ledger.sinks}: "
-                "it was not checked before this attempt, or somebody deleted its row"
+                f"{self._where}: sink id {transaction.sink_id!r} is not in {ledger.sinks}: it was"
+                " not checked before this attempt, or its row was deleted"
             )
         if owner.attempt > transaction.attempt:
             raise errors.Fenced(
@@ -388,9 +390,9 @@ class SqlStagedWriter(SqlWriter):
         super().__init__(settings, context)
         if not self._bad_rows.fail:
             settings.dialect.log.warning(
-                "%s: commit_mode is ledger: rows that do not fit are left out, but a row that the "
-                "server refuses, by a constraint for instance, is met only when it is decided, and "
-                "stops the commit",
+                "%s: commit_mode is ledger: rows that do not fit are dropped, but a row that the"
+                " server refuses, for example by a constraint, is found only after its decision,"
+                " and stops the commit",
                 self._where,
             )
         self._disconnect()

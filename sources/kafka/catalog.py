@@ -391,7 +391,7 @@ def _keep_positions(
         if settings.fail_on_data_loss:
             raise _loss_error(settings, position, facts)
         loss = _describe_loss(settings, position, facts)
-        _logger.warning("going on without what was to be read: %s", loss)
+        _logger.warning("continuing without the lost records: %s", loss)
     return kept
 
 
@@ -435,16 +435,16 @@ def _check_topics_are_read(settings: KafkaSettings, known: Sequence[PartitionPos
         if not settings.reads(position.topic):
             raise StateIncompatible(
                 f"the checkpoint holds offset {position.next} of {position}, and the source reads"
-                f" {settings.what}: left out now, the topic would be read from its first record if"
-                " it came back. Name it; or give the source another uid, which starts where"
-                " starting_offsets= says"
+                f" {settings.what}: if the topic were left out now and added later, it would be"
+                " read from its first record. Add it to the source; or give the source another"
+                " uid, which starts at starting_offsets="
             )
 
 
 def _loss_error(
     settings: KafkaSettings, position: PartitionPosition, facts: TopicFacts | None
 ) -> OffsetOutOfRange:
-    start = "" if facts is None else ", which goes on at its first record"
+    start = "" if facts is None else ", which continues at its first record"
     return OffsetOutOfRange(
         f"{_describe_loss(settings, position, facts)}. Restore the topic, or start the job anew"
         f" under another name, or accept the loss with fail_on_data_loss=False{start}"
@@ -461,8 +461,8 @@ def _describe_loss(
     return (
         f"{where} in topic {_describe_ids(position)}, and what Kafka at {servers} has under that"
         f" name is topic {_describe_ids(facts)} with {len(facts.partitions)} partitions: it was"
-        " deleted and created again, or bootstrap_servers= leads elsewhere. What it holds are other"
-        " records"
+        " deleted and created again, or bootstrap_servers= leads to another cluster. It holds"
+        " other records"
     )
 
 

@@ -131,7 +131,7 @@ def close_in_time(consumer: Consumer) -> None:
     closing.start()
     closing.join(CLOSE_S)
     if closing.is_alive():
-        logger.warning("a Kafka client is still closing after %g s; left behind", CLOSE_S)
+        logger.warning("a Kafka client is still closing after %g s and is abandoned", CLOSE_S)
 
 
 class _OffsetCommits:
@@ -277,8 +277,8 @@ class LivenessWatch:
             return client.make_login_error(self._settings, self._troubles.authentication)
         last = self._troubles.last
         return SourceUnavailable(
-            f"Kafka at {self._settings.bootstrap_servers} has not served"
-            f" {self._settings.what} for {down_s:.0f} s (deadline_s="
-            f"{self._settings.deadline_s:g}): {reason}{f'; {last}' if last else ''}. Nothing is"
-            " lost: the next attempt goes on from the last checkpoint"
+            f"Kafka at {self._settings.bootstrap_servers} has not served {self._settings.what}"
+            f" for {down_s:.0f} s (deadline_s={self._settings.deadline_s:g}):"
+            f" {reason}{f'; {last}' if last else ''}. Nothing is lost: the next attempt continues"
+            " from the last checkpoint"
         )

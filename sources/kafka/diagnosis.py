@@ -95,7 +95,8 @@ class _Examination:
             return [
                 area.problem(
                     f"{servers} accepts connections and no broker answers: {reason}",
-                    "a broker that speaks to us: protocol, credentials, and not paused",
+                    "a broker that answers: check protocol and credentials, and that it is"
+                    " not paused",
                     "security.protocol, sasl.* and ssl.* go into --kafka-options FILE; see"
                     " advertised.listeners, which clients connect to next",
                 )
@@ -136,7 +137,7 @@ class _Examination:
             findings.append(
                 area.warning(
                     f"{len(partitions)} partitions for a parallelism of {parallelism}",
-                    "a partition for every slot, or slots read nothing",
+                    "a partition for every slot; otherwise some slots read nothing",
                     f"kafka-topics.sh --bootstrap-server {servers} --alter --topic {topic}"
                     f" --partitions {parallelism}",
                 )

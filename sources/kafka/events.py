@@ -83,7 +83,7 @@ def classify_error(
     if topic and (error.fatal() or code in DAMAGED_CODES):
         raise SourceError(
             f"{topic}-{partition} cannot be read on from offset {offset_next}: {error.str()}. If"
-            " the next attempt fails alike, the broker's log is damaged there"
+            " the next attempt fails in the same way, the broker's log is damaged there"
         )
     if error.fatal():
         raise SourceError(f"the client of {settings.where} cannot go on: {error.str()}")
@@ -154,6 +154,6 @@ class Gaps:
             )
         except KafkaException as error:
             raise SourceUnavailable(
-                f"{topic}-{partition}: offset {offset_next} is out of range, and Kafka does not say"
-                f" what is left: {error_of(error).str()}"
+                f"{topic}-{partition}: offset {offset_next} is out of range, and Kafka does not"
+                f" say which offsets are left: {error_of(error).str()}"
             ) from error

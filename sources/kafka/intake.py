@@ -101,7 +101,9 @@ def open_intake(settings: KafkaSettings, consumer: Consumer, client_id: str) -> 
             why_not = f"onceflow-kafka-native refuses this client: {error}"
             logger.warning("%s; its records are read as objects", why_not)
     if settings.native:
-        raise ConfigError(f"native=True: {why_not}. Omit it, and records are read all the same")
+        raise ConfigError(
+            f"native=True: {why_not}. Omit native=True, and records are read without it"
+        )
     return MessageIntake(consumer)
 
 
@@ -201,7 +203,7 @@ class NativeIntake:
         """Return records and events, or None if none arrived. Also runs the client's callbacks."""
         # Events without a partition arrive in the client's own queue, and `consume` runs callbacks.
         events = self._consumer.consume(CHUNK, 0)
-        require(all(map(_ERROR, events)), "a record came past the native reader")
+        require(all(map(_ERROR, events)), "a record was not read by the native reader")
         taken = self._read(count_max, bytes_max, 0.0 if events else wait_s)
         events += taken.events
         if not events and len(taken.records) == 0:

@@ -101,7 +101,7 @@ def test_each_refused_login_has_the_statement_that_mends_it(
 
     def remedy(url: str) -> str:
         (finding,) = worst(examine("--url", url, "--timeout", "10")[1])
-        return finding["remedy"].removeprefix("mend the url, or: ")
+        return finding["remedy"].removeprefix("correct the url, or: ")
 
     url = url_of(misconfigured, stranger).replace("/postgres", f"/{bank}")
     assert remedy(url) == f'CREATE DATABASE "{bank}" OWNER "{stranger}"'
@@ -153,14 +153,14 @@ def test_a_pooler_in_between_is_noticed(postgres_database: str) -> None:
         status, findings = examine("--url", pooler.url(parts.path[1:]))
         (finding,) = worst(findings)
         assert (status, finding["level"]) == (0, "warning")
-        assert finding["found"] == "a connection pooler is in between"
+        assert finding["found"] == "the connection goes through a connection pooler"
         assert "commit_mode='ledger'" in finding["remedy"]
         for mode, ends, level in (("two_phase", 0, "warning"), ("ledger", 0, "ok")):
             status, findings = examine("--url", pooler.url(parts.path[1:]), "--commit-mode", mode)
-            (finding,) = [one for one in findings if "is in between" in one["found"]]
+            (finding,) = [one for one in findings if "goes through" in one["found"]]
             assert (status, finding["level"]) == (ends, level)
     assert not [
-        one for one in examine("--url", postgres_database)[1] if "is in between" in one["found"]
+        one for one in examine("--url", postgres_database)[1] if "goes through" in one["found"]
     ]
 
 

@@ -259,7 +259,7 @@ def test_records_that_a_topic_takes_no_more_wait_for_a_person_and_are_committed_
         outcome = committer.commit(committable)
         assert isinstance(outcome, RetryLater)
         assert outcome.until_mended
-        assert "raise its max.message.bytes" in outcome.reason
+        assert "max.message.bytes was lowered" in outcome.reason
     _set_message_bytes_max(servers, topic, 1_000_000)
     assert settled(committer, committable) == Committed()
     assert decided_ids_in(servers, topic) == list(range(10))

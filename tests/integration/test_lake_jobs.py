@@ -35,7 +35,9 @@ _PROGRAM = Path(__file__).with_name("lake_driver.py")
 RECORDS = 30_000
 TIMEOUT_S = 120.0
 
-_REPLACED = re.compile("has no record of sink id|and created anew|set back to an older copy")
+_REPLACED = re.compile(
+    "no longer has a record of sink id|and created anew|set back to an older copy"
+)
 """What is said at a commit, and then at a start."""
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]

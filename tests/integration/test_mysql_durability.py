@@ -112,7 +112,7 @@ def test_doctor_says_which_crash_is_not_covered(
         assert (finding["level"], crash in finding["needed"]) == (level, True)
         query(careless.url, finding["remedy"])
         assert f"{_SETTING} = 1" not in {one["found"] for one in examine("--url", url)[1]}
-    assert any("outlives" in one["found"] for one in examine("--url", url)[1])
+    assert any("survive a crash" in one["found"] for one in examine("--url", url)[1])
 
 
 def test_every_setting_that_a_crash_gets_through_is_known(

@@ -148,7 +148,7 @@ def test_ledger_is_chosen_and_works_behind_a_transaction_pooler(
     )
     with Job(sink, staging=staging) as job:
         job.check()
-        assert "auto chose ledger: a connection pooler is in between" in caplog.text
+        assert "auto chose ledger: the connection goes through a connection pooler" in caplog.text
         writers = [job.writer(subtask=subtask, parallelism=4) for subtask in range(4)]
         committers = [job.committer() for _ in writers]
         for checkpoint in range(1, 6):

@@ -50,7 +50,7 @@ def test_a_staged_sink_whose_target_has_taken_more_sends_to_the_newer_storage_an
     before = sink.ids()
     with pytest.raises(CommitFailed) as failed:
         _pipeline(tmp_path, "older").run(60)
-    assert "the job has gone on in other storage: start it there" in str(failed.value)
+    assert "the job has run in other storage since: start it there" in str(failed.value)
     assert "another id" not in str(failed.value)
     assert sink.ids() == before
     assert _pipeline(tmp_path, "a", ends=True).run(60).state is JobState.FINISHED

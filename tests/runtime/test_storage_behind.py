@@ -210,7 +210,9 @@ def test_what_a_target_has_lost_that_was_committed_before_a_move_is_named(
     place = moving.stop_with_savepoint(job)
     target.put_back()
     before = moving.ids()
-    with pytest.raises(PreparedTransactionLost, match=r"ledger/1/\d/0/0.*an older copy of itself"):
+    with pytest.raises(
+        PreparedTransactionLost, match=r"ledger/1/\d/0/0.*set back to an older copy"
+    ):
         moving.pipeline("b").start(from_savepoint=place).wait(60)
     assert moving.ids() == before
 

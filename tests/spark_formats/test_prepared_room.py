@@ -122,7 +122,7 @@ def test_rows_staged_for_want_of_room_where_the_driver_does_not_look_are_not_dec
     elsewhere = driver_of(PostgresSink(url, table="ledger"), tmp_path / "elsewhere").target.staging
     away = replace(plan, target=replace(plan.target, staging=elsewhere))
     reports = [driver.task(away, index, [index]) for index in range(4)]
-    with pytest.raises(SinkError, match="a place that driver and executors share"):
+    with pytest.raises(SinkError, match="a directory or URL that driver and executors share"):
         driver.commit(reports)
     driver.abort(plan)
     assert (ids_in(url), prepared(url)) == ([], [])

@@ -237,7 +237,7 @@ def refuse_empty_storage(moving: MovingJob) -> None:
         with pytest.raises(ConfigError, match="the same job, in another checkpoint st") as refused:
             moving.pipeline("empty").run(60)
         assert "sink_id=" not in str(refused.value)
-        assert "Start the job with the storage that it had" in str(refused.value)
+        assert "Start the job with its former storage" in str(refused.value)
     with pytest.raises(ConfigError, match=r"Two jobs.*Pipeline\(name='moving'\).*storage that it"):
         moving.pipeline("another", name="renamed").run(60)
     assert moving.ids() == before

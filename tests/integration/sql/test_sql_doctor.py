@@ -44,7 +44,7 @@ _MYSQL = _Dialect(
 _DIALECTS = {
     "postgres": _Dialect(
         said_when_right=(
-            "PostgreSQL", "max_prepared_transactions = 64", "no pooler", "clock agrees",
+            "PostgreSQL", "max_prepared_transactions = 64", "connection is direct", "clock agrees",
             "may insert", "nothing is left prepared", "connections are free",
         ),
         owners_affairs=(),

@@ -153,7 +153,7 @@ def test_a_table_that_is_replaced_by_a_view_gets_no_row(database: Database) -> N
         database.query("ALTER TABLE altered RENAME TO moved")
         database.query("CREATE VIEW altered AS SELECT * FROM moved WHERE id < 2")
         writer.write(_row(2, change))
-        with pytest.raises(PreCommitFailed, match="is not the table any more"):
+        with pytest.raises(PreCommitFailed, match="has changed since the rows were converted"):
             writer.pre_commit(CheckpointId(2))
     assert database.ids_in("moved") == [1]
 

@@ -211,7 +211,7 @@ def test_name_that_is_prepared_already_is_refused_and_said_how_to_settle(
     writer = job.writer()
     writer.write(rows([2]))
     name = r"job\.ledger/1/1/0/0"
-    said = f"{name} is prepared already.*used twice.*{database.words.rollback} '{name}'"
+    said = f"{name} is already prepared.*used twice.*{database.words.rollback} '{name}'"
     with pytest.raises(PreCommitFailed, match=said):
         writer.pre_commit(CheckpointId(1))
     assert database.prepared() == ["job.ledger/1/1/0/0"]

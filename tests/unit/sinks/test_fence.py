@@ -39,7 +39,7 @@ def test_whoever_is_admitted_continues_the_same_log_with_a_newer_attempt(
 @pytest.mark.parametrize(
     ("job", "remedy"),
     [
-        ("ledger", r"the same job, in another checkpoint storage.*with the storage that it had"),
+        ("ledger", r"the same job, in another checkpoint storage.*with its former storage"),
         ("other", r"Two jobs.*If this is the same job under a new name.*name='ledger'"),
     ],
 )

@@ -40,7 +40,7 @@ def test_reply_that_stays_lost_is_unknown_and_never_a_retry() -> None:
     ask = _answers(ConnectionLost("cut"), SinkError("starting"))
     outcome = ask_until_known(ask, "COMMIT x", sent_to="the server", timeout_s=0.2)
     assert isinstance(outcome, Unknown)
-    assert "COMMIT x was sent to the server and not answered (cut)" in str(outcome)
+    assert "COMMIT x was sent to the server, but not answered (cut)" in str(outcome)
 
 
 def test_rows_held_by_a_session_are_asked_for_again_and_a_lost_reply_is_not_forgotten() -> None:
