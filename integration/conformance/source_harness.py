@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ReaderSnapshot:
     """A reader's snapshot, and the number of rows of each split returned until then."""
 
     splits: tuple[Split, ...]
@@ -90,10 +90,10 @@ class Reading:
         """Return the number of returned rows of each split."""
         return dict(Counter(self._harness.find_split(key) for key in self.keys))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ReaderSnapshot:
         """Return the reader's snapshot, pickled and unpickled like one from the decision log."""
         splits = pickle.loads(pickle.dumps(tuple(self.reader.snapshot())))  # noqa: S301 - our own
-        return Snapshot(splits, self.count_returned())
+        return ReaderSnapshot(splits, self.count_returned())
 
 
 class SourceHarness:
@@ -229,7 +229,7 @@ class SourceHarness:
         self._readings.append(reading)
         return reading
 
-    def read_rest(self, snapshot: Snapshot) -> list[object]:
+    def read_rest(self, snapshot: ReaderSnapshot) -> list[object]:
         """Return the keys of the rows that a new reader returns from `snapshot` on."""
         reading = self.open(snapshot.splits)
         split_ids = [split.id for split in snapshot.splits]
@@ -237,14 +237,14 @@ class SourceHarness:
         reading.reader.close()
         return reading.keys
 
-    def list_rest(self, snapshot: Snapshot) -> dict[str, list[object]]:
+    def list_rest(self, snapshot: ReaderSnapshot) -> dict[str, list[object]]:
         """Return the keys of the rows that follow `snapshot`, by split."""
         return {
             split.id: self.rows[split.id][snapshot.returned.get(split.id, 0) :]
             for split in snapshot.splits
         }
 
-    def collect_snapshots(self, splits: Sequence[Split]) -> list[Snapshot]:
+    def collect_snapshots(self, splits: Sequence[Split]) -> list[ReaderSnapshot]:
         """Read all rows, and return the snapshots before the first poll and after every batch.
 
         Raises:
@@ -266,7 +266,7 @@ class SourceHarness:
             )
         return snapshots
 
-    def sample(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    def sample(self, snapshots: Sequence[ReaderSnapshot]) -> list[ReaderSnapshot]:
         """Return the first and last of `snapshots`, and as many others as there are rounds."""
         others = list(snapshots[1:-1])
         count = min(len(others), self.effort.rounds)

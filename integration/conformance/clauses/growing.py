@@ -18,8 +18,8 @@ from onceflow.integration.conformance.processes import eventually
 from onceflow.integration.conformance.source_harness import (
     POLL_S,
     Call,
+    ReaderSnapshot,
     Reading,
-    Snapshot,
     SourceHarness,
 )
 from onceflow.integration.conformance.target import NotTestable, Violation, expect
@@ -99,7 +99,7 @@ def splits_that_appear_are_read_whole(harness: SourceHarness) -> None:
         reading.read_all(harness.count_rows())
         harness.expect_rows(reading.keys, harness.rows, "a reader after add_splits")
     reading.reader.close()
-    restored = Snapshot(discovered, before.returned)
+    restored = ReaderSnapshot(discovered, before.returned)
     when = f"a reader from the result of discover, with the new split {split_id}"
     harness.expect_rows(harness.read_rest(restored), harness.list_rest(restored), when)
 
@@ -137,7 +137,7 @@ def missing_split_is_refused_by_name(harness: SourceHarness) -> None:
     raise Violation(f"the split {split_id} is gone, and an attempt with it {outcome}")
 
 
-def _attempt(harness: SourceHarness, snapshot: Snapshot) -> str:
+def _attempt(harness: SourceHarness, snapshot: ReaderSnapshot) -> str:
     """Start from `snapshot` as an attempt does. Return what happened if no error was raised."""
     harness.source.validate()
     known = harness.source.discover(snapshot.splits)
@@ -205,7 +205,7 @@ def acknowledgement_keeps_later_rows(harness: SourceHarness) -> None:
     before = sum(decided.returned.values())
     second.read(harness.count_rows() * 2 // 3 - before)
     returned = Counter(decided.returned) + Counter(second.count_returned())
-    later = Snapshot(second.snapshot().splits, returned)
+    later = ReaderSnapshot(second.snapshot().splits, returned)
     _commit(second, later)
     _commit(second, decided)
     second.read_all(harness.count_rows() - before)
@@ -216,7 +216,7 @@ def acknowledgement_keeps_later_rows(harness: SourceHarness) -> None:
     harness.expect_rows(keys, harness.list_rest(later), f"after commits of {later}: a reader")
 
 
-def _commit(reading: Reading, snapshot: Snapshot) -> None:
+def _commit(reading: Reading, snapshot: ReaderSnapshot) -> None:
     """Call commit on another thread, as the engine does, and twice."""
     for _ in range(2):
         Call(partial(reading.reader.commit, snapshot.splits)).result()

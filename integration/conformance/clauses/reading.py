@@ -9,7 +9,7 @@ from onceflow.core.protocol.splits import assign_splits
 from onceflow.core.spi import Split
 from onceflow.integration.conformance import source_children
 from onceflow.integration.conformance.clause import SOURCES, clause
-from onceflow.integration.conformance.source_harness import Snapshot, SourceHarness
+from onceflow.integration.conformance.source_harness import ReaderSnapshot, SourceHarness
 from onceflow.integration.conformance.target import NotTestable, expect
 
 _POSITION_BYTES_MAX = 64 * 1024
@@ -160,7 +160,7 @@ def _count_left(harness: SourceHarness, keys: list[object], split_id: str) -> in
     return sum(key not in returned for key in harness.rows[split_id])
 
 
-def _from(snapshot: Snapshot) -> str:
+def _from(snapshot: ReaderSnapshot) -> str:
     return f"a reader from {snapshot}"
 
 
