@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -50,6 +52,21 @@ def pipeline_of(
     return pipeline, sink
 
 
+def assert_windows(sink: DirectorySink, source: CountingSource, size: int) -> None:
+    totals, sizes = Counter[str](), defaultdict[str, list[int]](list)
+    for row in sink.rows():
+        totals[row["account"]] += row["total"]
+        sizes[row["account"]].append(row["n"])
+    expected, numbers = Counter[str](), Counter[str]()
+    for record in range(source.records):
+        expected[str(record % source.accounts)] += amount_of(record)
+        numbers[str(record % source.accounts)] += 1
+    assert totals == expected
+    for account, number in numbers.items():
+        left = [number % size] if number % size else []
+        assert sorted(sizes[account]) == sorted([size] * (number // size) + left)
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=["heap", "rocksdb"])
 @pytest.mark.parametrize("watermarks", [None, WatermarkStrategy("id")], ids=["", "watermarks"])
 def test_every_record_is_in_one_window_and_only_the_last_of_a_key_is_not_full(
@@ -61,18 +78,24 @@ def test_every_record_is_in_one_window_and_only_the_last_of_a_key_is_not_full(
     source = CountingSource(1_000, splits_count=2)
     pipeline, sink = pipeline_of(cluster, tmp_path, source, 7, backend, watermarks)
     pipeline.start().wait(60)
-    totals, sizes = Counter[str](), defaultdict[str, list[int]](list)
-    for row in sink.rows():
-        totals[row["account"]] += row["total"]
-        sizes[row["account"]].append(row["n"])
-    expected, numbers = Counter[str](), Counter[str]()
-    for record in range(source.records):
-        expected[str(record % source.accounts)] += amount_of(record)
-        numbers[str(record % source.accounts)] += 1
-    assert totals == expected
-    for account, number in numbers.items():
-        left = [number % 7] if number % 7 else []
-        assert sorted(sizes[account]) == sorted([7] * (number // 7) + left)
+    assert_windows(sink, source, 7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["heap", "rocksdb"])
+def test_a_killed_slot_neither_loses_nor_repeats_a_record_of_a_window(
+    cluster: AnyCluster, tmp_path: Path, backend: StateBackend
+) -> None:
+    source = CountingSource(4_000, pause_s=0.002, ends_with=str(tmp_path / "ends"))
+    pipeline, sink = pipeline_of(cluster, tmp_path, source, 7, backend)
+    job = pipeline.start()
+    for _ in range(2):
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
+        os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
+    (tmp_path / "ends").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    assert len(job.status().attempts) >= 2
+    assert_windows(sink, source, 7)
 
 
 def test_another_size_is_refused_while_windows_are_open(
