@@ -117,8 +117,8 @@ class ConnectorCatalog(Generic[T]):
             raise MissingExtra(f"{self.kind} {point.name!r}: {error}") from error
         except Exception as error:  # another package's module may raise anything
             raise ConfigError(
-                f"{text} cannot be loaded: {type(error).__name__}: {error}; mend or uninstall that"
-                " distribution"
+                f"{text} cannot be loaded: {type(error).__name__}: {error}; repair or uninstall"
+                " that distribution"
             ) from error
         if not self.accepts(value):
             raise ConfigError(f"{text} {self._unfit(value)}")

@@ -319,8 +319,8 @@ class Pipeline:
     ) -> None:
         if not NAME.fullmatch(name):
             raise ConfigError(
-                f"name={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
-                " digit; checkpoints and transactions go by it"
+                f"name={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter"
+                " or digit; checkpoints and transactions are named after it"
             )
         configured = config if isinstance(config, Configuration) else Configuration.load(config)
         self.name = name
@@ -436,7 +436,7 @@ class Pipeline:
         if from_savepoint is None:
             from_savepoint, claim = self._configured.savepoint(), claim or self._configured.claims()
         if from_savepoint is None and (claim or allow_rewind):
-            raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
+            raise ConfigError("claim and allow_rewind need from_savepoint, which is missing")
         plan = self._complete_plan()
         # Load once for each start, before the plan is pickled, so that all slots and attempts of
         # this start join with the same rows.
@@ -526,7 +526,7 @@ def _result(asked: Future[str], timeout_s: float | None) -> str:
         return asked.result(timeout_s)
     except futures.TimeoutError:
         raise TimeoutError(
-            f"the savepoint is not done after {timeout_s} s; it may be yet"
+            f"the savepoint is not done after {timeout_s} s; it may still complete"
         ) from None
 
 

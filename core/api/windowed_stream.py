@@ -72,8 +72,7 @@ def window_input(
 
 
 _BY_THE_CLOCK = (
-    "windows in processing time go by the clock: they take neither time= nor allowed_lateness= nor"
-    " late="
+    "windows in processing time follow the clock: omit time=, allowed_lateness= and late="
 )
 
 

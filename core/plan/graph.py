@@ -270,8 +270,8 @@ class Graph:
         ]
         if loose:
             raise ConfigError(
-                f"nothing takes the output of {', '.join(loose)}: end each stream with"
-                " .write(sink, uid=…)"
+                f"no operator or sink reads the output of {', '.join(loose)}: end each stream"
+                " with .write(sink, uid=…)"
             )
 
 

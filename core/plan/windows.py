@@ -68,8 +68,8 @@ class SlidingEventTimeWindows:
         _offset_ms(self.offset)
         if slide_ms > size_ms:
             raise ConfigError(
-                f"slide={self.slide!r} is more than size={self.size!r}: records between two windows"
-                " would be in none"
+                f"slide={self.slide!r} is more than size={self.size!r}: records between two"
+                " windows would belong to no window"
             )
 
 

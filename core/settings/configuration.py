@@ -248,7 +248,7 @@ class Configuration:
         merged = self._merge("checkpointing", given or Checkpointing())
         if merged.storage is None:
             raise ConfigError(
-                "nobody says where checkpoints live: Checkpointing(storage=…), or"
+                "the storage of checkpoints is not set. Set it by Checkpointing(storage=…), or"
                 " checkpointing.storage in a configuration file, or"
                 f" {variable_of('checkpointing.storage')}"
             )
@@ -523,7 +523,7 @@ def _layer(settings: Iterator[tuple[str, str, object]]) -> dict[str, Setting]:
             raise ConfigError(f"{origin}: {_unknown(name)}")
         if option.name in layer:
             raise ConfigError(
-                f"{origin}: {names[option.name]} and {name} are one setting; say it once"
+                f"{origin}: {names[option.name]} and {name} are one setting; set it once"
             )
         try:
             value = option.parse(written, name)

@@ -214,8 +214,8 @@ class Endpoint:
             raise ConfigError(f"Endpoint: port={self.port} must be in 0-65535")
         if self.tls is None and not self.is_loopback:
             raise ConfigError(
-                f"Endpoint: host={self.host!r} is seen by other machines, and the token would go"
-                " there unencrypted: add tls=TlsFiles(…), or omit host"
+                f"Endpoint: host={self.host!r} can be reached by other machines, and the token"
+                " would be sent unencrypted: add tls=TlsFiles(…), or omit host"
             )
 
     @property

@@ -164,7 +164,7 @@ def test_two_writes_of_one_named_batch_in_one_run_are_refused(driver: Driver) ->
     plan = named.plan(7, "")
     named.commit([named.task(plan, 0, range(3))])
     again = named.plan(7, "")
-    with pytest.raises(ConfigError, match="need two names"):
+    with pytest.raises(ConfigError, match="need different names"):
         named.task(again, 0, range(3, 6))
     later = replace(named, run="run-3")
     plan = later.plan(7, "")

@@ -60,7 +60,7 @@ def test_the_error_of_a_killed_commit_says_that_all_is_written_and_how_to_repeat
 ) -> None:
     case = sqlite_case(request, tmp_path, "events")
     told = killed_commit(case, point, tmp_path)
-    assert "is written, all of it" in told
+    assert "is completely written" in told
     assert "txnAppId=nightly and txnVersion=20260131 is safe" in told
     assert case.ids() == list(range(9))
     again = Write(case.make_sink, case.options)
@@ -105,7 +105,7 @@ def test_the_error_of_a_killed_commit_that_others_have_forgotten_advises_no_repe
         other = Write(case.make_sink, case.options)
         other.write(range(first, first + 5))
         other.commit_alone()
-    with pytest.raises(SinkError, match="cannot be told any more.*Look into the target") as told:
+    with pytest.raises(SinkError, match="is no longer known.*Look into the target") as told:
         killed.writer.abort(killed.messages)
     assert "repeat this one" not in str(told.value)
     assert case.ids() == list(range(15))
@@ -138,7 +138,7 @@ def test_the_error_of_save_tells_what_became_of_the_rows_when_sparks_own_worker_
     path = tmp_path / "own.db"
     (tmp_path / "own.db.armed").touch()
     options = {"path": str(path), **TOKEN, "staginglocation": str(tmp_path / "staging")}
-    with pytest.raises(Exception, match="is written, all of it") as raised:
+    with pytest.raises(Exception, match="is completely written") as raised:
         save(spark, options, "killing")
     assert "txnAppId=nightly and txnVersion=20260131 is safe" in str(raised.value)
     assert sqlite_ids(path, "events") == list(range(100))

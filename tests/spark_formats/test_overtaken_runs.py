@@ -61,7 +61,7 @@ def test_run_that_was_overtaken_ends_at_its_next_batch_and_the_newer_one_goes_on
     # The old one stands still here. Its successor begins with the batch that is planned next.
     new = Run(driver, "new application", stack)
     commit = new.begin(1)
-    with pytest.raises(Fenced, match="new application.* That one goes on"):
+    with pytest.raises(Fenced, match="new application.* That run continues"):
         old.begin(1)
     commit()
     new.begin(2)()
@@ -89,7 +89,7 @@ def test_driver_that_another_one_has_overtaken_is_refused_by_its_note_whatever_p
     checkpoint = str(tmp_path / "query")
     QueryRuns(checkpoint, "old application").require_newest()
     QueryRuns(checkpoint, "new application").require_newest()
-    with pytest.raises(Fenced, match="another one has begun since, in new application"):
+    with pytest.raises(Fenced, match="another run has started since, in new application"):
         QueryRuns(checkpoint, "old application").require_newest()
     QueryRuns(checkpoint, "new application").require_newest()
     # Started again, the old application is the newest one.

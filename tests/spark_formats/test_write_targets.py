@@ -93,7 +93,7 @@ def test_a_token_counts_as_written_though_its_batch_has_no_rows(
     save(case.make_sink, case.options, *(range(0) for _ in range(parts)))
     save(case.make_sink, case.options, range(5), range(5, 9))
     assert case.ids() == []
-    assert "is written already, so the 9 rows of this write are dropped" in caplog.text
+    assert "is already written, so the 9 rows of this write are dropped" in caplog.text
     save(case.make_sink, {**case.options, "txnversion": "20260201"}, range(9, 12))
     save(case.make_sink, case.options, range(5))
     assert case.ids() == list(range(9, 12))
@@ -237,7 +237,7 @@ def test_a_lower_version_is_refused_with_the_name_under_which_a_backfill_is_writ
     with pytest.raises(ConfigError, match="20260120 is below 20260131.* nor was it before") as told:
         save(SQLiteFormat.make_sink, {**options, "txnversion": "20260120"}, [20260120])
     assert "give the backfill option txnAppId with a name of its own" in str(told.value)
-    with pytest.raises(ConfigError, match="no write before 20260110 .* Look whether"):
+    with pytest.raises(ConfigError, match="no write before 20260110 .* Check whether"):
         save(SQLiteFormat.make_sink, {**options, "txnversion": "20260101"}, [20260101])
     # What it says is to be done writes the rows, once.
     for version in (20260101, 20260120, 20260120):

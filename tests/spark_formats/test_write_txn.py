@@ -105,7 +105,7 @@ def test_staged_rows_that_the_table_refuses_are_listed_and_given_up_and_may_be_w
         decision_of(plan.batch, plan.attempt, parts, fingerprint=plan.fingerprint)
     )
     began = time.monotonic()
-    with pytest.raises(CommitFailed, match="gives it up") as failure:
+    with pytest.raises(CommitFailed, match="commits or aborts it now") as failure:
         commits.commit(reports)
     commits.close()
     assert time.monotonic() - began < 30

@@ -51,7 +51,7 @@ def commit_in_process(commit: Callable[[], object]) -> None:
                 failure: BaseException | None = reading.recv()
             except (EOFError, OSError):  # killed before it sent, or in the middle
                 _, status = os.waitpid(process, 0)
-                _log.warning("a process that commits has ended by %s; trying again", status)
+                _log.warning("a committing process was ended by %s; trying again", status)
                 continue
         os.waitpid(process, 0)
         if failure is not None:

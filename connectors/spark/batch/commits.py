@@ -328,7 +328,7 @@ class BatchCommits:
         # A query repeats its last batch after every crash, so this is not worth a message.
         if rows and not reports[0].fingerprint:
             _log.warning(
-                "sink %s: %s is written already, so the %d rows of this write are dropped",
+                "sink %s: %s is already written, so the %d rows of this write are dropped",
                 self.target.sink_id,
                 reports[0].batch,
                 rows,
@@ -522,9 +522,9 @@ def _lower_version(
     if batch.number > refused.oldest:
         return f"{message}, nor was it before. To write it, {anew}"
     return (
-        f"{message}. onceflow knows of no write before {refused.oldest} under this name: there was"
-        f" none, or it was so long ago that it is forgotten. Look whether the rows are there. If"
-        f" they are not, {anew}"
+        f"{message}. onceflow remembers no write before {refused.oldest} under this name: either"
+        " there was none, or it is too old to be remembered. Check whether the rows are in the"
+        f" target. If they are not, {anew}"
     )
 
 
@@ -563,23 +563,24 @@ def _error_of(step: Step, failed: StepFailed) -> errors.SinkError:
     match outcome:
         case Lost(reason):
             text = (
-                f"{committable} is decided: {reason}. This target lacks its rows, and the source"
-                " still has them. If it is another target than before, write to the former one"
-                " again; or begin a new query, which writes everything into this one"
+                f"{committable} is decided: {reason}. Its rows are missing in this target, but"
+                " the source still has them. If this is another target than before, write to the"
+                " former target again; or start a new query, which writes all rows into this"
+                " target"
             )
         case Unknown(reason):
             text = f"{committable}: {reason}"
         case RetryLater(reason):
             text = (
-                f"{committable} is decided and could not be committed: {reason}. The next run"
-                " commits it; `onceflow txn` does so now, or gives it up"
+                f"{committable} is decided, but could not be committed: {reason}. The next run"
+                " commits it; `onceflow txn` commits or aborts it now"
             )
         case _:
             text = (
-                f"{committable} is not decided, and its rows are in the target: these decisions"
-                " are an older copy, another query writes under this sink id, or somebody has"
-                " committed it by hand. The batch would write them again, so nothing was"
-                " written. Take its rows out of the target with their proof, or go on from the"
-                " newest copy; docs/operations.md says how"
+                f"{committable} is not decided, and its rows are in the target. Either these"
+                " decisions are an older copy, or another query writes under this sink id, or a"
+                " person has committed it. The batch would write its rows a second time, so"
+                " nothing was written. Delete its rows from the target together with their"
+                " proof, or continue from the newest copy; docs/operations.md says how"
             )
     return error_class(failed)(text)

@@ -69,10 +69,10 @@ def describe_lost_rows(
     )
     more = f" and {len(lost) - _IDS_MAX} more" if len(lost) > _IDS_MAX else ""
     text = (
-        f"{', '.join(batches)} of {owner} is decided, and staged rows of it are missing: {rows}"
-        f"{more}. Nothing is written under this name until they are settled. Give option"
-        " stagingLocation (of a query perhaps checkpointLocation) as it was when the batch was"
-        " written, or restore that directory, and run again: that commits them"
+        f"{', '.join(batches)} of {owner} is decided, and staged rows of it are missing:"
+        f" {rows}{more}. Nothing is written under this name until they are restored or given up."
+        " Give option stagingLocation (of a query perhaps checkpointLocation) as it was when the"
+        " batch was written, or restore that directory, and run again: that commits them"
     )
     command = _command(decisions[0], owner) if can_give_up and decisions else ""
     if not command:

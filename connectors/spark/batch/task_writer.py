@@ -231,7 +231,7 @@ def _require_planned(plan: BatchPlan, task: TaskIdentity) -> None:
     if plan.decided and task.run and task.run == plan.decided_by:
         raise errors.ConfigError(
             f"sink id {plan.target.sink_id!r}: {batch} was written before by the same run of the"
-            " query: two writes of one batch need two names (txnAppId, or sinkId)"
+            " query: two writes in one batch need different names (txnAppId, or sinkId)"
         )
 
 

@@ -142,14 +142,14 @@ def _settle_failed_commit(
         is_written = commits.is_decided(batch)
         if not is_written and commits.has_forgotten(batch, plan.attempt):
             return errors.SinkError(
-                f"whether {batch} is written cannot be told any more: another run has written under"
+                f"whether {batch} is written is no longer known: another run has written under"
                 f" this sink id since. {_LOOK_FIRST}"
             )
     except (errors.CommitFailed, errors.PreparedTransactionLost):
         raise
     except (errors.SinkError, errors.StorageError, errors.CheckpointError) as error:
         advice = f"A repeat with the same {token} is safe in any case" if app else _LOOK_FIRST
-        return errors.SinkError(f"whether {batch} is written cannot be told now: {error}. {advice}")
+        return errors.SinkError(f"whether {batch} is written is not known now: {error}. {advice}")
     if is_written:
         advice = (
             f"A repeat with the same {token} is safe: it writes nothing"
@@ -158,7 +158,7 @@ def _settle_failed_commit(
             " again"
         )
         return errors.SinkError(
-            f"{batch} is written, all of it, though its commit could not tell Spark so. {advice}"
+            f"{batch} is completely written, although Spark was not told so. {advice}"
         )
     if fenced is not None:
         return fenced if plan.batch.source else _with_advice(fenced)

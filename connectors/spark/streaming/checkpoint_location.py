@@ -191,10 +191,9 @@ class QueryRuns:
             newer = self._files.read(self._path(number, digest)) or b"another driver"
             self.forget()
             raise Fenced(
-                f"this run of the query is fenced: another one has begun since, in"
-                f" {newer.decode('utf-8', 'replace')}. That"
-                " one goes on, and nothing of this batch is written. If it has ended, start the"
-                " query again"
+                "this run of the query is fenced: another run has started since, in"
+                f" {newer.decode('utf-8', 'replace')}. That run continues, and nothing of this"
+                " batch is written. If it has ended, start the query again"
             )
 
     def forget(self) -> None:

@@ -126,9 +126,9 @@ def _frame(made: object, batch_id: int, where: str) -> DataFrame:
     if isinstance(made, DataFrame):
         return made
     raise ConfigError(
-        f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}{where}, and must return"
-        " the DataFrame that is to be written: `return batch.select(…)`, without `.write`. What"
-        " the function has written by itself is not under the batch's decision"
+        f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}{where}, and must return the"
+        " DataFrame that is to be written: `return batch.select(…)`, without `.write`. Rows that"
+        " the function has written itself are not part of the batch's decision"
     )
 
 

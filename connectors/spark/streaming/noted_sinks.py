@@ -71,9 +71,9 @@ class FirstSink:
             written, reason = "others", f" ({error})"
         raise ConfigError(
             f"the decisions of this query are kept with sink {first!r}, its first, and where that"
-            f" one writes now there are {written}{reason}: it is another database, or its own"
-            " tables (onceflow_sinks, onceflow_batches) are gone. Name the one in which"
-            f" they are; or begin with a new checkpoint where the rows end ({self._where})"
+            f" one writes now there are {written}{reason}: it is another database, or onceflow's"
+            " own tables (onceflow_sinks, onceflow_batches) are gone. Give the database that has"
+            f" them; or start with a new checkpoint where the rows end ({self._where})"
         )
 
     def note(self) -> None:
@@ -149,9 +149,9 @@ class NotedSinks:
                 )
             if not self._is_known(sink, sink_id):
                 raise ConfigError(
-                    f"this query has written elsewhere, for {sink} knows nothing of it:"
-                    f" {_TWO_TARGETS}. Name the former server or directory; a copy of it must have"
-                    f" what onceflow keeps there, too. {_NEW_QUERY}"
+                    f"this query has written to another target, because {sink} has no record of"
+                    f" it: {_TWO_TARGETS}. Give the former server or directory; a copy of it must"
+                    f" also contain onceflow's own tables or files. {_NEW_QUERY}"
                 )
         self._is_checked = True
 

@@ -123,7 +123,7 @@ def test_the_program_is_stronger_than_the_file_and_the_file_than_the_environment
         ("= 4", "is not TOML"),
         (
             'checkpointing.interval = "1 s"\nexecution.checkpointing.interval = "2 s"',
-            "are one setting; say it once",
+            "are one setting; set it once",
         ),
         (
             "checkpointing.unaligned = true\ncheckpointing.max_concurrent = 2",
