@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.failing_once import FailingOnceStorage
-from tests.support.ledger import SETTINGS, ledger
+from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
 from tests.support.staged_sink import StagedSink
 
-from onceflow import Checkpointing, FixedDelay, JobState, Pipeline, RocksDBBackend
+from onceflow import Checkpointing, FixedDelay, JobState, LocalProcesses, Pipeline, RocksDBBackend
 from onceflow.core.api.pipeline import Job
+from onceflow.core.runtime.driver import attempt_start
+from onceflow.core.runtime.transport.control_plane import ControlEvent, ControlServer
+from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.integration.conformance.processes import eventually
 
 SOURCE = CountingSource(0, splits_count=1, batch_rows=5, pause_s=0.002, endless=True)
@@ -90,3 +93,31 @@ def test_staged_rows_are_there_once_though_each_call_for_their_commit_fails_once
     calls = ("write", "read", "delete")
     _fail_and_stop(pipeline, storage, [[(call, r"\.arrow$") for call in calls]])
     _assert_each_once(sink.ids())
+
+
+def test_an_attempt_that_cannot_write_its_probe_leaves_no_server_open(
+    tmp_path: Path, storage: FailingOnceStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[ControlServer] = []
+    closed: list[ControlServer] = []
+
+    class CountedServer(ControlServer):
+        def __init__(
+            self, host: str, credentials: Credentials, post: Callable[[ControlEvent], None]
+        ) -> None:
+            super().__init__(host, credentials, post)
+            opened.append(self)
+
+        def close(self, timeout_s: float) -> bool:
+            closed.append(self)
+            return super().close(timeout_s)
+
+    monkeypatch.setattr(attempt_start, "ControlServer", CountedServer)
+    storage.fail("write", "/probe/")
+    source = CountingSource(100)
+    pipeline, sink = ledger(LocalProcesses(), tmp_path, source, storage=storage, parallelism=1)
+    assert pipeline.run(60).attempt == 2
+    assert storage.list_due() == []
+    assert_exactly_once(sink, source)
+    assert len(opened) > 0
+    assert closed == opened

@@ -98,13 +98,15 @@ class AttemptStarter:
     def _run_restored(self, log: ClaimedLog, view: LogView, max_parallelism: int) -> bool:
         """Run the attempt that owns `log`, from the last decision of `view`, to its end."""
         plan, storage = self._plan, self._context.storage
+        # Before the server opens: if storage fails here, no other code would close the server.
+        probe = storage.probe_write(log.attempt)
+        recovery = self._owner.open_recovery(log)
         token, (own_tls, slot_tls) = credentials.new_token(), self._tls()
         server = ControlServer(
             plan.settings.driver_host or self._cluster.driver_host,
             credentials.Credentials(token, own_tls),
             self._events.put,
         )
-        probe = storage.probe_write(log.attempt)
         attempt_plan = AttemptPlan(
             job=plan.name,
             attempt=log.attempt,
@@ -129,7 +131,7 @@ class AttemptStarter:
             log=log,
             storage=storage,
             storage_token=probe.token,
-            recovery=self._owner.open_recovery(log),
+            recovery=recovery,
             restored=view.completed[-1],
             coordinator=lambda now_s: self._coordinator(attempt_plan, view, now_s),
             next_checkpoint=view.next_checkpoint,
