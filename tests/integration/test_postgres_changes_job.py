@@ -178,15 +178,20 @@ def test_each_inserted_row_is_there_once_after_kills(
     thread = threading.Thread(target=insert)
     thread.start()
     arguments: list[str | Path] = [tmp_path, "--url", url, "--append"]
+    streamed = "SELECT 1 FROM copy WHERE _op = 'c' LIMIT 1"
     try:
-        for _ in range(4):
+        for _ in range(3):
             driver.launch("tests.support.changes_job_process", arguments, {})
             _await_rows(url, driver)
             driver.kill()
+        driver.launch("tests.support.changes_job_process", arguments, {})
+        _await(lambda: bool(postgres.query(url, streamed)), driver)
+        driver.kill()
+        driver.launch("tests.support.changes_job_process", arguments, {})
+        _await_rows(url, driver)
     finally:
         over.set()
         thread.join()
-    driver.launch("tests.support.changes_job_process", arguments, {})
     expected = _rows(url, "original")
     _await(lambda: _count(url) >= len(expected), driver)
     assert _rows(url, "copy") == expected
