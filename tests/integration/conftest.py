@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from tests.integration.each_reader import each_reader as each_reader
 
+from onceflow.integration.servers.kinds import KafkaServer
+
 _HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def servers(onceflow_kafka: KafkaServer) -> str:
+    return onceflow_kafka.bootstrap_servers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,11 +23,6 @@ from onceflow.sources.kafka.position import PartitionPosition
 
 
 @pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
-
-
-@pytest.fixture
 def topics_to_be(servers: str) -> Iterator[Callable[[str], str]]:
     """Takes the names of topics that are deleted after the test, if they are there then."""
     names: list[str] = []

@@ -21,7 +21,6 @@ from tests.integration.kafka_sink_kit import (
 from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committed, Lost
 from onceflow.core.spi import Committer
 from onceflow.integration.pytest_plugin import TopicFactory
-from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka import clients
 
@@ -31,11 +30,6 @@ _TIMEOUT_S = 40
 @pytest.fixture
 def topic(kafka_topic: TopicFactory) -> str:
     return kafka_topic(1)
-
-
-@pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
 
 
 @pytest.fixture

@@ -37,11 +37,6 @@ from onceflow.sources.kafka.reader import KafkaReader
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
-@pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
-
-
 def _commit(sink: KafkaSink, rows: pa.RecordBatch, topic: str, directory: Path) -> None:
     job = KafkaJob(sink, directory=directory, sink_id=f"j.{topic[-16:]}", schema=rows.schema)
     with job:

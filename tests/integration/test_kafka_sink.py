@@ -33,7 +33,6 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.storage import FileStagingArea
 from onceflow.integration.pytest_plugin import TopicFactory
-from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.transactional_lane import CommitRecords
 from onceflow.sources import KafkaSource
@@ -42,11 +41,6 @@ from onceflow.sources import KafkaSource
 @pytest.fixture
 def topic(kafka_topic: TopicFactory) -> str:
     return kafka_topic(2)
-
-
-@pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
 
 
 @pytest.fixture

@@ -24,11 +24,6 @@ from onceflow.sinks.kafka import fence
 
 
 @pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
-
-
-@pytest.fixture
 def topic(kafka_topic: TopicFactory) -> str:
     return kafka_topic(2)
 

@@ -28,14 +28,8 @@ from tests.integration.kafka_feed import (
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, Split
 from onceflow.integration.pytest_plugin import TopicFactory
-from onceflow.integration.servers.kinds import KafkaServer
 
 pytestmark = pytest.mark.usefixtures("each_reader")
-
-
-@pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
 
 
 def _position(split: Split) -> dict[str, Any]:

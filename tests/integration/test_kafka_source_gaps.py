@@ -27,15 +27,9 @@ from onceflow.core.errors import OffsetOutOfRange
 from onceflow.core.spi import Split
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kafka import create_topic
-from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
 
 pytestmark = pytest.mark.usefixtures("each_reader")
-
-
-@pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
 
 
 def _position(split: Split) -> dict[str, Any]:

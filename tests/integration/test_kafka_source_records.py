@@ -25,15 +25,9 @@ from tests.integration.kafka_sink_kit import await_markers
 from onceflow.core.errors import BadRecord
 from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.integration.pytest_plugin import TopicFactory
-from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
 
 pytestmark = pytest.mark.usefixtures("each_reader")
-
-
-@pytest.fixture
-def servers(onceflow_kafka: KafkaServer) -> str:
-    return onceflow_kafka.bootstrap_servers
 
 
 @pytest.mark.parametrize(

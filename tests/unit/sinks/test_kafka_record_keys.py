@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -44,12 +44,6 @@ ROW: dict[str, Any] = {"id": 7, "name": "a", "whole": {"account": "x", "day": dt
 NO_KEY: dict[str, Any] = {"id": 8, "name": None, "whole": None}
 FORMATS = ("avro", "protobuf", "json-schema")
 _AWAY = (503, {"error_code": 50003, "message": "leader is away"})
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def written(

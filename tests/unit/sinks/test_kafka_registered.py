@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, cast
 
@@ -53,12 +52,6 @@ ROW: dict[str, Any] = {
     "raw": b"\0\xff",
 }
 EMPTY: dict[str, Any] = {**dict.fromkeys(ROWS.names), "id": 2}
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def encoder(schema: pa.Schema, url: str, **given: Any) -> RecordEncoder:

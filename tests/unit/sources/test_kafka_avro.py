@@ -7,7 +7,7 @@ import io
 import json
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -43,12 +43,6 @@ PAYMENT_WITH_FEE: dict[str, Any] = {
         {"name": "note", "type": ["null", "string"], "default": None},
     ],
 }
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def framed(schema_id: int, schema: Any, rows: list[dict[str, Any]]) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +10,6 @@ from tests.support.schema_registry_double import SchemaRegistryDouble
 from tests.unit.sources.test_kafka_avro import framed, messages, source, taken
 
 from onceflow.sources.kafka.value_formats import rows_of
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def _enum(name: str, *symbols: str, **given: Any) -> dict[str, Any]:

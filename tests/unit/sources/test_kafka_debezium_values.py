@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -164,12 +164,6 @@ def test_modes_that_cannot_be_are_refused() -> None:
 ANN = {"id": 1, "email": "ann@old", "name": "Ann"}
 MOVED = {**ANN, "email": "ann@new"}
 USER = "id BIGINT NOT NULL, email STRING, name STRING"
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def in_json(before: Any, after: Any) -> bytes:

@@ -7,7 +7,7 @@ import datetime as dt
 import json
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from hashlib import md5
 from typing import Any
@@ -22,12 +22,6 @@ from onceflow.core.errors import BadRecord, ConfigError
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.value_formats import rows_of
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def source(value_format: str, schema: Any = None, **given: Any) -> KafkaSource:

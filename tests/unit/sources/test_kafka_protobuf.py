@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -40,12 +40,6 @@ message Payment {
 }
 """
 _AWAY = (503, {"error_code": 50003, "message": "leader is away"})
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def source(url: Any, **given: Any) -> KafkaSource:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ CONTEXT = ":.other:payments"
 def record_of(*names: str) -> dict[str, Any]:
     fields = [{"name": name, "type": "long"} for name in names]
     return {"type": "record", "name": "Pair", "fields": fields}
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistryDouble]:
-    with SchemaRegistryDouble() as double:
-        yield double
 
 
 def read(described: KafkaSource, given: list[Message]) -> list[dict[str, Any]]:
