@@ -117,7 +117,7 @@ def test_a_savepoint_that_failed_while_it_was_copied_leaves_nothing_when_the_cop
     monkeypatch.setattr(FileStateReader, "read_verified_chunks", read_later)
     monkeypatch.setattr(SavepointDirectory, "collect", collect_and_tell)
     # The driver copies what slots have uploaded to the job's storage.
-    monkeypatch.setattr(savepoints, "may_slots_write", lambda *_: False)
+    monkeypatch.setattr(savepoints, "may_slots_write", _may_not_write)
     pipeline, _ = ledger(
         LocalProcesses(),
         tmp_path,
@@ -140,6 +140,10 @@ def test_a_savepoint_that_failed_while_it_was_copied_leaves_nothing_when_the_cop
     assert Path(job.savepoint(str(kept))).is_dir()
     assert job.stop(60).state is JobState.STOPPED
     assert find_savepoint_leftovers(kept) == []
+
+
+def _may_not_write(*_: object) -> bool:
+    return False
 
 
 def _await_completed(job: Job, checkpoints: int) -> None:

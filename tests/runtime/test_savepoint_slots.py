@@ -143,7 +143,7 @@ def test_a_driver_that_dies_while_it_finishes_a_savepoint_leaves_a_whole_one_or_
         assert find_savepoint_leftovers(tmp_path / "kept") == []
         job = pipeline.start(from_savepoint=str(place), allow_rewind=True)
     else:
-        with pytest.raises(SavepointRefused, match="was never finished"):
+        with pytest.raises(SavepointRefused, match="is not finished: its job writes it now"):
             pipeline.start(from_savepoint=str(place)).wait(60)
         SavepointDirectory.dispose(FileSystemStorage(str(tmp_path)).open_savepoint(str(place)))
         job = pipeline.start()

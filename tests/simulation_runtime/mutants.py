@@ -232,7 +232,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "event time starts anew": 3,
         "recovery commits nothing": 3,
         "recovery rolls nothing back": 4,
-        "rows in flight are lost": 121,
+        "rows in flight are lost": 263,
         "an ack lists its own checkpoint alone": 2,
         "the latest key group counts for all": 65,
         "a drain brings windows to the end of time": 5,

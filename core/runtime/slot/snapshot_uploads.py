@@ -26,13 +26,15 @@ _log = logging.getLogger("onceflow.runtime.slot")
 
 
 class SnapshotUploads:
-    """Two threads that each upload one snapshot at a time."""
+    """Two threads that each upload one snapshot at a time, and two more for savepoints."""
 
     def __init__(self, context: SlotContext) -> None:
         self._context = context
         # Two, so that a slow upload does not block the next checkpoint, which may be the one that
         # completes.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="upload")
+        # Threads of their own: the directory of a savepoint may hang, and checkpoints must not.
+        self._savepoint_threads = ThreadPoolExecutor(2, thread_name_prefix="savepoint upload")
         self._lock = threading.Lock()
         self._under_way: set[Future[None]] = set()
         self._abandoned: list[FileStateWriter] = []
@@ -41,13 +43,15 @@ class SnapshotUploads:
 
     def begin(self, taken: SnapshotTaken) -> None:
         """Upload the snapshot on another thread, which reports the outcome to the slot."""
-        upload = self._threads.submit(self._upload, taken)
+        threads = self._threads if taken.target is None else self._savepoint_threads
+        upload = threads.submit(self._upload, taken)
         with self._lock:
             self._under_way = {future for future in self._under_way if not future.done()} | {upload}
 
     def close(self, timeout_s: float) -> bool:
         """Start no more uploads; return True if the running ones end within `timeout_s`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._savepoint_threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             # A cancelled upload never counts as done: `wait` would wait for it until the timeout.
             running = [upload for upload in self._under_way if not upload.cancelled()]

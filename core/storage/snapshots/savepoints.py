@@ -205,8 +205,11 @@ class SavepointDirectory:
         """
         data = self._fs.read(self._paths.metadata)
         if data is None:
-            unfinished = "was never finished: its _metadata is missing"
-            what = unfinished if self.is_begun() else "is not there"
+            what = "is not there"
+            if self._fs.size(self._paths.mark) is not None:
+                what = "is not finished: its job writes it now, or was killed while it did"
+            elif self.is_begun():
+                what = "was never finished: its _metadata is missing"
             raise errors.SavepointRefused(
                 f"the savepoint {self} {what}; give the directory that was reported for the"
                 " savepoint, which contains _metadata and state/"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,33 @@ def test_a_slot_deletes_what_it_has_written_into_a_savepoint_that_failed_meanwhi
     assert isinstance(declined, Declined)
     assert "has given up savepoint" in declined.reason
     assert not kept.exists()
+
+
+def test_a_directory_that_does_not_answer_holds_up_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More subtasks wait for the savepoint's directory than there are threads for uploads."""
+    answers = threading.Event()
+
+    def hang(_: SavepointDirectory, __: str) -> bool:
+        answers.wait(60)
+        return False
+
+    monkeypatch.setattr(SavepointDirectory, "has_mark", hang)
+    mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
+    uploads = SnapshotUploads(slot_context(tmp_path / "checkpoints", mail.put))
+    target = SavepointTarget(str(tmp_path / "kept"), "the id")
+    pending = (PendingSnapshot("balance", _write),)
+    for index in range(3):
+        subtask = SubtaskRef("balance", index)
+        uploads.begin(
+            SnapshotTaken(subtask, CheckpointId(1), pending, SnapshotTimings(), target=target)
+        )
+    uploads.begin(SnapshotTaken(SUBTASK, CheckpointId(2), pending, SnapshotTimings()))
+    try:
+        first = mail.get(timeout=20)
+    finally:
+        answers.set()
+    assert isinstance(first, Acked), first
+    assert first.checkpoint == CheckpointId(2)
+    assert uploads.close(10.0)
