@@ -473,8 +473,8 @@ def _raise_an_error(rows: pa.RecordBatch) -> Any:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (_return_a_table, "'op' returned Table, and it must return a pyarrow.RecordBatch"),
-        (_leave_out_a_column, r"'op' returned \['account', 'n', 'start', 'ordered'\], and its"),
+        (_return_a_table, "'op' returned Table, but it must return a pyarrow.RecordBatch"),
+        (_leave_out_a_column, r"'op' returned \['account', 'n', 'start', 'ordered'\], but its"),
         (_make_text_of_numbers, "'op' returned column 'start' as string, which does not cast"),
         (_raise_an_error, "'op' failed: ValueError: it is Monday"),
     ],
