@@ -187,7 +187,7 @@ def list_lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 class Fitting:
-    """The mapping of one written schema's members to the columns that are read."""
+    """The mapping from the members of one writer's schema to the columns of the reader."""
 
     def __init__(
         self,

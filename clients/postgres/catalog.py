@@ -258,7 +258,10 @@ def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:
         needed = "an ordinary or a partitioned table"
         return area.problem(f"it is {_KINDS.get(kind, 'no table')}", needed, f"name {needed}")
     if persistence == "u":
-        needed = "a logged table: a crash of the server empties this one, committed rows too"
+        needed = (
+            "a logged table: a crash of the server deletes all rows of this table, committed"
+            " rows too"
+        )
         alter = f"ALTER TABLE {identifier(name)} SET LOGGED"
         return area.problem("it is unlogged", needed, alter)
     if persistence == "t":
@@ -276,7 +279,10 @@ def _unfit_partition(name: TableName, partition: Sequence[str] | None) -> Findin
     if kind == "f":
         needed = "no foreign partitions: a foreign table commits separately"
         return area.problem(f"its partition {shown} is a foreign table", needed, "detach it")
-    needed = "logged partitions: a crash of the server empties this one, committed rows too"
+    needed = (
+        "logged partitions: a crash of the server deletes all rows of this partition, committed"
+        " rows too"
+    )
     alter = f"ALTER TABLE {shown} SET LOGGED"
     kind_text = "unlogged" if persistence == "u" else "temporary"
     return area.problem(f"its partition {shown} is {kind_text}", needed, alter)

@@ -235,8 +235,8 @@ class _Parser:
 
     def _record(self, node: dict[str, Any], space: str) -> Record:
         name, inner = _full_name(node, space)
-        # The record is open while its members are parsed: a member that names it would make it
-        # contain itself.
+        # Keep the record open while its members are parsed, to detect a member that refers to the
+        # record itself.
         self._open.append(name)
         members = tuple(
             Member(

@@ -56,7 +56,7 @@ class RowsStatement:
     """The word before the parenthesis of each row."""
 
     def __call__(self, fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> bytes:
-        """Return the statement with `rows`, which are converted by `fits`."""
+        """Return the statement that writes `rows`. `fits` converts the values."""
         return b"".join((self.before, value_rows(fits, rows, word=self.row_word), self.after))
 
 
@@ -82,7 +82,7 @@ class ColumnsStatement:
     """The statement that is used for a few rows, and for wide ones."""
 
     def __call__(self, fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> bytes:
-        """Return the statement with `rows`, which are converted by `fits`."""
+        """Return the statement that writes `rows`. `fits` converts the values."""
         if rows.num_rows < COLUMN_ROWS_MIN or len(fits) > COLUMNS_MAX:
             return self.few(fits, rows)
         given = GivenColumns(self._free_name("given"), self._free_name("numbers"))

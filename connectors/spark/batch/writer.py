@@ -142,14 +142,16 @@ def _settle_failed_commit(
         is_written = commits.is_decided(batch)
         if not is_written and commits.has_forgotten(batch, plan.attempt):
             return errors.SinkError(
-                f"whether {batch} is written is no longer known: another run has written under"
+                f"it is no longer known whether {batch} is written: another run has written under"
                 f" this sink id since. {_LOOK_FIRST}"
             )
     except (errors.CommitFailed, errors.PreparedTransactionLost):
         raise
     except (errors.SinkError, errors.StorageError, errors.CheckpointError) as error:
         advice = f"A repeat with the same {token} is safe in any case" if app else _LOOK_FIRST
-        return errors.SinkError(f"whether {batch} is written is not known now: {error}. {advice}")
+        return errors.SinkError(
+            f"it is not known now whether {batch} is written: {error}. {advice}"
+        )
     if is_written:
         advice = (
             f"A repeat with the same {token} is safe: it writes nothing"

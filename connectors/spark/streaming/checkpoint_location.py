@@ -120,10 +120,10 @@ class CheckpointLocation:
         """
         if planned.number in self._numbers("commits"):
             raise Fenced(
-                f"the checkpoint {self} says that batch {planned.number}, which is being planned,"
-                " is committed: another run of the query has done it while this one stood still."
-                " That one goes on, and nothing of this one is written. If it has ended, start the"
-                " query again"
+                f"the checkpoint {self} records batch {planned.number}, which is still being"
+                " planned, as committed: another run of the query has committed it while this"
+                " run did not proceed. The other run continues, and this run has written nothing"
+                " of the batch. If the other run has ended, start the query again"
             )
 
     def batches(self) -> tuple[int | None, int | None]:
