@@ -28,8 +28,10 @@ from onceflow.integration.conformance.clauses import (
     deciding,
     ending,
     gathering,
+    growing,
     killing,
     overtaking,
+    reading,
     running,
     source_jobs,
     writing,
@@ -111,9 +113,18 @@ OF_WAITING_READERS = (
     ending.wake_ends_a_waiting_poll,
 )
 LACKING_OF_SOURCES: dict[str, tuple[Clause, ...]] = {
+    "TestPostgresChanges": (
+        ending.bounded_end,
+        ending.ended_splits_have_no_more_rows,
+        ending.wake_ends_a_waiting_poll,
+        growing.splits_that_appear_are_read_whole,
+        reading.rescaling_returns_each_row_once,
+        source_jobs.job_killed_while_splits_appear,
+    ),
     "TestDatagenSource": (*OF_WAITING_READERS, *(one for one in SOURCE_CLAUSES if one.needs)),
 }
-"""Clauses without meaning for a source: rows that are computed neither come later nor go away."""
+"""Clauses without meaning for a source: computed rows neither come later nor go away, and a slot is
+one split without an end, whose reader has no wake()."""
 SHORT_SOURCES = {"TestDatagenSource", "TestKafkaSource"}
 """Sources whose jobs are killed in `script/test --servers` only; the others' are by default."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
