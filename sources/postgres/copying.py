@@ -25,7 +25,7 @@ from onceflow.clients.postgres.replication import parse_lsn
 from onceflow.core.errors import OnceflowError, SourceUnavailable
 from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
 from onceflow.sources.postgres.keys import key_literals, key_of
-from onceflow.sources.postgres.slot import connect
+from onceflow.sources.postgres.slot import connect, logger
 from onceflow.sources.postgres.table import SourceTable
 
 UNORDERED: Key = ()
@@ -33,6 +33,9 @@ UNORDERED: Key = ()
 
 _QUEUED_MAX = 2
 _WAIT_S = 0.05
+REPORTED_AFTER_S = 10.0
+"""The time after which a wait for running transactions is reported."""
+_REPORTED_EVERY_S = 60.0
 _HEADER_SIZE = 19
 """The signature, the flags, and the length of an extension that no server sends."""
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
@@ -48,6 +51,16 @@ _BEGIN = """
 """
 _SNAPSHOT = """
     SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text
+"""
+
+_RUNNING = """
+    SELECT 'session ' || pid || ' of ' || coalesce(usename, '?') || ' since ' || xact_start
+    FROM pg_catalog.pg_stat_activity
+    WHERE backend_xid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
+    UNION ALL
+    SELECT 'prepared transaction ' || pg_catalog.quote_literal(gid) || ' since ' || prepared
+    FROM pg_catalog.pg_prepared_xacts
+    ORDER BY 1 LIMIT 5
 """
 
 CopiedRow: TypeAlias = tuple[bytes | None, ...]
@@ -128,11 +141,24 @@ class CopyThread:
         this method takes ends at once, so later snapshots list all older ones.
         """
         ((own,),) = session.query("SELECT pg_catalog.pg_current_xact_id()::text")
+        report_at = time.monotonic() + REPORTED_AFTER_S
         while not self._closed.is_set():
             ((text,),) = session.query("SELECT pg_catalog.pg_current_snapshot()::text")
             if Snapshot.parse(text).has_ended_before(int(own)):
                 return
+            if time.monotonic() > report_at:
+                self._report_running(session)
+                report_at = time.monotonic() + _REPORTED_EVERY_S
             time.sleep(_WAIT_S)
+
+    def _report_running(self, session: PostgresSession) -> None:
+        running = [str(shown) for (shown,) in session.query(_RUNNING)]
+        logger.warning(
+            "the first copy of table %s waits for transactions that were running when the slot was"
+            " created: %s. Commit or end them",
+            self._table.name,
+            "; ".join(running) or "their sessions are not shown to this user",
+        )
 
     def _copy_chunk(self, session: PostgresSession) -> None:
         session.execute(_BEGIN)

@@ -26,10 +26,11 @@ _FACTS = """
     SELECT c.oid::bigint, c.relreplident::text, c.relkind::text
     FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass({name})
 """
-# Keys of text are compared by their bytes in this process, so their collation must do so, too.
+# This process compares texts by code point. The server does so with a collation that compares
+# bytes, and only in UTF-8, whose bytes have the order of the code points.
 _COLUMNS = """
     SELECT a.attname::text, a.atttypid::bigint, a.attstorage::text IN ('x', 'e', 'm'),
-           coalesce(CASE WHEN k.collname = 'default'
+           current_setting('server_encoding') = 'UTF8' AND coalesce(CASE WHEN k.collname = 'default'
                 THEN (SELECT d.datcollate IN ('C', 'POSIX')
                           AND coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c'
                       FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
@@ -61,7 +62,7 @@ class SourceColumn:
     can_be_large: bool
     """True if Postgres may store values apart from the row, and omit them from changes."""
     is_binary_text: bool
-    """True if the column is compared by its bytes."""
+    """True if the server compares the column's texts by code point, as this process does."""
 
 
 @dataclass(frozen=True, slots=True)
