@@ -306,16 +306,6 @@ def test_a_key_with_a_zone_is_another_type_than_one_without(work: Work) -> None:
     assert not find_changes(describe("UTC"), describe("America/New_York"))
 
 
-@pytest.mark.parametrize("zone", [None, "UTC"])
-def test_a_key_of_instants_is_taken_from_a_checkpoint_that_does_not_say_whether_it_has_a_zone(
-    zone: str | None,
-) -> None:
-    as_instant = with_key_as(pa.timestamp("us", zone))
-    now = described(lambda one: counted(as_instant(one)))
-    assert not find_changes(now | {"key": "timestamp(us)"}, now)
-    assert find_changes(now | {"key": "timestamp(ms)"}, now)
-
-
 @pytest.mark.parametrize(
     "backend",
     [pytest.param(HeapBackend(), id="heap"), pytest.param(RocksDBBackend(), id="rocksdb")],
