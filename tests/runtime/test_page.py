@@ -80,7 +80,7 @@ def test_a_wrong_token_shows_nothing_of_the_job(browser: Browser, job: PageJobPr
     with open_tab(browser) as tab:
         tab.page.goto(job.url)
         sign_in(tab.page, "a guess")
-        expect(tab.page.get_by_role("alert")).to_have_text(re.compile("not the token"))
+        expect(tab.page.get_by_role("alert")).to_have_text(re.compile("token is wrong"))
         assert "payments" not in tab.page.content()
         assert tab.violations == []
 

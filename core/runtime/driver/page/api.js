@@ -1,4 +1,4 @@
-// Asks the endpoint. The token lives in this tab's session storage and in a header, and never in a URL.
+// Sends requests to the endpoint. The token is in this tab's session storage and in a header, never in a URL.
 const KEY = "onceflow-token";
 
 export class Refused extends Error {
@@ -14,7 +14,7 @@ export const token = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-const PATIENCE_MS = 60_000; // Reading storage and targets back may take long.
+const PATIENCE_MS = 60_000; // Reading storage and targets may take long.
 
 async function ask(path, options, headers, patience = PATIENCE_MS) {
   const asked = { cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(patience), ...options };
@@ -31,8 +31,8 @@ async function ask(path, options, headers, patience = PATIENCE_MS) {
 
 export const read = (path, patience) => ask(path, { method: "GET" }, {}, patience);
 
-// Names the driver that the page has shown: another one that answers there now does not do it. The deadline is by the
-// driver's clock, `ahead` milliseconds before ours.
+// Names the driver that the page shows, so that another driver at this address refuses the request. The deadline is a
+// time of the driver's clock, which is `ahead` milliseconds ahead of ours.
 export const request = (path, instance, ahead, body) =>
   ask(path, { method: "POST", body: JSON.stringify(body ?? {}) },
     { "Content-Type": "application/json", "Onceflow-Instance": instance, "Onceflow-Deadline": `${Math.round(Date.now() + ahead + 15_000)}` });

@@ -48,7 +48,7 @@ function frame(width, height, top, label, format) {
   return { svg, y };
 }
 
-// Stacked bars, one a checkpoint; the arrow keys move what is picked.
+// Stacked bars, one for each checkpoint. The arrow keys move the selection.
 export function checkpointBars(width, height, checkpoints, picked, pick) {
   const highest = Math.max(...checkpoints.map(total));
   const label = `Duration of checkpoints ${checkpoints[0].checkpoint} to ${checkpoints.at(-1).checkpoint}, by part. The longest took ${duration(highest)}. Arrow keys move the selection.`;
@@ -112,7 +112,7 @@ function timeAxis(svg, from, to, x, height, width) {
   }
 }
 
-// Records read and rows committed a second; what broke stands as a dashed line.
+// Records read and rows committed per second. A dashed line marks each failure.
 export function throughput(width, height, samples, incidents) {
   const from = samples[0].at_ms;
   const to = Math.max(samples.at(-1).at_ms, from + 10_000);

@@ -1,4 +1,4 @@
-// What is asked of a job, each after a question, and what one chain's subtasks do.
+// The dialogs that send a command to a job after a confirmation, and the dialog of one chain's subtasks.
 import { h, table } from "./dom.js";
 import { count, rate, share } from "./format.js";
 import { read, request } from "./api.js";
@@ -21,7 +21,7 @@ const ticked = (id) => document.getElementById(id)?.checked || undefined;
 const ACTIONS = {
   checkpoint: {
     button: "Checkpoint", title: "Take a checkpoint now?",
-    text: "Everything read so far becomes visible in the targets once it is decided. The job goes on.",
+    text: "Everything read so far becomes visible in the targets once the checkpoint is decided. The job runs on.",
     fields: () => [], body: () => ({}),
   },
   savepoint: {
@@ -38,7 +38,7 @@ const ACTIONS = {
   },
   cancel: {
     button: "Cancel", title: "Cancel the job?", danger: true,
-    text: "It ends at once, without a checkpoint. Rows since the last checkpoint are rolled back; the next start reads them again.",
+    text: "The job ends at once, without a checkpoint. Rows since the last checkpoint are rolled back; the next start reads them again.",
     fields: () => [], body: () => ({}),
   },
 };

@@ -1,4 +1,4 @@
-// Builds elements. Text is always text: nothing that a job says is ever read as markup.
+// Builds elements. Text of a job is always inserted as text, never as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, attributes, children) {
@@ -15,7 +15,7 @@ function fill(element, attributes, children) {
 export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Puts `children` into `element`, unless it was built from the same data. Keeps the focus, by id, and what is unfolded.
+// Puts `children` into `element`, unless it was built from the same data. Keeps the focus, by id, and open details.
 export function show(element, data, build) {
   const key = JSON.stringify(data);
   if (element.shownKey === key) return;
@@ -32,7 +32,7 @@ export function show(element, data, build) {
   if (focused) element.querySelector(`#${CSS.escape(focused)}`)?.focus({ preventScroll: true });
 }
 
-// A name that may be broken after its separators, so that no word of it is.
+// A name that may wrap after its separators, but not inside a word.
 export const breakable = (text) => String(text).split(/(?<=[-_./:@])/).flatMap((part, index) => (index ? [h("wbr"), part] : [part]));
 
 // A table: columns are [heading, class, cell of a row].

@@ -1,4 +1,4 @@
-// Numbers, sizes and times as people read them. Every function takes null for "not known".
+// Formats numbers, sizes and times. Every function accepts null for an unknown value.
 const UNKNOWN = "–";
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });

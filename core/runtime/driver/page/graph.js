@@ -1,10 +1,10 @@
-// The dataflow: chains of operators in layers, upstream first, with what each of them does now.
+// The dataflow: chains of operators in layers, upstream first, with the current activity of each chain.
 import { breakable, h, s } from "./dom.js";
 import { count, rate, share } from "./format.js";
 
 function layersOf(chains, edges) {
   const depth = new Map(chains.map((chain) => [chain, 0]));
-  for (const chain of chains) // Upstream chains stand first.
+  for (const chain of chains) // Upstream chains come first.
     for (const edge of edges.filter((one) => one.below === chain)) depth.set(chain, Math.max(depth.get(chain), depth.get(edge.above) + 1));
   const layers = [];
   for (const chain of chains) (layers[depth.get(chain)] ??= []).push(chain);
@@ -46,7 +46,7 @@ export function graph(view, overview, open) {
   return flow;
 }
 
-// Once the boxes have their sizes.
+// Called once the boxes have their sizes.
 export function drawEdges(flow, edges) {
   const svg = flow.querySelector("svg");
   if (!svg || !flow.isConnected) return;
@@ -61,7 +61,7 @@ export function drawEdges(flow, edges) {
     const from = box(edge.above);
     const to = box(edge.below);
     const way = edge.exchange === "by_key" ? `by ${edge.key.join(", ")}` : edge.exchange;
-    if (to.left <= from.right) { // One below the other, on a narrow screen.
+    if (to.left <= from.right) { // On a narrow screen the boxes are stacked.
       const x = (Math.max(from.left, to.left) + Math.min(from.right, to.right)) / 2;
       return arrow(`M${x} ${from.bottom}V${to.top - 7}`, `M${x - 5} ${to.top - 8}h10l-5 8z`, x, (from.bottom + to.top) / 2 + 3, way);
     }

@@ -1,4 +1,4 @@
-// One job: asks for it again and again, and shows what came.
+// The view of one job: polls its status and shows it.
 import { breakable, h, show } from "./dom.js";
 import { read } from "./api.js";
 import { clock, count, duration, moment } from "./format.js";
@@ -38,7 +38,7 @@ export class JobView {
     this.showHeader();
     this.resized = new ResizeObserver(() => this.render());
     this.resized.observe(page.main);
-    // A frozen driver takes requests and answers none: no answer is to be waited for.
+    // A frozen driver accepts requests without answering them, so do not wait for its answer.
     this.watch = setInterval(() => this.isSilent() && this.render(), OVERVIEW_MS);
     this.loop("overview", OVERVIEW_MS, (now) => this.take(now));
     this.loop("timeline", PAST_MS, (timeline) => { this.data.timeline = timeline; });
@@ -98,7 +98,7 @@ export class JobView {
     if (!this.closed) this.render();
   }
 
-  // Reads log and targets back, when the user asks for it.
+  // Reads the log and the targets when the user requests it.
   async prove() {
     this.data.proof = { asking: true };
     this.render();

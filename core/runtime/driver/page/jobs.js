@@ -49,6 +49,6 @@ export class JobsView {
       ["Lag", "number", (one) => count(one.lag)],
       ["In doubt", "number", (one) => count(one.in_doubt)],
       ["Oldest in doubt", "number", (one) => (one.oldest_prepared_s ? duration(one.oldest_prepared_s * 1000) : "–")],
-    ], jobs) : h("p", { class: "empty" }, "No job has left anything in this storage yet.")));
+    ], jobs) : h("p", { class: "empty" }, "This storage holds no job yet.")));
   }
 }

@@ -1,4 +1,4 @@
-// Shows one job, or all jobs of a storage, for whoever has the token.
+// Shows one job, or all jobs of a storage, to a user with the token.
 import { h } from "./dom.js";
 import { read, token } from "./api.js";
 import { JobView } from "./job.js";
@@ -30,7 +30,7 @@ function askToken(wrong) {
   const input = h("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "token-hint" });
   main.replaceChildren(h("section", { class: "card gate" },
     h("h2", null, "The token, please"),
-    h("p", { id: "token-hint" }, "A status names hosts and quotes records, so reading needs the token, too. ",
+    h("p", { id: "token-hint" }, "The status contains host names and records, so reading it needs the token, too. ",
       h("code", null, "onceflow ui"), " prints it. A driver leaves it in ", h("code", null, "<storage>/<job>/driver.token"), ", or where ", h("code", null, "endpoint.token_file"), " says."),
     wrong && h("p", { class: "wrong", role: "alert" }, wrong),
     h("form", { onsubmit: (event) => {
@@ -49,7 +49,7 @@ async function begin() {
   try {
     about = await read("about");
   } catch (error) {
-    if (error.status === 401) return askToken("That is not the token, or an old one.");
+    if (error.status === 401) return askToken("The token is wrong or out of date.");
     tell("bad", error.status ? error.message : "Nobody answers at this address. Asking again …");
     setTimeout(begin, 2000);
     return;

@@ -1,4 +1,4 @@
-// The parts of a job's page. Each makes an element, and renders what is known of it.
+// The panels of a job's page. Each creates an element and renders its data.
 import { breakable, card, h, show, table } from "./dom.js";
 import { bytes, clock, count, duration, moment } from "./format.js";
 import { PARTS, attempts, checkpointBars, legend, partsOf, throughput } from "./charts.js";
@@ -14,7 +14,7 @@ function panel(title, note, kind, render, ...extra) {
   return { element: made.element, render: (data) => render(made, data) };
 }
 
-// Of a job without a driver `onceflow ui` tells only what is in storage.
+// For a job without a driver, `onceflow ui` returns only the facts in storage.
 function whileRunning(made, data) {
   made.element.hidden = !data.overview.chains;
   return !made.element.hidden;
@@ -37,7 +37,7 @@ const throughputPanel = () => panel("Rows a second", "the last half hour", "two-
   const samples = data.timeline?.samples ?? [];
   const width = widthOf(made.body);
   show(made.body, [samples.length, samples.at(-1), data.timeline?.incidents.length, width], () => {
-    if (samples.length < 2) return empty("The first rates are there after a few heartbeats.");
+    if (samples.length < 2) return empty("The first rates appear after a few heartbeats.");
     return [throughput(width, 200, samples, data.timeline.incidents), legend([["read-dot", "read by sources"], ["commit", "committed by sinks"], ["break-dot", "something broke"]])];
   });
 });
@@ -45,7 +45,7 @@ const throughputPanel = () => panel("Rows a second", "the last half hour", "two-
 const lagPanel = () => panel("Lag by partition", "records that the last checkpoint does not hold", "third", (made, data) => {
   if (!whileRunning(made, data)) return;
   show(made.body, data.overview.sources, (sources) => sources.map((source) => {
-    if (source.lag == null) return [h("h3", null, breakable(source.uid)), empty("This source does not count its records, or could not be asked.")];
+    if (source.lag == null) return [h("h3", null, breakable(source.uid)), empty("The lag of this source is unknown: the source does not count its records, or did not answer.")];
     const highest = Math.max(1, ...source.splits.map((split) => split.lag));
     const more = source.split_count - source.splits.length;
     return [h("h3", null, breakable(source.uid), h("span", { class: "quiet" }, ` · ${count(source.lag)} in all`)),
@@ -73,8 +73,8 @@ const checkpointPanel = (view) => panel("Checkpoints", "", "two-thirds", (made, 
       shown.length ? checkpointBars(width, 230, shown, picked, (number) => view.pick(number)) : empty("No checkpoint is completed yet."),
       shown.length > 0 && legend(PARTS.map(([kind, name]) => [kind, name])),
       data.overview.pending.map((one) => h("p", { class: "quiet" }, `Under way: checkpoint ${one.checkpoint} (${one.kind}), ${count(one.acked)} subtasks have acked.`)),
-      failures.length > 0 && h("details", { id: "failures" }, h("summary", null, "The last that were given up"),
-        table("Checkpoints that were given up", [
+      failures.length > 0 && h("details", { id: "failures" }, h("summary", null, "The last abandoned checkpoints"),
+        table("Abandoned checkpoints", [
           ["Number", "number", (one) => one.checkpoint], ["When", "", (one) => moment(one.failed_at_s * 1000)], ["Why", "wide", (one) => one.reason]], failures)),
       shown.length > 0 && h("details", { id: "as-table" }, h("summary", null, "As a table"), checkpointTable(shown)),
     ];
@@ -93,7 +93,7 @@ const pickedPanel = (view) => panel("One checkpoint", "", "third", (made, data) 
   const all = data.history?.checkpoints ?? [];
   const one = all.find((checkpoint) => checkpoint.checkpoint === view.picked) ?? all.at(-1);
   show(made.body, one ?? null, () => {
-    if (!one) return empty("There is none to look at yet.");
+    if (!one) return empty("There is no checkpoint yet.");
     made.note.textContent = `number ${one.checkpoint}, ${one.kind}, attempt ${one.attempt}`;
     const parts = partsOf(one);
     const rows = PARTS.map(([kind, name, why]) => h("tr", { title: why }, h("td", null, h("span", { class: `dot ${kind}` }), name), h("td", { class: "number" }, duration(kind === "commit" ? one.committed_ms : parts[kind]))));
@@ -121,10 +121,10 @@ const sinkPanel = () => panel("Sinks", "transactions of this attempt; open: subt
     ["Last commit", "number", (one) => duration(one.last_commit_ms || null)],
     ["Visible after, half", "number", (one) => duration(one.latency && one.latency.p50_s * 1000)],
     ["99 of 100", "number", (one) => duration(one.latency && one.latency.p99_s * 1000)],
-  ], sinks) : empty("Sinks are here from the first recovery on.")));
+  ], sinks) : empty("Sinks appear after the first recovery.")));
 });
 
-// In the first column, which is in sight at every width.
+// In the first column, which is visible at every width.
 const waits = (sink) => {
   const text = sink.commit_refusal ? `${sink.commit_stuck ? "is stuck and " : ""}refuses ${sink.commit_refusal}` : sink.blockers.length ? `waits for ${sink.blockers.join("; ")}` : "";
   return text && h("div", { class: "warn-text" }, text);
@@ -150,7 +150,7 @@ const proofPanel = (view) => panel("The proof", "what the decision log says, bes
   const proof = data.proof;
   made.element.hidden = !data.overview.running;
   show(made.body, proof ?? null, () => {
-    if (!proof) return empty("Nothing is asked of a target before you ask for it. “Read back” reads the decision log and every target's ledger now; it changes nothing.");
+    if (!proof) return empty("The page queries no target by itself. “Read back” reads the decision log and every target's ledger now; it changes nothing.");
     if (proof.asking) return empty("Reading the log and every target …");
     if (proof.error) return h("p", { class: "bad-text" }, proof.error);
     const last = proof.decision;
@@ -169,16 +169,16 @@ const restartPanel = () => panel("Attempts and restarts", "each attempt from its
   if (!timeline) return;
   const width = widthOf(made.body);
   show(made.body, [timeline.attempts, timeline.incidents, width, Math.floor(timeline.now_ms / 5000)], () => [
-    timeline.attempts.length ? attempts(width, timeline) : empty("No attempt has begun yet."),
+    timeline.attempts.length ? attempts(width, timeline) : empty("No attempt has started yet."),
     legend([["start-dot", "starting: recovery, slots, state"], ["attempt-dot", "running"], ["break-dot", "something broke"]]),
     incidentList(timeline.incidents),
   ]);
 });
 
-// A slot's own error and the restart that follows from it are one line.
+// A slot's error and the restart that it causes are one line.
 function incidentList(all) {
   const told = all.filter((one, index) => one.kind !== "slot_lost" || all[index + 1]?.error.split("\n")[0] !== one.error.split("\n")[0]).reverse();
-  if (!told.length) return empty("Nothing has broken since this driver started.");
+  if (!told.length) return empty("No failure since this driver started.");
   const list = (incidents) => h("ul", { class: "incidents" }, incidents.map(incident));
   const earlier = told.slice(5, 50);
   return [list(told.slice(0, 5)), earlier.length > 0 && h("details", { id: "earlier" }, h("summary", null, `${earlier.length} earlier`), list(earlier))];
@@ -211,7 +211,7 @@ const slotPanel = () => panel("Slots", "the processes of this attempt", "two-thi
   if (!whileRunning(made, data)) return;
   const now = data.overview;
   show(made.body, now.slots.map((one) => ({ ...one, heard: Math.max(0, Math.round(now.now_ms / 1000 - one.heard_at_s)) })), (slots) => {
-    if (!slots.length) return empty("No slot takes part now: the next attempt asks for them.");
+    if (!slots.length) return empty("No slot is running: the next attempt starts them.");
     const shown = slots.slice(0, 64);
     return [table("Slots", [
       ["Slot", "number", (one) => one.slot], ["Host", "wide", (one) => breakable(one.host)], ["Process", "number", (one) => one.pid],
