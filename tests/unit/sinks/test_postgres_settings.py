@@ -149,7 +149,7 @@ def test_table_names_keep_their_case() -> None:
 @pytest.mark.parametrize("table", ['"Ledger"', 'Sales."Ledger"', '"Sales".Ledger', "`Ledger`"])
 def test_a_table_in_the_quotes_of_sql_is_refused(table: str) -> None:
     """Spark's JDBC writer wants them; here they would be a part of the name of a new table."""
-    with pytest.raises(ConfigError, match=r"is in quotes.*: write (Sales\.)?Ledger,"):
+    with pytest.raises(ConfigError, match=r"is in quotes.*: write (Sales\.)?Ledger;"):
         PostgresSink("postgresql://host/db", table=table)
 
 
