@@ -47,12 +47,14 @@ class Directories:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        # The number keeps it out of the schedules that `caught` names for what is rarely caught.
+        self._is_drawn = random.Random(f"reaching 852 {seed}").random() < 0.35
         self._of: dict[str, Directory] = {}
 
-    def begin(self, location: str) -> SavepointTarget:
-        """Create a directory with its mark."""
+    def begin(self, location: str) -> SavepointTarget | None:
+        """Create a directory with its mark; None: slots do not try to write there."""
         self._of[location] = Directory(mark=location)
-        return SavepointTarget(location, location)
+        return SavepointTarget(location, location) if self._is_drawn else None
 
     def open(self, target: SavepointTarget, slot: Slot) -> Directory | None:
         """Return the directory that the slot writes to; None: it uploads to the job's storage."""
@@ -74,9 +76,7 @@ class Directories:
 
         From now on the directory has no mark, and the user has it.
         """
-        target = decision.request.target
-        assert target is not None
-        directory = self._of[target.location]
+        directory = self._of[decision.request.id]
         directory.mark = ""
         named = {
             handle.path
