@@ -341,7 +341,7 @@ class BatchCommits:
             return
         if not sink.has_table():
             raise errors.ConfigError(
-                f"{batch} is written already, and table {sink.table} is not there any more: it was"
+                f"{batch} is written already, and table {sink.table} no longer exists: it was"
                 " dropped or renamed since. It was not created, for it would have none of these"
                 " rows. Restore it; or write the rows again: a job under another txnAppId, a query"
                 " with a new checkpointLocation"
