@@ -242,7 +242,7 @@ def doctor(
     spark: Annotated[bool, typer.Option(help="Whether to start a Spark session.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Check what a job needs, and say what mends it.
+    """Check what a job needs, and name a fix for each problem.
 
     Looks at Java, Python and Spark always, and at storage, a query, Kafka, a database and your own
     source and sink where they are named. Changes nothing. Exit status: 0 nothing is wrong, 1 there
@@ -349,4 +349,4 @@ def _lines_of(finding: Finding) -> list[str]:
     # One line each, so that scripts can split them. Errors of servers may contain line breaks.
     lines = [f"{finding.level.value:<8} {finding.area}: {' '.join(finding.found.split())}"]
     lines += [f"{'':<8} needed: {finding.needed}"] if finding.needed else []
-    return lines + ([f"{'':<8} mend:   {finding.remedy}"] if finding.remedy else [])
+    return lines + ([f"{'':<8} fix:    {finding.remedy}"] if finding.remedy else [])

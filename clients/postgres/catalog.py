@@ -369,11 +369,11 @@ def _unit_us(kind: str, modifier: int) -> int:
 def _describe_key_fault(name: str, kind: str) -> str:
     """Return the fault that keys with different text may be equal in the table."""
     if kind == "jsonb":
-        compares, mend = "JSON by its meaning", "give it type text"
+        compares, remedy = "JSON by its meaning", "give it type text"
     else:
         compares = "text by rules other than byte equality"
-        mend = "give it a deterministic collation or type text"
+        remedy = "give it a deterministic collation or type text"
     return (
         f"key column {name!r} compares {compares}, so two keys of the stream may become one row;"
-        f" {mend}, and normalize the keys in the rows"
+        f" {remedy}, and normalize the keys in the rows"
     )

@@ -103,7 +103,7 @@ class Finding:
 
     def __str__(self) -> str:
         needed = f"; needed: {self.needed}" if self.needed else ""
-        return f"{self.found}{needed}" + (f". Mend: {self.remedy}" if self.remedy else "")
+        return f"{self.found}{needed}" + (f". Fix: {self.remedy}" if self.remedy else "")
 
     def as_json(self) -> dict[str, str]:
         """Return the fields that `--json` prints."""

@@ -239,15 +239,15 @@ def _to_retry(transaction: TransactionId, error: SqlError | BadRow | ConfigError
     if not isinstance(error, _WAIT_FOR_A_PERSON):
         return RetryLater(text)
     if isinstance(error, AccessDenied):
-        mend = "the user may write them: grant the privilege that the server asks for"
+        condition = "the user may write them: grant the privilege that the server asks for"
     else:
-        mend = (
+        condition = (
             "the table takes them: remove or change the row, the constraint or the alteration that"
             " is in their way"
         )
     return RetryLater(
         f"{text}. They stay in checkpoint storage, and nothing after them is committed, until"
-        f" {mend}",
+        f" {condition}",
         until_mended=True,
     )
 

@@ -93,7 +93,7 @@ def test_server_that_forgets_commits_when_killed_is_refused_with_what_mends_it(
             job.check()
         said = str(refused.value)
         assert "managed server" in said
-        query(careless.url, said.split("Mend: ")[1])
+        query(careless.url, said.split("Fix: ")[1])
         job.check()
         # It may be changed at any time, so each attempt looks.
         _set(careless, 0)

@@ -179,7 +179,7 @@ def test_partition_that_a_crash_of_the_server_empties_is_refused_with_what_mends
         if mend is not None:
             with pytest.raises(ConfigError, match="its partition p0 is unlogged") as failure:
                 job.check()
-            assert str(failure.value).endswith(f"Mend: {mend}")
+            assert str(failure.value).endswith(f"Fix: {mend}")
             query(postgres_database, mend)
         job.check(2)
 

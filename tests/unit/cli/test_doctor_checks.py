@@ -305,7 +305,7 @@ def test_findings_are_lines_when_piped_and_name_the_remedy(
         " and Spark uses JAVA_HOME before PATH"
     )
     assert lines[1].split() == ["needed:", "Java", "17", "or", "newer"]
-    assert lines[2].split() == ["mend:", "unset", "JAVA_HOME"]
+    assert lines[2].split() == ["fix:", "unset", "JAVA_HOME"]
     assert lines[-1] == "1 problem(s), 0 warning(s), 1 ok"
 
 

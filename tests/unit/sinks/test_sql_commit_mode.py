@@ -57,7 +57,7 @@ def test_auto_goes_by_what_is_found_and_says_why(
 
 def test_auto_without_storage_needs_two_phase(tmp_path: Path) -> None:
     assert _chosen(tmp_path, None, UNWISE, staged=False) is CommitMode.TWO_PHASE
-    with pytest.raises(StagingMissing, match=r"no storage was given.*it is off; .* Mend: SET on$"):
+    with pytest.raises(StagingMissing, match=r"no storage was given.*it is off; .* Fix: SET on$"):
         _chosen(tmp_path, None, IMPOSSIBLE, staged=False)
     with pytest.raises(StagingMissing, match="'two_phase' use it: leave that out"):
         _chosen(tmp_path, CommitMode.TWO_PHASE, IMPOSSIBLE, staged=False)
