@@ -66,7 +66,7 @@ def test_after_a_connect_server_was_killed_the_job_ends_by_name_and_a_new_sessio
             process.wait(120)
             # Raised by a wait, or in the status that was written last.
             told = (tmp_path / "driver.log").read_text() + (tmp_path / "status.json").read_text()
-            assert "Spark Connect is gone" in told
+            assert "the connection to Spark Connect is lost" in told
             (tmp_path / "status.json").unlink()
             process = start_ledger(tmp_path, url)
             await_status(tmp_path, running(checkpoints=3))
