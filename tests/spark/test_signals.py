@@ -201,7 +201,7 @@ def test_spark_that_is_stopped_under_a_job_ends_it_at_once_by_that_name(
     running = program(way="spark_stop")
     running.slots()
     assert running.wait(_PATIENCE_S) == 1
-    assert "SparkStopped: Spark is gone" in running.output(), running.output()
+    assert "SparkStopped: the connection to Spark is lost" in running.output(), running.output()
     assert "NoneType" not in running.output(), running.output()
     assert_goes_on_exactly_once(spark, tmp_path)
 
@@ -215,5 +215,5 @@ def test_a_jvm_that_dies_ends_the_job_at_once_by_that_name(
     (jvm,) = children_of(running.pid)
     os.kill(jvm, signal.SIGKILL)
     assert running.wait(_PATIENCE_S) == 1
-    assert "SparkStopped: Spark is gone" in running.output(), running.output()
+    assert "SparkStopped: the connection to Spark is lost" in running.output(), running.output()
     assert_goes_on_exactly_once(spark, tmp_path)
