@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
-from confluent_kafka import Message
+
+if TYPE_CHECKING:  # formats are imported where no client of Kafka is installed, too
+    from confluent_kafka import Message
 
 
 def describe_position(message: Message) -> str:

@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
-from confluent_kafka import Message
 
 from onceflow.clients.kafka.registry import (
     KeptSchema,
@@ -33,6 +32,9 @@ from onceflow.core.arrow.kinds import IsKind, find_kind
 from onceflow.core.errors import ConfigError, SourceUnavailable
 from onceflow.formats.decoding import describe_position, read_headers
 from onceflow.formats.fitting import Faults
+
+if TYPE_CHECKING:  # schemas are compiled where no client of Kafka is installed, too
+    from confluent_kafka import Message
 
 MAGIC = 0
 """The first byte of every value."""

@@ -35,6 +35,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ObjectStorage": {"url": "s3://bucket/prefix"},
     "OutputTag": {"name": "late", "schema": SCHEMA},
     "Pipeline": {"cluster": onceflow.LocalProcesses(), "name": "job"},
+    "PostgresChanges": {"url": "postgresql://host/db", "table": "t"},
     "PostgresSink": {"url": "postgresql://host/db", "table": "t"},
     "ReducingStateDescriptor": {"name": "a", "function": max, "type": int},
     "SQLiteSink": {"url": "/tmp/file.db", "table": "t"},
@@ -87,7 +88,8 @@ def test_each_class_with_options_of_users_checks_them() -> None:
         name
         for module in (sinks, sources)
         for name in module.__all__
-        if name.endswith(("Sink", "Source")) and name not in ("Sink", "Source", "StagedSink")
+        if name.endswith(("Changes", "Sink", "Source"))
+        and name not in ("Sink", "Source", "StagedSink")
     }
     assert checked >= with_options
 

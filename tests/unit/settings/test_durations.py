@@ -23,7 +23,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.settings import pipeline_settings
 from onceflow.core.spi import Sink, Source
 from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink, SQLiteSink
-from onceflow.sources import KafkaSource
+from onceflow.sources import KafkaSource, PostgresChanges
 
 NEEDED: dict[type, dict[str, Any]] = {
     ExponentialDelay: {"max_delay_s": 7200.0},
@@ -34,6 +34,7 @@ NEEDED: dict[type, dict[str, Any]] = {
     KafkaSource: {"bootstrap_servers": "127.0.0.1:1", "topic": "payments", "schema": "id BIGINT"},
     MySQLSink: {"url": "mysql://u@127.0.0.1/db", "table": "t"},
     PostgresSink: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
+    PostgresChanges: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
     SQLiteSink: {"url": "sqlite:////tmp/db", "table": "t"},
 }
 """What users build, and the settings without which they cannot, or a bound would be crossed."""
