@@ -287,7 +287,7 @@ class Oracle:
     def _unseen(self, target: Target) -> set[TransactionId]:
         """Return what a table holds of attempts that the log has forgotten: files nobody sees."""
         memory = self.decided[-1].memory
-        if memory is None or not isinstance(target, Versioned):
+        if not isinstance(target, Versioned):
             return set()
         return {one for one in target.in_doubt if one.attempt < memory.since}
 

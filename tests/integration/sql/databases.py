@@ -13,6 +13,7 @@ from tests.integration import mysql_sink_kit, postgres_sink_kit, sink_kit
 from typing_extensions import Self, override
 
 from onceflow.integration import servers
+from onceflow.integration.servers import postgres
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.sinks import MySQLSink, PostgresSink
 
@@ -228,13 +229,13 @@ class Postgres(Database):
     @override
     @classmethod
     def create(cls, server: SqlServer, name: str) -> Self:
-        servers.postgres.create_database(server.url, name)
+        postgres.create_database(server.url, name)
         return cls(server.database_url(name))
 
     @override
     def drop(self, server: SqlServer) -> None:
-        servers.postgres.roll_back_prepared(self.url)
-        servers.postgres.drop_database(server.url, self.database_name)
+        postgres.roll_back_prepared(self.url)
+        postgres.drop_database(server.url, self.database_name)
 
     @override
     def sink(self, **settings: Any) -> SqlSink:
