@@ -134,10 +134,14 @@ class OpenTransaction(Destination):
     @override
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
         session = self._transactions.begin()
-        self._transactions.await_earlier()
-        return self._apply_batches(
-            session, target, batches, partial(self._executor.delete, session, target)
-        )
+        delete = partial(self._executor.delete, session, target)
+        return self._apply_batches(session, target, self._after_earlier(batches), delete)
+
+    def _after_earlier(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield `batches`. Wait for earlier transactions before the first; never without rows."""
+        for rows in batches:
+            self._transactions.await_earlier()
+            yield rows
 
     @override
     def give_up(self) -> None:

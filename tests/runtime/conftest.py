@@ -34,6 +34,8 @@ def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
         patch.setattr("onceflow.core.runtime.driver.attempt_start.AttemptPlan", make_plan)
         yield
     assert leftovers.find_leftovers(tmp_path) == []
+    # A failed savepoint is reported first, and its files are deleted after that.
+    eventually(lambda: leftovers.find_savepoint_leftovers(tmp_path) == [], leftovers.TIDY_S)
     assert leftovers.find_savepoint_leftovers(tmp_path) == []
     assert copies == []
     assert eventually(lambda: not leftovers.find_slot_directories(scratch), leftovers.TIDY_S), (

@@ -96,7 +96,7 @@ def test_a_pre_commit_that_is_refused_in_the_same_way_ends_the_job_by_name(
         f"checkpoint 1 was not pre-committed: {error.__name__}: 3: a value of checkpoint 1 is bad",
         "sink 'ledger'",
         "change the rows before the sink, the sink, or its target, and start the job again",
-        "no further restart: it has failed in the same way 3 times, same_mistakes=3",
+        "no further restart: the job failed in the same way 3 times, and same_mistakes=3",
     ):
         assert words in text
     assert sink.rows() == []

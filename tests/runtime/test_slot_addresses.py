@@ -31,8 +31,8 @@ def test_channel_that_reaches_another_slot_than_its_own_ends_the_attempt_by_name
     pipeline, _ = ledger(LocalProcesses(), tmp_path, source, restart=NoRestart())
     with pytest.raises(SlotLost) as caught:
         pipeline.run(60)
-    assert "for slot 1 of job" in str(caught.value)
-    assert "reached slot 0" in str(caught.value)
+    assert "to slot 1 of job" in str(caught.value)
+    assert "was connected to slot 0" in str(caught.value)
     assert "RuntimeSettings(slot_host=" in str(caught.value)
 
 

@@ -170,7 +170,7 @@ def test_a_stop_that_does_not_come_is_cancelled(
         assert (running.wait(_PATIENCE_S), "ended: cancelled" in running.output()) == (0, True), (
             running.output()
         )
-    why = "another SIGINT" if again else "not stopped within 5 s"
+    why = "another SIGINT received" if again else "not stopped within 5 s"
     assert f"{why}: job ledger is cancelled" in running.output()
     assert_goes_on_exactly_once(cluster, tmp_path)
 

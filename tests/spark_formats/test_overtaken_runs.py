@@ -61,7 +61,7 @@ def test_run_that_was_overtaken_ends_at_its_next_batch_and_the_newer_one_goes_on
     # The old one stands still here. Its successor begins with the batch that is planned next.
     new = Run(driver, "new application", stack)
     commit = new.begin(1)
-    with pytest.raises(Fenced, match="new application.* That run continues"):
+    with pytest.raises(Fenced, match="new application.* That one goes on"):
         old.begin(1)
     commit()
     new.begin(2)()

@@ -214,7 +214,7 @@ def put_without_keys(savepoint: Path) -> None:
 
 def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "bootstrap"
-    with pytest.raises(BadStateValue, match=r"key 'b' occurs more than once.*group by it first"):
+    with pytest.raises(BadStateValue, match=r"key 'b' comes more than once.*group by it first"):
         put(place, {"key": ["a", "b", "b"], "value": [1, 2, 3]}, uid="u", state="s")
     with pytest.raises(BadStateValue, match=r"column 'value' is null in a row: {'key': 'b'"):
         put(place, {"key": ["a", "b"], "value": [1, None]}, uid="u", state="s")
@@ -230,9 +230,9 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
         put(place, twice, stateType="broadcast", **unkeyed)
     with pytest.raises(BadStateValue, match=r"column 'value' is null in a row"):
         put(place, {"value": [1, None]}, stateType="operator-list", **unkeyed)
-    with pytest.raises(ConfigError, match=r"column 'map_key'.*has key, value"):
+    with pytest.raises(ConfigError, match=r"column 'map_key'.*has only key, value"):
         put(place, {"key": ["a"], "value": [1]}, stateType="broadcast", **unkeyed)
-    with pytest.raises(ConfigError, match=r"column 'amount'.*has key, value"):
+    with pytest.raises(ConfigError, match=r"column 'amount'.*has only key, value"):
         put(place, {"key": ["a"], "value": [1]}, uid="u", state="s", value="amount")
     assert not (place / "_metadata").exists()
     assert list((place / "state").iterdir()) == []
@@ -244,7 +244,7 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(SavepointRefused, match="is for job 'ledger', but this state is for"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="t", job="other")
     (place / "_changing").touch()
-    with pytest.raises(SavepointRefused, match=r"another program is changing .*_changing is there"):
+    with pytest.raises(SavepointRefused, match=r"another program is changing .*_changing exists"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="t")
     assert by_key(state(str(place), uid="u")) == {"a": 1}
 

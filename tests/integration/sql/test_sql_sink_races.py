@@ -221,7 +221,7 @@ def test_name_that_was_committed_already_is_refused(job: SqlJob, database: Datab
     job.committer().commit(job.prepare(1, [1]))
     writer = job.writer()
     writer.write(rows([2]))
-    with pytest.raises(PreCommitFailed, match=r"job\.ledger/1/1/0/0 was committed before"):
+    with pytest.raises(PreCommitFailed, match=r"job\.ledger/1/1/0/0 was already committed"):
         writer.pre_commit(CheckpointId(1))
     assert database.ids_in() == [1]
 

@@ -142,7 +142,7 @@ def test_decided_is_committed_exactly_once_and_undecided_rolled_back(
     assert database.ledger_rows() == [str(decided.transaction)]
     # What is committed is never taken back, not even by force.
     status, text, _ = _run("abort", str(decided.transaction), *options, "--force")
-    assert (status, "was committed before" in text) == (1, True)
+    assert (status, "was already committed" in text) == (1, True)
     assert database.ids_in() == [0, 1, 2, 3, 4]
 
 
