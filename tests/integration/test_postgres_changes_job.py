@@ -121,6 +121,7 @@ def _count(url: str) -> int:
 
 @pytest.mark.only_proof
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.only_proof
 def test_both_tables_are_equal_after_kills_in_the_copy_and_in_the_stream(
     server: EmbeddedPostgres, driver: DriverProcess, tmp_path: Path, seed: int
 ) -> None:
@@ -152,6 +153,7 @@ def test_both_tables_are_equal_after_kills_in_the_copy_and_in_the_stream(
     assert load.transactions > 100
 
 
+@pytest.mark.only_proof
 @pytest.mark.only_proof
 def test_each_inserted_row_is_there_once_after_kills(
     server: EmbeddedPostgres, driver: DriverProcess, tmp_path: Path

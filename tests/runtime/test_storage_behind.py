@@ -184,6 +184,7 @@ def test_an_older_copy_takes_no_number_of_an_attempt_that_the_target_has_seen(
 
 
 @ON_FILES_TOO
+@pytest.mark.only_proof
 def test_a_savepoint_that_is_older_than_the_target_is_refused_at_every_try(
     moving: moving_job.MovingJob,
 ) -> None:

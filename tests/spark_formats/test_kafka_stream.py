@@ -127,6 +127,7 @@ def test_raw_records_have_the_columns_of_sparks_own_source(
     assert (second.key, second.value, second.headers) == (None, None, None)
 
 
+@pytest.mark.only_proof
 def test_a_batch_read_goes_from_one_place_to_another_and_is_cut_into_tasks(
     query: Query, kafka_topic: TopicFactory
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_batch_write_is_all_or_nothing_and_a_repeated_one_is_not_written(
 @pytest.mark.parametrize(
     "point", [pytest.param("claimed", marks=pytest.mark.slow), "prepared", "logged"]
 )
+@pytest.mark.only_proof
 def test_a_query_whose_process_is_killed_writes_every_row_once(
     spark: SparkSession, postgres_database: str, tmp_path: Path, crash_points: Path, point: str
 ) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,19 +61,20 @@ def measure_rooms(modules: Mapping[str, Path]) -> Sequence[Room]:
 
 
 def _measure_room(name: str, paths: Sequence[Path]) -> Room:
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    sizes = [len(text.splitlines()) for text in texts]
+    sizes = [len(path.read_text(encoding="utf-8").splitlines()) for path in paths]
     small = sum(size < SMALL_LINES for size in sizes)
-    return Room(name, len(paths), sum(sizes), small, sum(map(count_import_lines, texts)))
+    return Room(name, len(paths), sum(sizes), small, sum(map(count_import_lines, paths)))
 
 
-def count_import_lines(text: str) -> int:
+def count_import_lines(path: Path) -> int:
     """Return the number of lines that import statements take."""
-    return sum(
-        (node.end_lineno or node.lineno) - node.lineno + 1
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    )
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in _find_imports(path))
+
+
+@cache
+def _find_imports(path: Path) -> Sequence[ast.Import | ast.ImportFrom]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def _rank_of(room: str) -> tuple[int, int, str]:
@@ -92,7 +94,7 @@ def count_imports(modules: Mapping[str, Path]) -> Counter[tuple[str, str]]:
 
 
 def _imported_by(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _find_imports(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onceflow."):
             package = (node.module or "").removeprefix("onceflow.")
             for alias in node.names:

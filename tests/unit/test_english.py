@@ -113,6 +113,7 @@ def is_participle(word: str) -> bool:
     return word in IRREGULAR or (word.endswith("ed") and word not in NOT_PARTICIPLES)
 
 
+@pytest.mark.only_proof
 def test_functions_are_verbs() -> None:
     """A property may be a state."""
     wrong = [

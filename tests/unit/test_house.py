@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.support import house
 
 
@@ -27,5 +29,7 @@ def test_table_has_a_line_for_each_room_and_one_for_all() -> None:
     assert protocol.split("%")[1].split() == ["core"]
 
 
-def test_lines_of_imports_are_counted_whole() -> None:
-    assert house.count_import_lines("import os\nfrom a import (\n    b,\n    c,\n)\n\nx = 1\n") == 5
+def test_lines_of_imports_are_counted_whole(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text("import os\nfrom a import (\n    b,\n    c,\n)\n\nx = 1\n")
+    assert house.count_import_lines(module) == 5

@@ -16,7 +16,10 @@ def test_each_name_that_a_test_replaces_is_in_its_module() -> None:
     wrong = list[str]()
     found = 0
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if "setattr(" not in text and "patch.object(" not in text:
+            continue
+        tree = ast.parse(text)
         modules = dict(_read_modules(tree))
         for line, alias, name in _read_patches(tree):
             if alias in modules:

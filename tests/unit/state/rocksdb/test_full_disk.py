@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.small_disk import mount_small_disk
 
 _WRITE_UNTIL_FULL = """
@@ -33,6 +34,7 @@ print(failures[-1])
 """
 
 
+@pytest.mark.only_proof
 def test_database_on_a_full_disk_fails_and_never_waits_for_room(tmp_path: Path) -> None:
     """In another process: RocksDB's own wait holds the interpreter, so no timeout would end it."""
     with mount_small_disk(tmp_path / "disk", "1500k"):
