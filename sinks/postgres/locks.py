@@ -24,11 +24,16 @@ _SESSIONS = """
     ORDER BY max(l.mode) IN ('RowExclusiveLock', 'RowShareLock'), a.xact_start
     LIMIT {most}
 """
-# A prepared transaction has no session: its locks are listed under -1/<its number>.
+# A prepared transaction has no process. Its locks have the virtual transaction of the session that
+# prepared it, or -1/<its number> after a restart of the server. The lock on its own number tells
+# which.
 _PREPARED = """
     SELECT p.gid, p.owner::text, date_trunc('second', p.prepared)::text
-    FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_prepared_xacts AS p
-      ON l.virtualtransaction = '-1/' || p.transaction
+    FROM pg_catalog.pg_prepared_xacts AS p
+    JOIN pg_catalog.pg_locks AS own ON own.locktype = 'transactionid' AND own.pid IS NULL
+     AND own.transactionid = p.transaction
+    JOIN pg_catalog.pg_locks AS l
+      ON l.virtualtransaction = own.virtualtransaction AND l.pid IS NULL
     WHERE l.locktype = 'relation' AND l.relation = to_regclass({table})
       AND p.database = current_database() AND l.mode <> 'AccessShareLock'
     GROUP BY p.gid, p.owner, p.prepared
@@ -56,12 +61,18 @@ _BLOCKING_SESSIONS = """
 _BLOCKING_PREPARED = """
     SELECT p.gid, p.owner::text, date_trunc('second', p.prepared)::text
     FROM pg_catalog.pg_prepared_xacts AS p
-    JOIN pg_catalog.pg_locks AS held ON held.virtualtransaction = '-1/' || p.transaction
+    JOIN pg_catalog.pg_locks AS own ON own.locktype = 'transactionid' AND own.pid IS NULL
+     AND own.transactionid = p.transaction
+    JOIN pg_catalog.pg_locks AS held
+      ON held.virtualtransaction = own.virtualtransaction AND held.pid IS NULL
     JOIN pg_catalog.pg_locks AS wanted
       ON wanted.pid = ANY (ARRAY[{waiting}]) AND NOT wanted.granted AND held.granted
      AND wanted.locktype = held.locktype AND wanted.database IS NOT DISTINCT FROM held.database
      AND wanted.relation IS NOT DISTINCT FROM held.relation
      AND wanted.transactionid IS NOT DISTINCT FROM held.transactionid
+     AND wanted.classid IS NOT DISTINCT FROM held.classid
+     AND wanted.objid IS NOT DISTINCT FROM held.objid
+     AND wanted.objsubid IS NOT DISTINCT FROM held.objsubid
     GROUP BY p.gid, p.owner, p.prepared ORDER BY p.prepared LIMIT {most}
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, cast
@@ -21,17 +20,18 @@ from onceflow.sinks.postgres.server import check_prepared_room
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.transactions import PreparedTransactions
 
-_EARLIER_MAX = 16
-"""The number of earlier transactions that a delete waits for; at most two of them are prepared
-unless checkpoints were aborted."""
-
 
 class PostgresTransactions(PreparedTransactions):
     """The transactions of one writer, each of which gets its name only when it is prepared.
 
     A DELETE does not see a row that a prepared transaction has inserted, and does not wait for it.
     So each transaction that changes rows by key holds an advisory lock of its own until its end,
-    and a transaction that deletes rows waits for the locks of earlier ones.
+    and a transaction that deletes rows waits for the locks of the earlier ones that the server
+    lists. A transaction leaves the list after its rows are visible.
+
+    The next checkpoint commits what an aborted checkpoint has prepared. If that next checkpoint
+    deletes rows, it waits in vain, and the attempt fails after the lock timeout. The next attempt
+    rolls back the prepared transactions first, so it begins without any.
     """
 
     def __init__(self, endpoint: SqlEndpoint, context: WriterContext) -> None:
@@ -45,8 +45,6 @@ class PostgresTransactions(PreparedTransactions):
         super().__init__(partial(endpoint.connect, name), context.first_checkpoint)
         self._context = context
         self._is_ordered = False
-        self._earlier: deque[TransactionId] = deque(maxlen=_EARLIER_MAX)
-        """The prepared transactions that are not known to have ended."""
         try:
             # A batch has one checkpoint and never waits for commits of others, so slots that others
             # hold now are not available to it.
@@ -75,7 +73,6 @@ class PostgresTransactions(PreparedTransactions):
         transaction = self.transaction
         if self._is_ordered:
             self.session.query(f"SELECT pg_catalog.pg_advisory_xact_lock({_lock_of(transaction)})")
-            self._earlier.append(transaction)
         statement = f"PREPARE TRANSACTION {literal(str(transaction))}"
         try:
             own(self.session).end_transaction(statement, "PREPARE TRANSACTION")
@@ -89,10 +86,11 @@ class PostgresTransactions(PreparedTransactions):
 
     @override
     def await_earlier(self) -> None:
-        while self._earlier:
-            lock = _lock_of(self._earlier[0])
-            self.session.query(f"SELECT pg_catalog.pg_advisory_xact_lock_shared({lock})")
-            self._earlier.popleft()
+        context = self._context
+        for earlier in _list_prepared(self.session, context.sink_id):
+            if (earlier.attempt, earlier.subtask) == (context.attempt, context.subtask):
+                lock = _lock_of(earlier)
+                self.session.query(f"SELECT pg_catalog.pg_advisory_xact_lock_shared({lock})")
 
     @override
     def _way_to_end(self, transaction: TransactionId) -> str:
@@ -114,17 +112,7 @@ class PostgresTwoPhase(TwoPhase):
 
     @override
     def list_prepared(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
-        rows = session.query(
-            "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
-        )
-        parsed = (TransactionId.parse(str(gid)) for (gid,) in rows)
-        return tuple(
-            sorted(
-                transaction
-                for transaction in parsed
-                if transaction is not None and transaction.sink_id == sink_id
-            )
-        )
+        return _list_prepared(session, sink_id)
 
     @override
     def is_prepared(self, session: Session, transaction: TransactionId) -> bool:
@@ -156,6 +144,21 @@ class PostgresTwoPhase(TwoPhase):
     @override
     def endings(self, transaction: TransactionId) -> str:
         return f"COMMIT PREPARED or ROLLBACK PREPARED '{transaction}'"
+
+
+def _list_prepared(session: Session, sink_id: str) -> tuple[TransactionId, ...]:
+    """Return the prepared transactions of `sink_id` in this database, in their order."""
+    rows = session.query(
+        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
+    )
+    parsed = (TransactionId.parse(str(gid)) for (gid,) in rows)
+    return tuple(
+        sorted(
+            transaction
+            for transaction in parsed
+            if transaction is not None and transaction.sink_id == sink_id
+        )
+    )
 
 
 def _lock_of(transaction: TransactionId) -> int:

@@ -194,9 +194,8 @@ class SqlWriter(SinkWriter):
             return waited
         return (
             f"{waited}: prepared and not yet committed by this sink are"
-            f" {', '.join(map(str, prepared[:4]))}, whose commit lets the next checkpoint"
-            " continue. Check whether the committer is late; a longer lock_timeout_s waits"
-            " longer"
+            f" {', '.join(map(str, prepared[:4]))}. Do not commit or roll them back by hand: the"
+            " next attempt ends them. If commits are late, a longer lock_timeout_s waits longer"
         )
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
-from tests.integration.postgres_sink_kit import Job, ids_in, query
+from tests.integration.postgres_sink_kit import Job, await_lock_wait, ids_in, query
 from tests.integration.sink_kit import rows
 
 from onceflow import Checkpointing, LocalProcesses, NoRestart, Pipeline
-from onceflow.core.errors import BadRow, ConfigError
-from onceflow.core.protocol.committables import Committed
+from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
+from onceflow.core.protocol.committables import Aborted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import SinkWriter
 from onceflow.core.storage import FileStagingArea
@@ -309,3 +310,93 @@ def test_a_delete_of_a_row_that_is_prepared_and_not_yet_committed_is_not_lost(
         late.join()
         assert job.committer().commit(second) == Committed()
     assert query(postgres_database, "SELECT id, name FROM t") == [(2, "a")]
+
+
+def test_a_delete_waits_for_the_oldest_of_many_prepared_transactions(
+    postgres_database: str,
+) -> None:
+    """The row may be in the oldest of them: the delete must wait for every one."""
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, name text)")
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",),
+        operation_column="op", commit_mode="two_phase",
+    )  # fmt: skip
+    with Job(sink, schema=SCHEMA) as job:
+        writer = job.check().writer()
+        prepared: list[Committable] = []
+        for checkpoint in range(1, 20):
+            writer.write(pa.record_batch([[checkpoint], ["a"], ["c"]], schema=SCHEMA))
+            prepared += writer.pre_commit(CheckpointId(checkpoint))
+        oldest, *others = prepared
+        for committable in others:
+            assert job.committer().commit(committable) == Committed()
+        writer.write(pa.record_batch([[1], [None], ["d"]], schema=SCHEMA))
+        late = threading.Timer(1.0, lambda: job.committer().commit(oldest))
+        late.start()
+        (last,) = writer.pre_commit(CheckpointId(20))
+        late.join()
+        assert job.committer().commit(last) == Committed()
+    expected = [(number,) for number in range(2, 20)]
+    assert query(postgres_database, "SELECT id FROM t ORDER BY id") == expected
+
+
+def test_a_delete_after_an_aborted_checkpoint_ends_the_attempt_once_and_the_next_one_goes_on(
+    postgres_database: str,
+) -> None:
+    """The aborted transaction waits for the decision that its own delete holds up."""
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, name text)")
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",),
+        operation_column="op", commit_mode="two_phase", lock_timeout_s=1.0,
+    )  # fmt: skip
+    inserts = pa.record_batch([[1, 2], ["a", "a"], ["c", "c"]], schema=SCHEMA)
+    deletes = pa.record_batch([[1], [None], ["d"]], schema=SCHEMA)
+    with Job(sink, schema=SCHEMA) as job:
+        writer = job.check().writer()
+        writer.write(inserts)
+        (aborted,) = writer.pre_commit(CheckpointId(1))
+        writer.write(deletes)
+        began = time.monotonic()
+        with pytest.raises(PreCommitFailed, match="Do not commit or roll them back by hand") as end:
+            writer.pre_commit(CheckpointId(2))
+        assert 1 <= time.monotonic() - began < 30
+        assert str(aborted.transaction) in str(end.value)
+        writer.close()
+        job.check(2)
+        (left,) = job.committer(2).in_doubt()
+        assert left.transaction == aborted.transaction
+        assert job.committer(2).abort(left) == Aborted()
+        again = job.writer(attempt=2, first_checkpoint=3)
+        for checkpoint, rows in ((3, inserts), (4, deletes)):
+            again.write(rows)
+            (committable,) = again.pre_commit(CheckpointId(checkpoint))
+            assert job.committer(2).commit(committable) == Committed()
+    assert query(postgres_database, "SELECT id, name FROM t") == [(2, "a")]
+
+
+def test_only_the_awaited_transaction_is_named_as_the_blocker(postgres_database: str) -> None:
+    """Another job's prepared transaction holds an advisory lock of its own, and blocks no one."""
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, name text)")
+    query(
+        postgres_database,
+        "BEGIN; SELECT pg_advisory_xact_lock(42); PREPARE TRANSACTION 'another job'",
+    )
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",),
+        operation_column="op", commit_mode="two_phase",
+    )  # fmt: skip
+    with Job(sink, schema=SCHEMA) as job:
+        writer = job.check().writer()
+        writer.write(pa.record_batch([[1], ["a"], ["c"]], schema=SCHEMA))
+        (first,) = writer.pre_commit(CheckpointId(1))
+        writer.write(pa.record_batch([[1], [None], ["d"]], schema=SCHEMA))
+        late = threading.Thread(target=lambda: writer.pre_commit(CheckpointId(2)))
+        late.start()
+        try:
+            await_lock_wait(postgres_database)
+            (blocker,) = sink.list_blockers(job.committer_context())
+            assert str(first.transaction) in blocker
+        finally:
+            assert job.committer().commit(first) == Committed()
+            late.join()
+            query(postgres_database, "ROLLBACK PREPARED 'another job'")
