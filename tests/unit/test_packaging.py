@@ -154,7 +154,7 @@ def test_the_command_runs_in_a_fresh_environment(fresh_python: Path, tmp_path: P
     command = fresh_python.with_name("onceflow")
     assert "demo" in run([str(command), "--help"], cwd=tmp_path)
     demo = subprocess.run([str(command), "demo"], capture_output=True, cwd=tmp_path, check=False)
-    assert (demo.returncode, b"Run script/demo there" in demo.stderr) == (2, True), demo
+    assert (demo.returncode, b"run script/demo there" in demo.stderr) == (2, True), demo
 
 
 def test_bare_names_of_the_folders_are_not_installed(fresh_python: Path, tmp_path: Path) -> None:
