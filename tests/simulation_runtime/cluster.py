@@ -1,4 +1,4 @@
-"""A cluster whose slots are simulate_runtime processes, and the modules in which they find it."""
+"""A cluster whose slots are simulated processes, and the modules in which they find it."""
 
 from __future__ import annotations
 
@@ -158,6 +158,6 @@ _OTHERS: Sequence[tuple[str, str, object]] = (
 
 @contextmanager
 def simulate_runtime() -> Generator[None]:
-    """Have the product's threads, processes, clocks and streams simulate_runtime meanwhile."""
+    """Have the product's threads, processes, clocks and streams simulated meanwhile."""
     with replace_threads(_OTHERS):
         yield

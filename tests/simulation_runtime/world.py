@@ -94,7 +94,7 @@ class World:
         self._late_request: RequestKind | None = None
         """What the user asks for once the last checkpoint is triggered."""
         self._asking = 0
-        """How many requests of the user are not ask_and_count."""
+        """How many requests of the user are not answered."""
         self._savepoint: str | None = None
         """With which the last run has stopped."""
         self._backup: tuple[Target, tuple[Any, ...]] | None = None
@@ -254,7 +254,7 @@ class World:
                 self.run.note(error)
             except TimeoutError as error:
                 if not with_savepoint:
-                    self._found = Violation(f"{run.end} was not ask_and_count: {error}")
+                    self._found = Violation(f"{run.end} was not answered: {error}")
             except errors.OnceflowError as error:
                 self.run.note(error)
                 return
@@ -278,7 +278,7 @@ class World:
                     self._job.savepoint(timeout_s=ANSWER_MAX_S)
                     self.outcome.savepoints += 1
         except TimeoutError as error:
-            self._found = Violation(f"a {kind} was not ask_and_count: {error}")
+            self._found = Violation(f"a {kind} was not answered: {error}")
         except errors.OnceflowError as error:
             self.run.note(error)
 
