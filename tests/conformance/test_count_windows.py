@@ -17,6 +17,7 @@ from onceflow.core.plan.windows import count_window_schema
 from onceflow.core.plan.work import AggregateCounts
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow import count_windows
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
 from onceflow.core.state import hash_keys, key_group_of
@@ -137,6 +138,22 @@ def test_windows_of_a_number_equal_lists_of_records_through_snapshots_and_rescal
         operator.flush()
     # No state is left behind.
     assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
+
+
+@pytest.mark.parametrize("records_count", [7, 8, 9])
+def test_windows_that_one_batch_fills_follow_in_the_order_of_their_records(
+    job: Job, monkeypatch: pytest.MonkeyPatch, records_count: int
+) -> None:
+    monkeypatch.setattr(count_windows, "ROWS_A_BATCH", 4)
+    running = Running(job, 2, 1)
+    # New keys between windows of a known key: the entries are not in the order of the windows.
+    assert running.take([("a", 0), ("b", 0)]) == []
+    amounts = range(1, 2 * records_count)
+    windows = running.take([(key, amount) for amount in amounts for key in "acb"])
+    for key, first in [("a", 0), ("b", 0), ("c", 1)]:
+        totals = [total for owner, total, *_ in windows if owner == key]
+        starts = range(first, 2 * records_count - 1, 2)
+        assert totals == [start + start + 1 for start in starts]
 
 
 def test_a_record_without_a_key_is_refused_with_its_row(job: Job) -> None:

@@ -76,7 +76,7 @@ class CountAggregator(KeyedOperator):
         }
         try:
             hashes = hash_keys(keys) if batch.hashes is None else batch.hashes
-            windows, held = self._number_windows(keys, hashes)
+            windows = self._number_windows(keys, hashes)
             entries = self._table.fold(windows, keys, hashes, values)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
@@ -85,9 +85,10 @@ class CountAggregator(KeyedOperator):
         full, left = entries[is_full], entries[~is_full]
         self._emit(full[np.argsort(self._table.namespaces_of(full), kind="stable")])
         moved = left[self._table.namespaces_of(left) > 0]
-        begun = self._move_to_front(moved)
-        gone = np.setdiff1d(np.concatenate([full, moved]), begun)
-        self._table.release(np.unique(np.concatenate([held, entries, begun])), gone)
+        fronts = self._move_to_front(moved)
+        # The first row of each key is in namespace 0, so `entries` contains all entries used.
+        gone = np.setdiff1d(np.concatenate([full, moved]), fronts)
+        self._table.release(entries, gone)
 
     def flush(self) -> None:
         """Emit the windows that are not full, because no record follows."""
@@ -96,8 +97,8 @@ class CountAggregator(KeyedOperator):
             self._emit(entries)
             self._table.release(entries, entries)
 
-    def _number_windows(self, keys: list[pa.Array], hashes: Hashes) -> tuple[Ints, Ints]:
-        """Return the number of each row's window within its key, and the entries used."""
+    def _number_windows(self, keys: list[pa.Array], hashes: Hashes) -> Ints:
+        """Return the number of each row's window within its key."""
         columns, fronts = read_key_columns(keys), np.zeros(len(hashes), np.int64)
         self._table.fetch(fronts, columns, hashes)
         entries = self._table.insert(fronts, columns, hashes)
@@ -108,10 +109,10 @@ class CountAggregator(KeyedOperator):
         ranks = np.empty(len(entries), np.int64)
         ranks[order] = np.arange(len(entries)) - np.repeat(firsts, counts)
         numbers: Ints = (self._table.numbers(self._count, entries) + ranks) // self._size
-        return numbers, in_order[firsts]
+        return numbers
 
     def _move_to_front(self, moved: Ints) -> Ints:
-        """Move these windows to namespace 0, in place of full ones; return the new entries."""
+        """Move these windows to namespace 0, in place of full ones; return their entries there."""
         if not len(moved):
             return _NONE
         columns = self._table.key_columns_of(moved)
