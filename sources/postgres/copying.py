@@ -1,7 +1,11 @@
 """The thread that reads the first copy of a table, chunk by chunk, ahead of the reader.
 
-Each chunk is one transaction with one snapshot: REPEATABLE READ takes it with the first statement,
-which also returns it. A table whose keys cannot be ordered here is one chunk without an end.
+Each chunk is one transaction with one snapshot. The table is locked against other columns before
+REPEATABLE READ takes the snapshot, because a rewritten table is empty for an older snapshot. A
+table whose keys cannot be ordered here is one chunk without an end.
+
+Every chunk checks that the table still has the described columns. A new column's values would be
+lost otherwise: the chunk would have the update that sets them, but not the column.
 
 Before the first chunk the thread waits until every transaction has ended that was running after the
 slot was created. A transaction writes its commit to the WAL before snapshots see it, and with
@@ -19,12 +23,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from onceflow.clients.postgres.catalog import identifier, quote
+from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
 from onceflow.clients.postgres.replication import parse_lsn
-from onceflow.core.errors import OnceflowError, SourceUnavailable
+from onceflow.core.errors import BadRecord, SourceUnavailable
 from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
 from onceflow.sources.postgres.keys import key_literals, key_of
+from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.slot import connect, logger
 from onceflow.sources.postgres.table import SourceTable
 
@@ -43,6 +48,7 @@ _COUNT = struct.Struct("!h")
 _LENGTH = struct.Struct("!i")
 _BEGIN = """
     BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+    LOCK TABLE ONLY {table} IN ACCESS SHARE MODE;
     SET LOCAL row_security = off;
     SET LOCAL statement_timeout = 0;
     SET LOCAL idle_in_transaction_session_timeout = 0;
@@ -52,7 +58,11 @@ _BEGIN = """
 _SNAPSHOT = """
     SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text
 """
-
+_COLUMNS = """
+    SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = pg_catalog.to_regclass({name}) AND a.attrelid = {oid}
+      AND a.attnum > 0 AND NOT a.attisdropped
+"""
 _RUNNING = """
     SELECT 'session ' || pid || ' of ' || coalesce(usename, '?') || ' since ' || xact_start
     FROM pg_catalog.pg_stat_activity
@@ -75,23 +85,24 @@ class CopiedRows:
 
 
 class CopyThread:
-    """A thread that reads the table from where `copied` ends."""
+    """A thread that reads the table from where the copy of `position` ends."""
 
     def __init__(
         self,
         endpoint: PostgresEndpoint,
         name: str,
         table: SourceTable,
-        copied: CopiedChunks,
+        position: SlotPosition,
         *,
         chunk_rows: int,
         batch_rows: int,
     ) -> None:
         self._endpoint, self._name = endpoint, name
         self._table = table
-        self._copied = copied
+        self._copy_anew = position.copy_anew
+        self._copied = position.table.copied or CopiedChunks()
         self._chunk_rows, self._batch_rows = chunk_rows, batch_rows
-        self._queue: queue.Queue[CopiedRows | OnceflowError] = queue.Queue(_QUEUED_MAX)
+        self._queue: queue.Queue[CopiedRows | Exception] = queue.Queue(_QUEUED_MAX)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="first copy", daemon=True)
         self._thread.start()
@@ -100,13 +111,13 @@ class CopyThread:
         """Return the next rows, or None if none came in `timeout_s`.
 
         Raises:
-            OnceflowError: The thread has failed.
+            Exception: The thread has failed.
         """
         try:
             item = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(item, OnceflowError):
+        if isinstance(item, Exception):
             raise item
         return item
 
@@ -114,7 +125,7 @@ class CopyThread:
         """Ask the thread to end. It may wait for the server a little longer."""
         self._closed.set()
 
-    def _put(self, item: CopiedRows | OnceflowError) -> None:
+    def _put(self, item: CopiedRows | Exception) -> None:
         while not self._closed.is_set():
             try:
                 self._queue.put(item, timeout=_WAIT_S)
@@ -129,10 +140,8 @@ class CopyThread:
                     self._await_running(session)
                 while not self._closed.is_set() and not self._copied.is_finished:
                     self._copy_chunk(session)
-        except OnceflowError as error:
-            self._put(error)
         except Exception as error:
-            self._put(SourceUnavailable(f"the first copy of {self._table.name} failed: {error!r}"))
+            self._put(error)
 
     def _await_running(self, session: PostgresSession) -> None:
         """Wait until every transaction has ended that was running at the call.
@@ -161,16 +170,31 @@ class CopyThread:
         )
 
     def _copy_chunk(self, session: PostgresSession) -> None:
-        session.execute(_BEGIN)
+        session.execute(_BEGIN.format(table=identifier(self._table.name)))
         ((snapshot, lsn),) = session.query(_SNAPSHOT)
+        self._require_columns(session)
         self._read_rows(session, str(snapshot), parse_lsn(lsn))
         session.commit()
+
+    def _require_columns(self, session: PostgresSession) -> None:
+        """Raise BadRecord if the locked table has other columns than the described one."""
+        table = self._table
+        name = literal(identifier(table.name))
+        present = dict(session.query(_COLUMNS.format(name=name, oid=table.oid)))
+        is_same = all(present.get(c.name) == c.type_number for c in table.columns)
+        added = set(present) - {c.name for c in table.columns} - table.ignored
+        if not is_same or (table.reads_all and added):
+            raise BadRecord(
+                f"the columns of table {table.name} were changed during its first copy, which"
+                f" cannot continue with the rows that were copied before. {self._copy_anew}"
+            )
 
     def _read_rows(self, session: PostgresSession, snapshot: str, lsn: int) -> None:
         table = self._table
         count = 0
         batch: list[CopiedRow] = []
-        for row in read_rows(session.copy_out(self._statement())):
+        statement = select_chunk(table, self._copied, self._chunk_rows)
+        for row in read_rows(session.copy_out(statement)):
             batch.append(row)
             count += 1
             if len(batch) >= self._batch_rows:
@@ -190,17 +214,17 @@ class CopyThread:
         self._copied = self._copied.extend(upper, snapshot, lsn)
         self._put(CopiedRows(batch, self._copied))
 
-    def _statement(self) -> str:
-        table = self._table
-        columns = ", ".join(quote(column.name) for column in table.columns)
-        query = f"SELECT {columns} FROM {identifier(table.name)}"
-        if table.has_chunks:
-            key = ", ".join(map(quote, table.key))
-            last = self._copied.last_key
-            if last is not None:
-                query += f" WHERE ({key}) > ({key_literals(last)})"
-            query += f" ORDER BY {key} LIMIT {self._chunk_rows}"
-        return f"COPY ({query}) TO STDOUT (FORMAT binary)"
+
+def select_chunk(table: SourceTable, copied: CopiedChunks, rows: int) -> str:
+    """Return the COPY of the next `rows` rows after `copied`, or of the whole table."""
+    columns = ", ".join(quote(column.name) for column in table.columns)
+    query = f"SELECT {columns} FROM {identifier(table.name)}"
+    if table.has_chunks:
+        key = ", ".join(map(quote, table.key))
+        if copied.last_key is not None:
+            query += f" WHERE ({key}) > ({key_literals(copied.last_key)})"
+        query += f" ORDER BY {key} LIMIT {rows}"
+    return f"COPY ({query}) TO STDOUT (FORMAT binary)"
 
 
 def read_rows(messages: Iterator[bytes]) -> Iterator[CopiedRow]:

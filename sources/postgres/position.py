@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from onceflow.clients.postgres.catalog import literal
 from onceflow.clients.postgres.replication import format_lsn, parse_lsn
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.spi import Split
@@ -59,6 +60,14 @@ class SlotPosition:
     lsn: int
     table: TablePosition
     cut: Cut | None = None
+
+    @property
+    def copy_anew(self) -> str:
+        """The advice for a user whose job cannot continue from here: to copy the table again."""
+        return (
+            f"Drop the slot (SELECT pg_drop_replication_slot({literal(self.slot)})), empty the"
+            " target, and start the job with another uid of the source, which copies the table anew"
+        )
 
     def to_split(self) -> Split:
         """Return the split that holds this position."""

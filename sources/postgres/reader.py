@@ -38,8 +38,6 @@ from onceflow.sources.postgres.transactions import ChangeReader
 _COPIED = "r"
 _SLOT_IN_USE = "55006"
 _RETRY_S = 0.2
-_MESSAGES_MAX = 5_000
-"""The number of messages after which a poll looks at the clock."""
 
 
 class RowBuilder:
@@ -167,8 +165,7 @@ class PostgresReader(SourceReader):
             raise OffsetOutOfRange(
                 f"the first copy of table {self._table.name} was interrupted, and it cannot"
                 " continue: the order of the table's key is not known here, so the table is copied"
-                " in one transaction. Empty the target, and start the job with another uid of the"
-                " source"
+                f" in one transaction. {position.copy_anew}"
             )
         with connect(self._settings.endpoint, self._name) as session:
             check_position(session, position, check_server(session))
@@ -176,7 +173,7 @@ class PostgresReader(SourceReader):
             self._settings.endpoint,
             self._name,
             self._table,
-            copied,
+            position,
             chunk_rows=self._settings.chunk_rows,
             batch_rows=self._settings.batch_rows,
         )

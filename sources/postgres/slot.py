@@ -206,6 +206,7 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
     Raises:
         ConfigError: A slot of this name has another purpose.
         OffsetOutOfRange: The server has deleted WAL that the slot needs.
+        SourceUnavailable: The slot is being created.
     """
     rows = session.query(_SLOT.format(slot=literal(name)))
     if not rows:
@@ -216,6 +217,12 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
         raise ConfigError(
             f"slot {name} exists and is not one that this source reads: plugin {plugin}, database"
             f" {database}, two_phase {two_phase}, temporary {temporary}. Give slot= another name"
+        )
+    if confirmed is None and is_active:
+        raise SourceUnavailable(
+            f"slot {name} is being created by another session, which waits until every transaction"
+            " that writes now has ended. To see them: SELECT * FROM pg_stat_activity WHERE"
+            " backend_xid IS NOT NULL, and SELECT * FROM pg_prepared_xacts"
         )
     if is_lost or reason is not None or confirmed is None:
         raise OffsetOutOfRange(
@@ -246,8 +253,7 @@ def check_position(
         raise OffsetOutOfRange(
             f"the server was on timeline {position.timeline} and is on {cluster.timeline}: a"
             " standby was promoted or a backup restored, and changes that were read may not exist"
-            " any more. Start the job with another uid of the source, which copies the table anew"
-            " into an empty target"
+            f" any more. {position.copy_anew}"
         )
     slot = find_slot(session, position.slot)
     if slot is None:
@@ -260,7 +266,6 @@ def check_position(
         raise OffsetOutOfRange(
             f"slot {position.slot} is at {format_lsn(slot.confirmed)}, past the checkpoint's"
             f" position {format_lsn(position.lsn)}: the server has forgotten the changes between."
-            " Another reader used the slot, or the job starts from an older checkpoint. Start it"
-            " from its last checkpoint, or with another uid of the source, which copies the table"
-            " anew into an empty target"
+            " Another reader used the slot, or the job starts from an older checkpoint. If there"
+            f" is a later checkpoint, start the job from that one. If not: {position.copy_anew}"
         )

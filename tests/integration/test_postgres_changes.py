@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -18,6 +19,8 @@ from onceflow.integration.conformance.processes import eventually
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.sources import PostgresChanges
 from onceflow.sources.postgres import copying
+from onceflow.sources.postgres.first_copy import CopiedChunks
+from onceflow.sources.postgres.table import SourceTable
 
 _CONTEXT = ReaderContext("job", "t", 0, 1, AttemptId(1))
 
@@ -462,3 +465,55 @@ def test_the_repr_of_a_source_has_no_password() -> None:
     assert "hidden" not in repr(source)
     with pytest.raises(ConfigError, match="give slot="):
         cast("Any", source).slot_name  # noqa: B018
+
+
+def test_columns_that_are_changed_between_two_chunks_end_the_copy(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """A later chunk has the update of the new column, which its rows lack, so it would be lost."""
+    database.execute("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 40) AS n")
+    source = _source(server, chunk_rows=2, batch_rows=2)
+    reader = source.reader(source.splits(), _CONTEXT)
+    with contextlib.closing(reader):
+        assert len(_read(reader, 2)) == 2
+        database.execute("ALTER TABLE t ADD w int; UPDATE t SET w = 7 WHERE id = 40")
+        with pytest.raises(BadRecord, match="during its first copy.*pg_drop_replication_slot"):
+            _read(reader, 41)
+
+
+def test_a_table_is_not_rewritten_between_the_snapshot_of_a_chunk_and_its_rows(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rewritten table is empty for an older snapshot: the copy would end without the rows."""
+    database.execute("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+    select_chunk = copying.select_chunk
+
+    def rewrite_first(table: SourceTable, copied: CopiedChunks, rows: int) -> str:
+        with psycopg.connect(server.url, autocommit=True) as other:
+            other.execute("SET lock_timeout = '300ms'")
+            with contextlib.suppress(psycopg.errors.LockNotAvailable):
+                other.execute("ALTER TABLE t ALTER v TYPE bytea USING v::bytea")
+        return select_chunk(table, copied, rows)
+
+    monkeypatch.setattr(copying, "select_chunk", rewrite_first)
+    source = _source(server)
+    reader = source.reader(source.splits(), _CONTEXT)
+    with contextlib.closing(reader):
+        assert [row["id"] for row in _read(reader, 2, until=lambda: _is_copied(reader))] == [1, 2]
+
+
+def test_a_fault_in_the_copy_is_not_retried_as_an_outage(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(copying, "select_chunk", fail)
+    source = _source(server)
+    reader = source.reader(source.splits(), _CONTEXT)
+    with contextlib.closing(reader), pytest.raises(ZeroDivisionError):
+        _read(reader, 1)
