@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from tests.support.leftovers import find_savepoint_leftovers
 
 from onceflow import FileSystemStorage, HeapBackend, JobState, LocalProcesses, RocksDBBackend
 from onceflow.core.crash_points import VARIABLE, CrashPoint
-from onceflow.core.errors import SavepointFailed, SavepointRefused
+from onceflow.core.errors import SavepointFailed, SavepointRefused, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import handles_of
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.core.runtime.cluster.process_host import Link, ProcessKilled
@@ -113,6 +114,35 @@ def test_a_slot_that_dies_with_its_state_in_the_directory_fails_the_savepoint_an
     assert [str(path) for path in kept.iterdir()] == [place]
     (tmp_path / "read all").touch()
     assert job.wait(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_a_directory_that_hangs_while_its_files_are_deleted_holds_up_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, dispose = threading.Event(), SavepointDirectory.dispose
+
+    def collect(*_: object) -> None:
+        raise StorageError("the directory is away")
+
+    def dispose_late(directory: SavepointDirectory) -> None:
+        assert answers.wait(60)
+        dispose(directory)
+
+    monkeypatch.setattr(SavepointDirectory, "collect", collect)
+    monkeypatch.setattr(SavepointDirectory, "dispose", dispose_late)
+    source = _source(tmp_path)
+    pipeline, sink = ledger(LocalProcesses(), tmp_path, source, inline_threshold_bytes=0)
+    job = pipeline.start()
+    job.wait_for(checkpoints=1)
+    kept = tmp_path / "kept"
+    with pytest.raises(SavepointFailed, match="the directory is away"):
+        job.savepoint(str(kept), timeout_s=30)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 2, timeout_s=30)
+    answers.set()
+    (tmp_path / "read all").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    assert list(kept.iterdir()) == []
     assert_exactly_once(sink, source)
 
 

@@ -13,6 +13,7 @@ import queue
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import partial
 
 from typing_extensions import assert_never
 
@@ -224,7 +225,10 @@ class Attempt:
                 self._write_savepoint(decision)
             case AbortSavepoint(request, checkpoint, reason):
                 self._publish(job_events.CheckpointFailed(checkpoint, reason))
-                self._context.savepoints.record_failure(request, reason)
+                savepoints = self._context.savepoints
+                savepoints.record_failure(request, reason)
+                # On another thread, so that a directory that hangs holds up no checkpoint.
+                self._savepoint_writer.submit(partial(savepoints.clean_up, request))
             case NotifyComplete():
                 self._after_complete(decision)
             case NotifyAbort() | messages.GloballyCommitted() | messages.Shutdown():

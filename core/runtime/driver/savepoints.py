@@ -146,7 +146,7 @@ class Savepoints:
         finally:
             with self._lock:
                 asked.is_finishing = False
-            # `record_failure` has deleted the files that existed then; delete those written since.
+            # `clean_up` may have deleted the files that existed then; delete those written since.
             if asked.failure:
                 self._dispose_and_fail(asked)
 
@@ -191,21 +191,28 @@ class Savepoints:
         asked.done.set_result(str(asked.directory))
 
     def record_failure(self, request: SavepointRequest, reason: str) -> None:
-        """Answer the request with an error; delete the files written so far.
+        """Record that the savepoint has failed. Returns at once; `clean_up` must follow.
 
-        If the metadata may exist, it is deleted before the answer. If another thread is writing the
-        metadata, that thread deletes the files and answers.
+        Answers the request with an error, unless the metadata may exist: then `clean_up` answers.
         """
         with self._lock:
             asked = self._asked[request.id]
             if asked.done.done() or asked.failure:
                 return
-            # Nothing is added to what is deleted now.
+            # From now on no metadata is created.
             asked.failure, asked.written = reason, None
-            if asked.is_finishing:
-                return
             if not asked.may_be_whole:
                 self._fail(asked, reason)
+
+    def clean_up(self, request: SavepointRequest) -> None:
+        """Delete the files of a failed savepoint, then answer the request if it is unanswered.
+
+        Do nothing while another thread writes the metadata: that thread then does both.
+        """
+        with self._lock:
+            asked = self._asked[request.id]
+            if asked.is_finishing or not asked.failure:
+                return
         self._dispose_and_fail(asked)
 
     def _dispose_and_fail(self, asked: AskedSavepoint) -> None:
@@ -266,6 +273,7 @@ class Savepoints:
         for asked in self._open():
             if asked.under_way:
                 self.record_failure(asked.request, f"{why}; ask again")
+                self.clean_up(asked.request)
                 self._answer_unfinished(asked)
 
     def fail_all(self, why: str) -> None:
@@ -276,9 +284,9 @@ class Savepoints:
         with self._lock:
             failed = [asked for asked in self._asked.values() if asked.failure]
         for asked in failed:
-            # Slots that were ending may have written more after the files were deleted.
-            if asked.request.target is not None and not asked.is_finishing:
-                _dispose(asked)
+            # Slots that were ending may have written more after the files were deleted, and an
+            # attempt that ended may have dropped its `clean_up`.
+            self.clean_up(asked.request)
 
     def _answer_unfinished(self, asked: AskedSavepoint) -> None:
         """Answer a failed savepoint although storage does not end the write of its metadata."""

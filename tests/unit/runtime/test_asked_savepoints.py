@@ -65,6 +65,7 @@ def test_a_savepoint_that_has_failed_is_not_whole_even_for_a_moment(
 
     def collect_and_fail(directory: SavepointDirectory, *arguments: Any) -> Savepoint:
         savepoints.record_failure(asked.request, "not written within 600 s")
+        savepoints.clean_up(asked.request)
         return collect(directory, *arguments)
 
     def finish(*_: object) -> None:
@@ -89,6 +90,7 @@ def test_a_failure_is_reported_once_the_metadata_is_deleted(
     def finish_late(directory: SavepointDirectory, savepoint: Savepoint) -> None:
         finish(directory, savepoint)
         savepoints.record_failure(asked.request, "not written within 600 s")
+        savepoints.clean_up(asked.request)
         assert place.joinpath("_metadata").exists()
         assert not asked.done.done(), "a driver that dies now has reported nothing"
 
@@ -123,3 +125,19 @@ def test_a_savepoint_whose_last_write_never_ends_is_answered_with_what_is_unknow
     monkeypatch.setattr(SavepointDirectory, "finish", hang)
     savepoints.write(WriteSavepoint(asked.request, COMPLETED), LOG)
     assert not place.exists(), "deleted as soon as the write has ended"
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_files_that_an_ended_attempt_has_not_deleted_are_deleted_when_the_job_ends(
+    tmp_path: Path, is_written: bool
+) -> None:
+    savepoints, asked, place = _begun(tmp_path)
+    if is_written:
+        savepoints.write(WriteSavepoint(asked.request, COMPLETED), LOG)
+    savepoints.record_failure(asked.request, "not written within 600 s")
+    assert asked.done.done() is not is_written, "whole files are deleted before the answer"
+    assert place.exists()
+    savepoints.fail_all("the job has ended")
+    with pytest.raises(SavepointFailed, match="not written within 600 s"):
+        asked.done.result(0)
+    assert not place.exists()
