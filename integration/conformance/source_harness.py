@@ -19,7 +19,7 @@ from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 from onceflow.integration.conformance.harness import PATIENCE_S, Effort
-from onceflow.integration.conformance.processes import Processes
+from onceflow.integration.conformance.processes import TIMEOUT_S, Processes
 from onceflow.integration.conformance.source_input import SourceInput
 from onceflow.integration.conformance.target import NotTestable, Violation, expect
 
@@ -248,6 +248,7 @@ class SourceHarness:
         """Read all rows, and return the snapshots before the first poll and after every batch.
 
         Raises:
+            Violation: Rows are missing.
             NotTestable: All rows came in one batch.
         """
         reading = self.open(splits)
@@ -259,6 +260,7 @@ class SourceHarness:
             elif reading.has_ended:
                 break
         reading.reader.close()
+        self.expect_none_missing(reading.keys, self.rows, "a reader of all splits")
         if len(snapshots) < 3:
             raise NotTestable(
                 f"a reader returned all {len(reading.keys)} rows in one batch: give the source"
@@ -315,9 +317,10 @@ class SourceHarness:
 
 
 class Call:
-    """A call in a thread of its own."""
+    """A call of a reader's method in a thread of its own."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, method: str, function: Callable[[], Any]) -> None:
+        self._method = method
         self._function = function
         self._result: Any = None
         self._error: BaseException | None = None
@@ -336,8 +339,15 @@ class Call:
         return self._thread.is_alive()
 
     def result(self) -> Any:
-        """Return what the call returned, or raise its error."""
-        self._thread.join()
+        """Return what the call returned, or raise its error.
+
+        Raises:
+            Violation: The call still runs after `TIMEOUT_S`.
+        """
+        expect(
+            not self.is_running(TIMEOUT_S),
+            f"{self._method} did not return in {TIMEOUT_S:g} s",
+        )
         if self._error is not None:
             raise self._error
         return self._result

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tests.conformance.broken_sources import GALLERY, BrokenSource
-from tests.conformance.reference_source import ReferenceInput
+from tests.conformance.reference_source import ReferenceInput, ReferenceReader
 
+from onceflow.core.spi import Split
 from onceflow.integration.conformance import ClauseOutcome, run_clauses, source_harness
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import ending
@@ -50,6 +52,45 @@ def test_each_broken_source_breaks_another_clause() -> None:
     broken = [source.breaks for source in GALLERY]
     assert len(set(broken)) == len(broken) >= 6
     assert set(broken) <= {clause.id for clause in SOURCE_CLAUSES}
+
+
+def test_a_reader_that_returns_no_rows_fails_where_snapshots_are_collected(
+    tmp_path: Path, onceflow_processes: Processes
+) -> None:
+    """A clause that is skipped for that would hide the missing rows."""
+    clauses = [clause for clause in SOURCE_CLAUSES if clause.id == "replay-from-each-position"]
+    failed = _failed(_ReturnsNothing, clauses, tmp_path, onceflow_processes)
+    assert "not returned" in failed["replay-from-each-position"]
+
+
+class _ReadsNothing(ReferenceReader):
+    def read_lines(self, split_id: str) -> list[int]:
+        return []
+
+
+class _ReturnsNothing(BrokenSource):
+    breaks = "every-row-is-returned-once"
+    reader_class = _ReadsNothing
+
+
+def test_a_commit_that_does_not_return_fails_its_clause(
+    tmp_path: Path, onceflow_processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_harness, "TIMEOUT_S", 0.2)
+    name = "acknowledgement-keeps-later-rows"
+    clauses = [clause for clause in SOURCE_CLAUSES if clause.id == name]
+    failed = _failed(_CommitsForEver, clauses, tmp_path, onceflow_processes)
+    assert "commit did not return" in failed[name]
+
+
+class _WaitsInCommit(ReferenceReader):
+    def commit(self, splits: Sequence[Split]) -> None:
+        threading.Event().wait()
+
+
+class _CommitsForEver(BrokenSource):
+    breaks = "acknowledgement-keeps-later-rows"
+    reader_class = _WaitsInCommit
 
 
 def _failed(

@@ -120,9 +120,9 @@ def poll_without_rows_returns_in_time(harness: SourceHarness) -> None:
 def close_ends_a_waiting_poll(harness: SourceHarness) -> None:
     """A close on another thread makes a waiting poll return, and may be repeated."""
     reading = _read_everything(harness)
-    poll = Call(partial(reading.reader.poll, _LONG_POLL_S))
+    poll = Call("poll", partial(reading.reader.poll, _LONG_POLL_S))
     _expect_waiting(poll)
-    close = Call(reading.reader.close)
+    close = Call("close", reading.reader.close)
     expect(not close.is_running(PROMPT_S), f"close() did not return in {PROMPT_S:g} s")
     expect(
         not poll.is_running(PROMPT_S),
@@ -139,7 +139,7 @@ def wake_ends_a_waiting_poll(harness: SourceHarness) -> None:
     reading = _read_everything(harness)
     if type(reading.reader).wake is SourceReader.wake:
         raise NotTestable("the reader has no wake()")
-    poll = Call(partial(reading.reader.poll, _LONG_POLL_S))
+    poll = Call("poll", partial(reading.reader.poll, _LONG_POLL_S))
     _expect_waiting(poll)
     reading.reader.wake()
     expect(

@@ -162,7 +162,7 @@ def only_decided_rows_are_acknowledged(harness: SourceHarness) -> None:
     reading.read(harness.count_rows())
     reading.snapshot()
     for _ in range(2):
-        Call(partial(reading.reader.commit, decided.splits)).result()
+        Call("commit", partial(reading.reader.commit, decided.splits)).result()
         reading.reader.poll(POLL_S)
     reading.reader.close()
 
@@ -219,7 +219,7 @@ def acknowledgement_keeps_later_rows(harness: SourceHarness) -> None:
 def _commit(reading: Reading, snapshot: ReaderSnapshot) -> None:
     """Call commit on another thread, as the engine does, and twice."""
     for _ in range(2):
-        Call(partial(reading.reader.commit, snapshot.splits)).result()
+        Call("commit", partial(reading.reader.commit, snapshot.splits)).result()
 
 
 CLAUSES = (
