@@ -1,4 +1,4 @@
-"""What a schedule of batches runs in: targets, one keeper of decisions, and the user's input.
+"""The world of a schedule of batches: targets, one keeper of decisions, and the user's input.
 
 Each process is a generator that stops before every step that others can see.
 """
@@ -64,7 +64,7 @@ def _version_of(decided: AttemptId, committing: AttemptId) -> CheckpointId:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a mutant replaces."""
+    """The rules that a mutant replaces."""
 
     name: str = "as it is"
     judge: Callable[..., object] = batches.judge_batch
@@ -78,22 +78,22 @@ class Rules:
     twin: Callable[..., Committable | None] = batches.find_prepared_twin
     around: Callable[..., tuple[Sequence[Committable], Sequence[Committable]]] = around_roll_backs
     takes_twin_away: bool = False
-    """Whether a task that is tried again rolls back what its twin has prepared."""
+    """True if a task that is tried again rolls back what its twin has prepared."""
     oldest_proof: Callable[[BatchDecision], CheckpointId] = batches.oldest_proof
     forgotten_before: Callable[[BatchDecision], AttemptId] = batches.forgotten_before
     checkpoint: Callable[[AttemptId, int, int], CheckpointId] = batches.task_checkpoint
     version: Callable[[AttemptId, AttemptId], CheckpointId] = _version_of
     """Of what the first attempt has decided and the second commits."""
     settles_group: bool = True
-    """Whether what other sinks of a group hold is settled, too."""
+    """True if what other sinks of a group hold is settled, too."""
     rows_first: bool = False
-    """Whether staged rows are applied, and old ones deleted, in a step before the decision."""
+    """True if staged rows are applied, and old ones deleted, in a step before the decision."""
     deletes_first: bool = False
-    """Whether the rows that a batch replaces are deleted in a step before the decision."""
+    """True if the rows that a batch replaces are deleted in a step before the decision."""
     proves_applied: bool = True
-    """Whether rows that are applied with the decision leave a proof, as those of a commit do."""
+    """True if rows that are applied with the decision leave a proof, as those of a commit do."""
     empty_replaces: bool = True
-    """Whether a batch without rows that replaces all others is decided."""
+    """True if a batch without rows that replaces all others is decided."""
 
 
 @dataclass
@@ -103,12 +103,12 @@ class Batch:
     rows: range
     fingerprint: str
     replaces: bool = False
-    """Whether it takes the place of all rows that are there."""
+    """True if it takes the place of all rows that are there."""
 
 
 @dataclass
 class Outcome:
-    """How a schedule ended."""
+    """The end of a schedule."""
 
     seed: int
     violation: str = ""
@@ -118,7 +118,7 @@ class Outcome:
     kills: int = 0
     refused: bool = False
     lost: bool = False
-    """Whether rows that somebody took away are reported as lost."""
+    """True if rows that somebody took away are reported as lost."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Task:
 
     report: tuple[int, tuple[Committable, ...]] | None = None
     beside: bool = False
-    """Whether its rows are staged because another try at the partition is prepared."""
+    """True if its rows are staged because another try at the partition is prepared."""
     failed: bool = False
 
 
@@ -144,21 +144,21 @@ class World:
     in_keeper: tuple[str, ...] = (SINK,)
     """Those of them that are in the database of the decisions."""
     stages: bool = False
-    """Whether all rows are staged, and none prepared."""
+    """True if all rows are staged, and none prepared."""
     replace_rate: float = 0.0
-    """How many of the DataFrames that a user writes replace all rows."""
+    """The part of the DataFrames of a user that replace all rows."""
     is_complete: bool = False
-    """Whether each batch of the query replaces all rows by all that there are by then."""
+    """True if each batch of the query replaces all rows by all that there are by then."""
     retained: int | None = None
-    """How many decisions a log of files retains; None: they are in a table."""
+    """The number of decisions that a log of files retains; None: they are in a table."""
     attempt: int = 0
     decisions: dict[BatchId, BatchDecision] = field(default_factory=dict[BatchId, BatchDecision])
     prepared: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
     staged: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
     committed: set[TransactionId] = field(default_factory=set[TransactionId])
-    """Of which there is a proof."""
+    """The transactions of which there is a proof."""
     rows: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """By sink: what everybody sees."""
+    """The rows that everybody sees, by sink."""
     version: CheckpointId = GENESIS
     """The last that is committed, where there are versions."""
     decided: int = 0
@@ -167,30 +167,30 @@ class World:
     pruned: set[TransactionId] = field(default_factory=set[TransactionId])
     """Committed, and the proof of it is deleted."""
     taken_away: set[TransactionId] = field(default_factory=set[TransactionId])
-    """What somebody else has rolled back."""
+    """The transactions that somebody else has rolled back."""
     lost: bool = False
-    """Whether a driver has reported rows as lost."""
+    """True if a driver has reported rows as lost."""
     writes: bool = False
-    """Whether the user writes DataFrames: no query numbers them, or writes one again by itself."""
+    """True if the user writes DataFrames: no query numbers them, or writes one again by itself."""
     numbered: bool = False
-    """Whether the user gives each DataFrame a number, and writes again what failed."""
+    """True if the user gives each DataFrame a number, and writes again what failed."""
     written: set[int] = field(default_factory=set[int])
     """Numbers of the DataFrames that are decided, which the user looks at before he tries again."""
     numbers: dict[BatchId, int] = field(default_factory=dict[BatchId, int])
-    """Of DataFrames."""
+    """The number of each DataFrame."""
     forgetful: float = 0.0
     """How often nobody notes that a decision is committed."""
     taken_rate: float = 0.0
     """How often somebody rolls back what is in doubt."""
     rows_max: int = 1_000
-    """Of one batch."""
+    """The largest number of rows of one batch."""
     steps: int = 0
     prepared_at: dict[TransactionId, int] = field(default_factory=dict[TransactionId, int])
     """The step at which rows were prepared or staged."""
     looked_at: int = 0
     """The step at which a driver has looked last for what is to be rolled back."""
     keyed: bool = False
-    """Whether rows have a unique key: one that is prepared locks it."""
+    """True if rows have a unique key: one that is prepared locks it."""
     offsets: dict[int, Batch] = field(default_factory=dict[int, Batch])
     done: set[int] = field(default_factory=set[int])
     copy: tuple[dict[int, Batch], set[int]] | None = None
@@ -205,12 +205,12 @@ class World:
 
     @property
     def looks(self) -> bool:
-        """Whether the user looks what is written, for nothing numbers his DataFrames."""
+        """True if the user looks what is written, for nothing numbers his DataFrames."""
         return self.writes and not self.numbered
 
     @property
     def all_written(self) -> bool:
-        """Whether no input is left."""
+        """True if no input is left."""
         read = max((batch.rows.stop for batch in self.offsets.values()), default=0)
         return read == self.source and max(self.offsets) in self.done
 

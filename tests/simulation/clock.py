@@ -66,7 +66,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Request:
-    """What a thread yields to ask a server."""
+    """The request that a thread yields to ask a server."""
 
     server: Server
     effect: Callable[[], Any]
@@ -117,7 +117,7 @@ class Server:
         self.fault_rate = 0.0
         self.slow_rate = 0.0
         self.faults: int = 0
-        """How many requests have broken so far."""
+        """The number of requests that have broken so far."""
 
     def ask(self, effect: Callable[[], Any]) -> Request:
         return Request(self, effect)
@@ -178,7 +178,7 @@ class Process:
 
 @dataclass
 class Network:
-    """How bad the way between drivers and slots is."""
+    """The faults of the network between drivers and slots."""
 
     loss: float
     doubling: float

@@ -19,7 +19,7 @@ from typing import Any
 
 _CORE = Path(__file__).parents[2] / "core"
 PURE = (_CORE / "protocol", _CORE / "commit")
-"""Where decisions are made; no two of their files have one name."""
+"""The rooms where decisions are made; no two of their files have one name."""
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
@@ -231,7 +231,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
 
 @dataclass
 class Report:
-    """What the measured files came to."""
+    """The coverage of the measured files."""
 
     unreached: list[str] = field(default_factory=list[str])
     used: set[str] = field(default_factory=set[str])

@@ -19,7 +19,7 @@ MUTANT_SCHEDULES_MAX = 4_000
 
 @dataclass(frozen=True)
 class Exploration:
-    """What many schedules came to."""
+    """The result of many schedules."""
 
     schedules: int
     decisions: int

@@ -32,20 +32,20 @@ def draw_loss(rng: random.Random) -> float:
 
 @dataclass(frozen=True)
 class FaultRates:
-    """How often things break, each as a part of one."""
+    """The rates of faults, each as a part of one."""
 
     crash_rate: float
-    """Of the steps of a process."""
+    """The part of the steps of a process at which it dies."""
     loss: float
-    """Of the messages between drivers and slots, as `doubling`."""
+    """The part of the messages between drivers and slots, as `doubling`."""
     doubling: float
     database_faults: float
-    """Of the requests to a target, as `slow_commits`."""
+    """The part of the requests to a target, as `slow_commits`."""
     storage_faults: float
-    """Of the requests to the log and to state files."""
+    """The part of the requests to the log and to state files."""
     slow_commits: float
     overtaken_commits: float
-    """Of the commits: another committer does the same meanwhile."""
+    """The part of the commits at which another committer does the same meanwhile."""
     slow_uploads: float
 
     @classmethod

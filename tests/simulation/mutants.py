@@ -102,7 +102,7 @@ class _NotifiesFirst(CheckpointCoordinator):
 
 
 class _KeepsLateFiles(CheckpointCoordinator):
-    """Never deletes the files of an ack that comes late."""
+    """Keeps the files of an ack that comes late."""
 
     def on_ack(
         self,
@@ -153,7 +153,7 @@ class _DeletesShared(CheckpointCoordinator):
 
 
 class _KeepsSubsumed(CheckpointCoordinator):
-    """Never deletes the files of a subsumed checkpoint."""
+    """Keeps the files of a subsumed checkpoint."""
 
     def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
         decisions = super().on_logged(checkpoint, now_s)
@@ -213,7 +213,7 @@ class _AbortsInSilence(CheckpointCoordinator):
 
 
 class _KeepsAbortedFiles(CheckpointCoordinator):
-    """Never deletes the files of a checkpoint that failed."""
+    """Keeps the files of a checkpoint that failed."""
 
     def _fail(self, pending: Any, reason: str, now_s: float) -> list[Decision]:
         decisions = super()._fail(pending, reason, now_s)
@@ -317,7 +317,7 @@ class _NamedFiles(StateFiles):
 
 
 class _LastedFiles(StateFiles):
-    """Never deletes a shared file."""
+    """Keeps every shared file."""
 
     def release(self, **named: Any) -> tuple[StateHandle, ...]:
         del named
@@ -337,7 +337,7 @@ class _WaitsForSkipped(alignment.BarrierAlignment):
 
 
 class _RemembersAborted(alignment.BarrierAlignment):
-    """Never forgets an aborted checkpoint."""
+    """Remembers every aborted checkpoint."""
 
     def on_barrier(
         self, channel: int, barrier: Barrier, now_s: float

@@ -18,18 +18,18 @@ DECIDED_BY_COPY = 3
 
 @dataclass(frozen=True)
 class Rarities:
-    """Of one schedule."""
+    """The rarities of one schedule."""
 
     slow_log: float
-    """How many of the requests to the decision log take long."""
+    """The part of the requests to the decision log that take long."""
     bundles: bool
-    """Whether the relay keeps rows for a moment and passes several on at once."""
+    """True if the relay keeps rows for a moment and passes several on at once."""
     attempts_remembered: int | None
-    """How many attempts the log remembers; None: as many as it does in production."""
+    """The number of attempts that the log remembers; None: the number of production."""
     partitions_at_s: tuple[float, ...]
-    """When partitions appear, from the start of the schedule on."""
+    """The times when partitions appear, from the start of the schedule on."""
     decided_by_copy: int
-    """How many decisions the older copy of the storage has; 0: it is new storage."""
+    """The number of decisions in the older copy of the storage; 0: it is new storage."""
 
     @classmethod
     def draw(cls, seed: int) -> Rarities:

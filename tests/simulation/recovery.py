@@ -218,7 +218,7 @@ class CheckpointsCleaner:
 
     @property
     def swept(self) -> bool:
-        """Whether sinks are said to hold nothing of older attempts."""
+        """True if sinks are said to hold nothing of older attempts."""
         return self._sweep_sinks not in self._left_by_older
 
     def discard(self, handles: Sequence[StateHandle]) -> None:

@@ -35,9 +35,9 @@ class Rewinds:
     after_s: float
     """How long after the savepoint, and after the time before, the job goes back."""
     once_done: bool
-    """Whether the job goes back when it is done, and not before."""
+    """True if the job goes back when it is done, and not before."""
     has_silent: bool
-    """Whether the second sink, if there is one, does not tell what its target has committed."""
+    """True if the second sink, if there is one, does not tell what its target has committed."""
 
     @classmethod
     def draw(cls, seed: int) -> Rewinds | None:
@@ -59,12 +59,12 @@ class RewindPoint:
 
     kept: Kept
     states: dict[str, tuple[Any, ...]]
-    """By sink: a copy of the target."""
+    """A copy of the target, by sink."""
     staged: dict[str, dict[TransactionId, list[Row]]]
     """By sink: the savepoint's own copies of what waits in checkpoint storage."""
     times_left: int
     at_s: float
-    """When the job goes back."""
+    """The time when the job goes back."""
 
 
 def note_savepoint(world: World, kept: Kept) -> None:

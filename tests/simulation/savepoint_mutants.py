@@ -67,7 +67,7 @@ class _SavepointLosesFiles(CheckpointCoordinator):
 
 
 class _SavepointKeepsFiles(CheckpointCoordinator):
-    """Never deletes what was uploaded for a savepoint."""
+    """Keeps the files that were uploaded for a savepoint."""
 
     def on_savepoint_end(
         self, checkpoint: CheckpointId, now_s: float, *, error: str = ""

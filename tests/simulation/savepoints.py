@@ -36,12 +36,12 @@ JOB, LOG_ID, PLACE = "job", "log", "kept"
 
 @dataclass
 class Kept:
-    """What the user has of a savepoint: nobody deletes it."""
+    """A savepoint as the user has it: nobody deletes it."""
 
     savepoint: Savepoint
     content: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     committed: frozenset[TransactionId] = frozenset()
-    """What targets had committed when it was written."""
+    """The transactions that targets had committed when it was written."""
 
 
 def write(world: World, decision: WriteSavepoint, view: LogView) -> None:

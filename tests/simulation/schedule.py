@@ -26,7 +26,7 @@ SLOW_LIMIT_S = 240.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one schedule ended; `violation` is empty when everything held."""
+    """The end of one schedule; `violation` is empty if everything held."""
 
     seed: int
     violation: str
@@ -80,7 +80,7 @@ class _Supervisor:
         self._retire_at = now_s + world.retirement.at_s if world.retirement else None
         self._save_at = now_s + 0.4 if world.saves else None
         self._begin_at: float | None = None
-        """When the user starts from the last savepoint, while the job runs."""
+        """The time when the user starts from the last savepoint, while the job runs."""
         restoring = world.restoring
         self._begins = restoring.begins_after_s is not None and world.rewinds is None
         self._asked: set[tuple[Driver, CheckpointKind]] = set()

@@ -53,19 +53,19 @@ RULE = "r0"
 
 @dataclass
 class Deployment:
-    """What the driver sends: everything that a slot of one attempt needs."""
+    """The message of the driver with everything that a slot of one attempt needs."""
 
     attempt: AttemptId
     parallelism: int
     splits: dict[str, list[dict[str, int]]]
-    """By source and slot: partition -> next offset."""
+    """The next offset of each partition, by source and slot."""
     handles: tuple[snapshots.StateHandle, ...]
     raw: tuple[snapshots.StateHandle, ...]
     """State without a key, of each old subtask by number."""
     in_flight: dict[str, tuple[snapshots.InFlight, ...]]
-    """By chain: what is to be replayed into it."""
+    """The rows in flight to be replayed, by chain."""
     sinks: Sequence[Target]
-    """What the pipeline writes to."""
+    """The targets that the pipeline writes to."""
     tell: Callable[[SlotMessageReceived | SlotGone], None]
     """Tells whoever drives the job now what a slot has said, or that it is gone."""
     peers: list[Slot] = field(default_factory=list["Slot"])
@@ -78,7 +78,7 @@ class Slot(Process):
         super().__init__(world.clock)
         self.world, self.deploy, self.index = world, deployment, index
         self.told = Stream(world.clock, world.network)
-        """What the driver says."""
+        """The messages of the driver."""
         self._said = Stream(world.clock, world.network)
         self.uploads = Uploads(self)
         self._loop = world.variant.slot_loop(1e9, 1e9, world.clock.now_s)

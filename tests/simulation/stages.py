@@ -38,7 +38,7 @@ RULES_SEEN = -1
 CLOCK, CLOCK_KEY = "clock", -KEY_GROUPS
 """Rows that the clock makes, one after the other: their partition, and the key that counts them."""
 CLOCK_ROWS, CLOCK_S = 12, 0.1
-"""How many come in all, and how long after each other."""
+"""The number of rows by the clock in all, and the time between two of them."""
 LAST, LAST_KEYS = "last", range(-4 * KEY_GROUPS, -3 * KEY_GROUPS)
 """Rows that functions make at the end of the input, one of each key group, and their keys."""
 RELAY = "relay"
@@ -82,7 +82,7 @@ class StageTask(ABC):
         self._brought = [0] * channels
         self._ended = False
         self._input_ended = False
-        """Whether the last rows are made."""
+        """True if the last rows are made."""
         self._held: tuple[CheckpointId, list[Row], Finish] | None = None
         """A snapshot whose barrier has not come on all channels, with what it overtook below."""
         self._given_up: set[int] = set()
@@ -248,11 +248,11 @@ class StageTask(ABC):
         """There is nobody to tell."""
 
     def make_last_rows(self) -> None:  # noqa: B027 - optional hook
-        """As functions do whose input has ended."""
+        """Make the last rows, like functions whose input has ended."""
 
     @property
     def waits_for_clock(self) -> bool:
-        """Whether `on_time` has something to do by and by."""
+        """True if `on_time` has something to do by and by."""
         return False
 
     def on_time(self) -> None:  # noqa: B027 - optional hook
@@ -333,11 +333,11 @@ class KeyedTask(StageTask):
         super().__init__(slot, KEYED, channels, in_order)
         self._state = _restored(slot, self.groups)
         self._rules = _restored_rules(slot)
-        """How many have been broadcast: the same in every subtask."""
+        """The number of rules that were broadcast: the same in every subtask."""
         self._base = self._restored_base()
         self._restored_paths = {handle.path for handle in self._base[0]}
         self._left_out = False
-        """Whether a checkpoint was taken without the files that were restored."""
+        """True if a checkpoint was taken without the files that were restored."""
         """Files of the last checkpoint known to be completed, and what they hold."""
         self._taken: dict[int, tuple[tuple[snapshots.StateHandle, ...], dict[int, int]]] = {}
         self._rows: list[Row] = []

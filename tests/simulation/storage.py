@@ -30,7 +30,7 @@ class Look:
 
     highest: int
     follows: bool
-    """Whether the record that it names as the one before it stands."""
+    """True if the record that it names as the one before it stands."""
 
 
 class SharedLog(Server):
@@ -43,7 +43,7 @@ class SharedLog(Server):
         super().__init__(clock)
         self.records: dict[int, LogEntry] = {}
         self.pruned = False
-        """Whether there were records below those that there are."""
+        """True if there were records below those that there are."""
         self.overwrites = False
         """Broken: creates what is there already."""
         self._created = created

@@ -328,7 +328,7 @@ class Versioned(Target):
         self.files: dict[TransactionId, list[Row]] = {}
         self.highest = CheckpointId(0)
         self.claims: list[Decided] = []
-        """By attempt, rising: the highest version when it claimed the sink id."""
+        """The highest version when an attempt claimed the sink id, by rising attempt."""
         self.on_version: Callable[[GlobalCommit], None] = lambda _: None
         self.keeps_order = True
         self.interval: committables.CommitInterval | None = None

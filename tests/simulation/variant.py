@@ -97,9 +97,9 @@ class Variant:
     snapshot_late: bool = False
     reuse_undecided_files: bool = False
     trusts_locations: bool = False
-    """Whether a slot takes a directory for that of a savepoint because it has the same name."""
+    """True if a slot takes a directory for that of a savepoint because it has the same name."""
     looks_for_mark_once: bool = False
-    """Whether a slot does not look for the mark again when its files are written."""
+    """True if a slot does not look for the mark again when its files are written."""
     sweep: bool = True
     lost_is_committed: bool = False
     unknown_is_committed: bool = False
@@ -111,7 +111,7 @@ class Variant:
     requests_survive: bool = True
     reads_undecided_splits: bool = False
     waits_for_whole: bool = True
-    """Whether the coordinator knows of the driver's own committers."""
+    """True if the coordinator knows of the driver's own committers."""
     whole_before_decision: bool = False
     drops_decided: bool = False
     inputs: type[Inputs] = Inputs
@@ -124,8 +124,8 @@ class Variant:
     lists_first_only: bool = False
     names_tables_alike: bool = False
     checks_sinks: bool = True
-    """Whether a start without a sink that it has not handed over is refused."""
+    """True if a start without a sink that it has not handed over is refused."""
     asks_retired: bool = True
     settles_early: bool = False
-    """Whether a retired sink is forgotten before the sweep has asked it once more."""
+    """True if a retired sink is forgotten before the sweep has asked it once more."""
     retired_plan: Callable[..., CommitPlan] | None = None

@@ -1,4 +1,4 @@
-"""What one schedule runs in: how big and how nasty it is, its servers and its storage."""
+"""The world of one schedule: its size, its faults, its servers and its storage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RESTARTS: tuple[RestartStrategy, ...] = (
 
 LONG_S = 1e6
 LIFETIME_S = 1.5
-"""Of an attempt where all die soon: enough for a checkpoint, and not for all rows that wait."""
+"""The lifetime of attempts that all die soon: long enough for a checkpoint, not for all rows."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Shape:
-    """How big and how nasty one schedule is; drawn from its seed."""
+    """The size and the faults of one schedule; drawn from its seed."""
 
     partitions: int
     records: int
     keys: int
     parallelism: Sequence[int]
-    """Of attempt 1, 2, … in turn: rescaling between attempts."""
+    """The parallelism of attempt 1, 2, … in turn: rescaling between attempts."""
     checkpoints: CheckpointSettings
     restart: RestartStrategy
     mode: AlignmentMode
@@ -81,17 +81,17 @@ class Shape:
     manual: bool
     sets_clock: bool
     goes_back: bool
-    """Whether a database is restored from an older copy while the job is down."""
+    """True if a database is restored from an older copy while the job is down."""
     grows: bool
-    """Whether partitions appear, and a source is added to the pipeline."""
+    """True if partitions appear, and a source is added to the pipeline."""
     relay: bool
-    """Whether rows go through two exchanges."""
+    """True if rows go through two exchanges."""
     credits: int
-    """Of each channel."""
+    """The credits of each channel."""
     wires: bool
-    """Whether rows are under way for a while."""
+    """True if rows are under way for a while."""
     slowness: float
-    """Of who takes rows: over 1 the sources are held up."""
+    """The slowness of the readers of rows: over 1, the sources are held up."""
     row_s: float = 0.0
     """What each row takes besides, unless it is broadcast."""
 
@@ -149,7 +149,7 @@ def _drawn_saves(seed: int) -> CheckpointKind | None:
 
 
 def _drawn_starving(seed: int) -> bool:
-    """Whether a relay waits for credits while it is asked for a savepoint; drawn apart, too."""
+    """Return True if a relay waits for credits while a savepoint is requested; drawn apart, too."""
     return random.Random(f"starving 1 {seed}").random() < 0.01
 
 
@@ -243,18 +243,18 @@ class Restoring:
     """What the user puts back, and where a job begins from a savepoint; drawn apart as well."""
 
     begins_after_s: float | None
-    """How soon after a savepoint the user starts from it, while the job runs; None: never."""
+    """The time from a savepoint to a start from it while the job runs; None: never."""
     takes_over: bool
-    """Whether that start overtakes the running driver; else the driver has died before it."""
+    """True if that start overtakes the running driver; else the driver has died before it."""
     moves: bool
-    """Whether a job that was stopped with a savepoint begins from it in new storage."""
+    """True if a job that was stopped with a savepoint begins from it in new storage."""
     goes_back_after_s: float | None
     """How long after a target was copied the job is killed and the copy put back; None: at the
     end of the job."""
     copied_in_doubt: int
     """How much is in doubt, at the least, when a target is copied, if that ever is so."""
     reuses_restored: bool
-    """Whether subtasks name the files that they have restored again: two may name one file."""
+    """True if subtasks name the files that they have restored again: two may name one file."""
 
     @classmethod
     def draw(cls, seed: int) -> Restoring:
@@ -276,9 +276,9 @@ class Asking:
         self._rng = rng = random.Random(f"wishes {seed}")
         self._is_drawn = rng.random() < 0.06
         self.cancels_after_s = rng.uniform(0.0, 2.0) if self._is_drawn else None
-        """When the user cancels the job, which is started again; None: never."""
+        """The time when the user cancels the job, which is started again; None: never."""
         self.slots_notice = self._is_drawn and rng.random() < 0.5
-        """Whether a slot's loss is noticed by its peers first."""
+        """True if a slot's loss is noticed by its peers first."""
 
     def draw_start_s(self) -> float | None:
         """Return how long a slot takes to dial in, or to restore; None: no time."""
@@ -290,7 +290,7 @@ class Asking:
 
 
 def _drawn_rules(seed: int) -> bool:
-    """Whether there is a broadcast stream; drawn apart, as savepoints are."""
+    """Return True if there is a broadcast stream; drawn apart, as savepoints are."""
     return random.Random(f"rules {seed}").random() < 0.4
 
 
@@ -337,9 +337,9 @@ class World:
         """After which each attempt loses a slot, also when faults have stopped."""
         self.stand_stills: tuple[StandStill, ...] = ()
         self.starves = _drawn_starving(seed) and variant.mode is None
-        """Whether rows take so long that savepoints are given up, and asked for again."""
+        """True if rows take so long that savepoints are given up, and asked for again."""
         self.waits = False
-        """Whether sources stand still, and nothing goes wrong, until many decisions are made."""
+        """True if sources stand still, and nothing goes wrong, until many decisions are made."""
         self.shape = shape = self._drawn_shape(seed)
         self.restoring = Restoring.draw(seed)
         self.asking = Asking(seed)
@@ -368,7 +368,7 @@ class World:
         if self.retirement and self.retirement.successor:
             kinds[self.retirement.successor] = kinds[self.retirement.sink_id]
         self.targets = {name: self._target(seed, name, kind) for name, kind in kinds.items()}
-        """By sink id, of every sink that the job ever writes to."""
+        """The target of every sink that the job ever writes to, by sink id."""
         variant.prepare(self)
         if not self.waits:
             self._let_servers_fail()
@@ -377,7 +377,7 @@ class World:
         self.finished_by = 0
         """The attempt that has finished the job."""
         self.input_ends = not (shape.stops or shape.manual)
-        """Whether sources may come to their end: not before the user has got what was asked for."""
+        """True if sources may come to their end: not before the user has got what was asked for."""
         self.claimed = 0
         self.went_back = False
         self.kept: Kept | None = None
@@ -390,14 +390,14 @@ class World:
         self.silent = draw_silent(self)
         """The sinks whose targets do not tell what they have committed."""
         self.saves = _drawn_saves(seed)
-        """What kind of savepoint the user asks for, if any."""
+        """The kind of savepoint that the user requests, if any."""
         self.works_by_clock = _drawn_clock_work(seed)
-        """Whether rows are made by the clock, too."""
+        """True if rows are made by the clock, too."""
         self.makes_last_rows = self.lifetime_s is None and _drawn_last_rows(seed)
-        """Whether rows are made at the end of the input, too: that takes another checkpoint."""
+        """True if rows are made at the end of the input, too: that takes another checkpoint."""
         self.begins_from_savepoint = False
         self.rolled_back: set[TransactionId] = set()
-        """What somebody else has rolled back."""
+        """The transactions that somebody else has rolled back."""
         self._calm_after_s = calm_after_s
         self._calm_at = self.clock.now_s + calm_after_s
 
@@ -499,7 +499,7 @@ class World:
 
     @property
     def records_open(self) -> int:
-        """How many records of each partition can be read now."""
+        """The number of records of each partition that can be read now."""
         return self.records // 2 if self.waits else self.records
 
     def look(self) -> None:

@@ -19,7 +19,7 @@ from onceflow.core.runtime.transport.control_plane import SlotConnected
 from onceflow.core.runtime.transport.data_plane import SlotIdentity
 
 DELAY_MAX_S = 0.02
-"""How long a message, or the news of a death, is on its way at most."""
+"""The longest time that a message, or the news of a death, is on its way."""
 
 
 class Pipe:
@@ -80,7 +80,7 @@ class Pipe:
 
 
 class Network:
-    """Who listens where."""
+    """The listeners, by address."""
 
     def __init__(self) -> None:
         self.control: dict[str, ControlServer] = {}

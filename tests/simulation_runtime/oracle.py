@@ -1,4 +1,4 @@
-"""What holds for every decision, and for the targets at the end of a schedule."""
+"""The checks of every decision, and of the targets at the end of a schedule."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Oracle:
         self._plan = plan
         self._targets = targets
         self._watermarks = np.full(plan.max_parallelism, NO_WATERMARK, np.int64)
-        """By key group: how far event time had come in the last decision."""
+        """The event time of the last decision, by key group."""
         self._drained = self._watermarks.copy()
-        """By key group: how far the last drain has brought it."""
+        """The event time of the last drain, by key group."""
         self.is_draining = False
         """True from the time when a drain is asked for, until the next attempt."""
 

@@ -1,4 +1,4 @@
-"""What a schedule is about, drawn from its seed."""
+"""The plan of a schedule, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Run:
     kills: tuple[int, ...] = ()
     """The steps at which a slot is killed."""
     requests: tuple[tuple[int, RequestKind], ...] = ()
-    """What the user asks for, and at which step."""
+    """The requests of the user, and the step of each."""
     final_request: RequestKind | None = None
-    """What the user asks for once the last checkpoint of the job is triggered."""
+    """The request of the user once the last checkpoint of the job is triggered."""
     begins_from_savepoint: bool = False
-    """Whether the run begins from the savepoint with which the one before has stopped."""
+    """True if the run begins from the savepoint with which the one before has stopped."""
     backup_step: int | None = None
     """The step at which a target is copied; it becomes that copy at the end of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a schedule is about."""
+    """The plan of a schedule."""
 
     seed: int
     splits: dict[str, SplitRecords]
@@ -53,7 +53,7 @@ class Plan:
     unaligned: bool
     inline_threshold_bytes: int
     slowness_s: tuple[float, ...]
-    """How long a call of each target may take."""
+    """The longest time of a call of each target."""
     failure_rate: float
     pause_rate: float
 

@@ -16,7 +16,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 STEP_S = 1e-5
-"""How much time goes by with each step."""
+"""The time that goes by with each step."""
 PAUSE_MAX_S = 0.5
 """For how long a task that could go on does not."""
 WALL_S = 1_800_000_000.0

@@ -25,7 +25,7 @@ class Record:
     at: int | None
     appears_s: float
     may_be_late: bool
-    """Whether it is older than the watermarks of its split allow."""
+    """True if it is older than the watermarks of its split allow."""
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 
 STEPS_MAX = 70_000
 ANSWER_MAX_S = 900.0
-"""How long the user waits for an answer to a request."""
+"""The time that the user waits for an answer to a request."""
 ASK_AGAIN_S = 5.0
 """After this time the user asks again for a stop with a savepoint."""
 _TARGETS = ("raw", "copy", "windows", "late")
@@ -53,7 +53,7 @@ _LOSS_NOTICED = (errors.DecisionForgotten, errors.PreparedTransactionLost, error
 
 @dataclass(slots=True)
 class Outcome:
-    """How a schedule ended."""
+    """The end of a schedule."""
 
     seed: int
     violation: str = ""
@@ -65,7 +65,7 @@ class Outcome:
     savepoints: int = 0
     put_back: int = 0
     refused: int = 0
-    """How often a loss in a target was noticed."""
+    """The number of times that a loss in a target was noticed."""
     late: int = 0
     virtual_s: float = 0.0
 
@@ -92,9 +92,9 @@ class World:
         self._state: JobState | None = None
         self._error: Exception | None = None
         self._late_request: RequestKind | None = None
-        """What the user asks for once the last checkpoint is triggered."""
+        """The request of the user once the last checkpoint is triggered."""
         self._asking = 0
-        """How many requests of the user are not answered."""
+        """The number of requests of the user that are not answered."""
         self._savepoint: str | None = None
         """With which the last run has stopped."""
         self._backup: tuple[Target, tuple[Any, ...]] | None = None
