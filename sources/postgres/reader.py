@@ -31,12 +31,13 @@ from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_o
 from onceflow.sources.postgres.copying import CopyThread
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.settings import ReaderSettings
-from onceflow.sources.postgres.slot import check_position, check_server, connect
+from onceflow.sources.postgres.slot import check_position, connect
 from onceflow.sources.postgres.table import SourceTable
 from onceflow.sources.postgres.transactions import ChangeReader
 
 _COPIED = "r"
 _SLOT_IN_USE = "55006"
+_NAME_UNKNOWN = "42704"
 _RETRY_S = 0.2
 
 
@@ -168,7 +169,7 @@ class PostgresReader(SourceReader):
                 f" in one transaction. {position.copy_anew}"
             )
         with connect(self._settings.endpoint, self._name) as session:
-            check_position(session, position, check_server(session))
+            check_position(session, position, self._settings.publication, self._table)
         return CopyThread(
             self._settings.endpoint,
             self._name,
@@ -228,7 +229,7 @@ class PostgresReader(SourceReader):
         """
         settings = self._settings
         with connect(settings.endpoint, self._name) as session:
-            check_position(session, position, check_server(session))
+            check_position(session, position, self._settings.publication, self._table)
         deadline = time.monotonic() + settings.connect_timeout_s
         while True:
             try:
@@ -251,11 +252,17 @@ class PostgresReader(SourceReader):
                 return stream
 
     def _to_error(self, error: StreamRefused) -> SourceError:
-        slot = self._position.slot if self._position is not None else ""
+        assert self._position is not None
+        slot = self._position.slot
+        if error.code == _NAME_UNKNOWN:
+            return OffsetOutOfRange(
+                f"slot {slot} cannot continue at {format_lsn(self._position.lsn)}: {error}."
+                f" {self._position.copy_anew}"
+            )
         if error.code == _SLOT_IN_USE:
             return SourceUnavailable(
                 f"slot {slot} is in use by another reader: {error}. Stop that reader; to see it:"
                 f" SELECT active_pid FROM pg_replication_slots WHERE slot_name = {literal(slot)}"
             )
-        at = "" if self._position is None else f" at {format_lsn(self._position.lsn)}"
-        return SourceUnavailable(f"slot {slot}{at}: {self._settings.endpoint}: {error}")
+        at = format_lsn(self._position.lsn)
+        return SourceUnavailable(f"slot {slot} at {at}: {self._settings.endpoint}: {error}")

@@ -26,6 +26,7 @@ SERVER_VERSION_MIN = 140000
 """PostgreSQL 14, the first whose pgoutput sends values in binary format."""
 _PLUGIN = "pgoutput"
 _NAME_MAX = 63
+_DROP_OLD_SLOT = "If the job's slot already exists, it lacks earlier changes: drop the slot first"
 logger = logging.getLogger("onceflow.sources.postgres")
 
 _SLOT = """
@@ -147,18 +148,19 @@ def check_publication(session: PostgresSession, name: str, table: SourceTable) -
         raise ConfigError(
             f"publication {name} does not have table {table.name}. Run: {alter} ADD TABLE"
             f" {identifier(table.name)}. A partitioned table also needs: {alter} SET"
-            " (publish_via_partition_root = true)"
+            f" (publish_via_partition_root = true). {_DROP_OLD_SLOT}"
         )
     if is_limited:
         raise ConfigError(
             f"publication {name} limits the rows or columns of table {table.name}, and the first"
-            f" copy would have the others. Use another publication, or drop the limit"
+            f" copy would have the others. Use another publication, or drop the limit."
+            f" {_DROP_OLD_SLOT}"
         )
     if not has_all_kinds:
         kinds = "insert, update, delete, truncate"
         raise ConfigError(
             f"publication {name} does not send every kind of change. Run: {alter} SET (publish ="
-            f" '{kinds}')"
+            f" '{kinds}'). {_DROP_OLD_SLOT}"
         )
     return True
 
@@ -235,14 +237,16 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
 
 
 def check_position(
-    session: PostgresSession, position: SlotPosition, cluster: ClusterIdentity
+    session: PostgresSession, position: SlotPosition, publication: str, table: SourceTable
 ) -> None:
-    """Raise an error unless the server still has every change from `position` on.
+    """Raise an error unless the server still sends every change of `table` from `position` on.
 
     Raises:
-        OffsetOutOfRange: The slot is gone, invalidated or past the position, or the server is
-            another one.
+        ConfigError: The server cannot send changes, or not to this user.
+        OffsetOutOfRange: The slot is gone, invalidated or past the position, the server is another
+            one, or the publication lacks changes.
     """
+    cluster = check_server(session)
     if position.system != cluster.system:
         raise OffsetOutOfRange(
             f"the checkpoint has a position in the cluster {position.system}, and the url leads to"
@@ -269,3 +273,23 @@ def check_position(
             " Another reader used the slot, or the job starts from an older checkpoint. If there"
             f" is a later checkpoint, start the job from that one. If not: {position.copy_anew}"
         )
+    _check_still_published(session, position, publication, table)
+
+
+def _check_still_published(
+    session: PostgresSession, position: SlotPosition, publication: str, table: SourceTable
+) -> None:
+    """Raise OffsetOutOfRange unless the publication sends every change of `table`.
+
+    The server silently leaves out what the publication did not have when it was changed. So a
+    publication that is repaired now does not bring these changes back.
+    """
+    reason = f"publication {publication} does not exist any more"
+    try:
+        if check_publication(session, publication, table):
+            return
+    except ConfigError:
+        reason = f"publication {publication} no longer sends every change of table {table.name}"
+    raise OffsetOutOfRange(
+        f"{reason}, so changes after {format_lsn(position.lsn)} are missing. {position.copy_anew}"
+    )

@@ -184,11 +184,10 @@ class PostgresChanges(ChangesOptions, Source):
         """
         positions = [SlotPosition.from_split(split) for split in known]
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
-            cluster = slots.check_server(session)
             table = self._describe(session)
             for position in positions:
-                _check_table(position.table, table)
-                slots.check_position(session, position, cluster)
+                _check_table(position, table)
+                slots.check_position(session, position, self.publication_name, table)
         return known
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
@@ -241,10 +240,11 @@ class PostgresChanges(ChangesOptions, Source):
             raise
 
 
-def _check_table(known: TablePosition, table: SourceTable) -> None:
+def _check_table(position: SlotPosition, table: SourceTable) -> None:
+    known = position.table
     if known.oid != table.oid:
         raise OffsetOutOfRange(
             f"table {table.name} was dropped and created again (oid {known.oid}, now {table.oid}),"
-            f" or the checkpoint is about table {known.name}. Start the job with another uid of the"
-            " source, which copies the table anew into an empty target"
+            f" or the checkpoint is about table {known.name}. If it is about that one, correct"
+            f" table=. If not: {position.copy_anew}"
         )

@@ -140,8 +140,8 @@ class ChangeReader:
     def _missing_cut(self, cut: Cut) -> OffsetOutOfRange:
         return OffsetOutOfRange(
             f"slot {self._next.slot}: a transaction of which {cut.changes} changes were read is not"
-            " sent again: the publication was changed or the slot was made anew. Start the job with"
-            " another uid of the source, which copies the table anew into an empty target"
+            " sent again: the publication was changed or the slot was made anew."
+            f" {self._next.copy_anew}"
         )
 
     def _end(self, commit: pgoutput.TransactionCommit) -> None:
@@ -213,8 +213,7 @@ class ChangeReader:
                     f"an update of table {self._table.name} left the large value of column"
                     f" {column.name!r} as it was, and Postgres does not send such values under the"
                     f" table's replica identity. The row has the key {self._describe_key(row)}. Run"
-                    f" ALTER TABLE {table} REPLICA IDENTITY FULL, and start the job with another"
-                    " uid of the source, which copies the table anew into an empty target"
+                    f" ALTER TABLE {table} REPLICA IDENTITY FULL. {self._next.copy_anew}"
                 )
 
     def _describe_key(self, row: Sequence[Value]) -> str:
@@ -264,7 +263,8 @@ class ChangeReader:
             f"the columns of table {self._table.name} were changed: the next change comes from a"
             f" table that {what}. Every change before it is done. Change the target alike, and"
             " start the job again: it reads on with the table's present columns, or with those in"
-            " schema="
+            " schema=. If that start ends with this error, too, the job was behind when the columns"
+            f" were changed, and cannot read the changes from before. Then: {self._next.copy_anew}"
         )
 
     def _meet_truncate(self) -> None:
@@ -278,6 +278,5 @@ class ChangeReader:
             return
         raise BadRecord(
             f"table {self._table.name} was truncated, and only changes of single rows can be read."
-            " Empty the target by hand, and start the job with another uid of the source, which"
-            " copies the table anew"
+            f" {self._next.copy_anew}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from psycopg.rows import TupleRow
 
+from onceflow.clients.postgres.replication import ReplicationStream, StreamRefused
 from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange, SourceUnavailable
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import ReaderContext, SourceReader, Split
@@ -516,4 +518,75 @@ def test_a_fault_in_the_copy_is_not_retried_as_an_outage(
     source = _source(server)
     reader = source.reader(source.splits(), _CONTEXT)
     with contextlib.closing(reader), pytest.raises(ZeroDivisionError):
+        _read(reader, 1)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP PUBLICATION onceflow_job_t",
+        "ALTER PUBLICATION onceflow_job_t DROP TABLE t",
+        "ALTER PUBLICATION onceflow_job_t SET (publish = 'insert')",
+    ],
+)
+def test_a_job_does_not_go_on_if_its_publication_no_longer_sends_every_change(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow], statement: str
+) -> None:
+    source = _source(server, first_copy="none")
+    splits = source.splits()
+    database.execute(statement.encode())
+    with pytest.raises(OffsetOutOfRange, match=r"are missing\. Drop the slot"):
+        source.discover(splits)
+    reader = source.reader(splits, _CONTEXT)
+    with contextlib.closing(reader), pytest.raises(OffsetOutOfRange, match="are missing"):
+        _read(reader, 1)
+
+
+def test_a_right_that_was_revoked_is_refused_by_name(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("CREATE ROLE reader LOGIN REPLICATION; GRANT SELECT ON t TO reader")
+    try:
+        splits = _source(server, first_copy="none").splits()
+        source = _source(server, first_copy="none", user="reader")
+        reader = source.reader(splits, _CONTEXT)
+        database.execute("ALTER ROLE reader NOREPLICATION")
+        with contextlib.closing(reader), pytest.raises(ConfigError, match="REPLICATION"):
+            _read(reader, 1)
+    finally:
+        database.execute("DROP OWNED BY reader; DROP ROLE reader")
+
+
+def test_a_slot_that_another_session_creates_is_not_called_invalidated(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = _source(server)
+    with psycopg.connect(server.url) as other:
+        other.execute("INSERT INTO t VALUES (1, 'open')")
+        creation = threading.Thread(target=source.splits)
+        creation.start()
+        waits = "SELECT FROM pg_replication_slots WHERE active AND confirmed_flush_lsn IS NULL"
+        try:
+            assert eventually(lambda: bool(database.execute(waits).fetchall()), 60)
+            with pytest.raises(SourceUnavailable, match="is being created by another session"):
+                source.splits()
+        finally:
+            other.commit()
+            creation.join()
+
+
+def test_a_publication_that_the_wal_does_not_know_is_not_asked_for_again(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers before 18 refuse the stream for ever then, also after it is created again."""
+
+    def refuse(*_: object) -> None:
+        raise StreamRefused('publication "p" does not exist', "42704")
+
+    monkeypatch.setattr(ReplicationStream, "receive", refuse)
+    source = _source(server, first_copy="none")
+    reader = source.reader(source.splits(), _CONTEXT)
+    with contextlib.closing(reader), pytest.raises(OffsetOutOfRange, match="pg_drop_replication"):
         _read(reader, 1)
