@@ -185,7 +185,6 @@ class PostgresReader(SourceReader):
                 self._table, position, cut_changes=self._settings.transaction_rows_max
             )
             self._stream = self._open_stream(position)
-            self._stream.acknowledge(self._decided)
         changes = self._changes
         self._receive(self._stream, changes, timeout_s)
         taken = changes.take()
