@@ -16,7 +16,6 @@ from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage, HdfsStorage, ObjectStorage, checkpoint_storage
 from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.filesystems.bucket_settings import is_bucket
-from onceflow.core.storage.filesystems.filesystem import AlreadyExists, Created
 from onceflow.core.storage.filesystems.local import LocalFileSystem
 from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
@@ -107,7 +106,7 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
     first = fs.create_if_absent(f"{scratch}/record", b"first")
     synced_s = time.monotonic() - began
     second = fs.create_if_absent(f"{scratch}/record", b"second")
-    if not isinstance(first, Created) or second != AlreadyExists(b"first"):
+    if not isinstance(first, filesystem.Created) or second != filesystem.AlreadyExists(b"first"):
         return [
             area.problem(
                 f"{fs.location(scratch)}: a file was created twice under one name",
@@ -210,14 +209,11 @@ def check_bucket(url: str) -> Sequence[Finding]:
     try:
         return _exercise_bucket(area, files, scratch)
     except StorageError as error:
-        reason, _, remedy = str(error).rpartition("; ")
-        return [
-            area.problem(
-                reason or str(error),
-                "a bucket in which objects can be created if absent, written, listed and deleted",
-                remedy if reason else "check that the store answers, and check the credentials",
-            )
-        ]
+        reason, remedy = str(error), "check that the store answers, and check the credentials"
+        if isinstance(error, filesystem.StorageRefused):
+            reason, _, remedy = reason.rpartition("; ")
+        needed = "a bucket in which objects can be created if absent, written, listed and deleted"
+        return [area.problem(reason, needed, remedy)]
     finally:
         # Delete by name, so that other objects below the prefix are not touched.
         for name in ("record", "state", "rivals"):

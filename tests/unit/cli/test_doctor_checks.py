@@ -21,13 +21,16 @@ import pytest
 from typer.testing import CliRunner
 
 import onceflow
+from onceflow.cli.doctor import storage
 from onceflow.cli.doctor.command import Check, examine
 from onceflow.cli.doctor.machine import check_java, check_python, install_command
 from onceflow.cli.doctor.spark import check_addresses
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
 from onceflow.clients.kafka.fitness import topic_findings
+from onceflow.core.errors import StorageError
 from onceflow.core.spi.connector import Area, Finding, Level
+from onceflow.core.storage.filesystems.filesystem import CreationUnknown, StorageRefused
 
 JAVA = shutil.which("java")
 
@@ -334,3 +337,21 @@ def test_at_a_terminal_a_remedy_is_one_line_that_can_be_copied(tmp_path: Path) -
         "kafka: start it; see its address, listeners, advertised.listeners and the firewall\r\n"
         in plain
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (StorageRefused("cannot create s3://b/x: 403; correct the credentials"), "correct the"),
+        (CreationUnknown("cannot create s3://b/x: 503; it may still appear"), "check that the"),
+        (StorageError("cannot create s3://b/x: 503"), "check that the store"),
+    ],
+)
+def test_only_the_advice_of_a_refusal_is_shown_as_the_fix(
+    monkeypatch: pytest.MonkeyPatch, error: StorageError, remedy: str
+) -> None:
+    monkeypatch.setattr(storage, "ObjectStorage", Mock())
+    monkeypatch.setattr(storage, "_exercise_bucket", Mock(side_effect=error))
+    (finding,) = storage.check_bucket("s3://b")
+    assert finding.remedy.startswith(remedy)
+    assert finding.found.startswith("cannot create s3://b/x: ")
