@@ -35,9 +35,21 @@ def _length_ms(duration: float | str, setting: str) -> int:
     return length_ms
 
 
+@dataclass(frozen=True, slots=True)
+class _TumblingWindows:
+    """Adjacent windows of equal size, in either kind of time."""
+
+    size: float | str
+    offset: float | str = 0
+
+    def __post_init__(self) -> None:
+        _length_ms(self.size, "size")
+        _offset_ms(self.offset)
+
+
 @check_fields
 @dataclass(frozen=True, slots=True)
-class TumblingEventTimeWindows:
+class TumblingEventTimeWindows(_TumblingWindows):
     """Adjacent windows of equal size: `TumblingEventTimeWindows("1 min")`.
 
     They start at whole multiples of `size` since 1970 (UTC), shifted by `offset`. `offset` may be
@@ -45,12 +57,6 @@ class TumblingEventTimeWindows:
     """
 
     by_clock: ClassVar[bool] = False
-    size: float | str
-    offset: float | str = 0
-
-    def __post_init__(self) -> None:
-        _length_ms(self.size, "size")
-        _offset_ms(self.offset)
 
 
 @check_fields
@@ -75,16 +81,10 @@ class SlidingEventTimeWindows:
 
 @check_fields
 @dataclass(frozen=True, slots=True)
-class TumblingProcessingTimeWindows:
+class TumblingProcessingTimeWindows(_TumblingWindows):
     """Adjacent windows in processing time, by the slot's clock when it processes a record."""
 
     by_clock: ClassVar[bool] = True
-    size: float | str
-    offset: float | str = 0
-
-    def __post_init__(self) -> None:
-        _length_ms(self.size, "size")
-        _offset_ms(self.offset)
 
 
 @check_fields
