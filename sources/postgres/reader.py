@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -39,6 +40,8 @@ _COPIED = "r"
 _SLOT_IN_USE = "55006"
 _NAME_UNKNOWN = "42704"
 _RETRY_S = 0.2
+PUBLICATION_CHECK_S = 60.0
+"""The interval at which an open stream's publication is checked."""
 
 
 class RowBuilder:
@@ -107,6 +110,8 @@ class PostgresReader(SourceReader):
         """The LSN of the last position that is known to be decided."""
         self._copying: CopyThread | None = None
         self._stream: ReplicationStream | None = None
+        self._check_at = 0.0
+        """The time of the next check of the publication."""
         self._position: SlotPosition | None = None
         for split in splits:
             self._position = SlotPosition.from_split(split)
@@ -168,8 +173,7 @@ class PostgresReader(SourceReader):
                 " continue: the order of the table's key is not known here, so the table is copied"
                 f" in one transaction. {position.copy_anew}"
             )
-        with connect(self._settings.endpoint, self._name) as session:
-            check_position(session, position, self._settings.publication, self._table)
+        self._check_position(position)
         return CopyThread(
             self._settings.endpoint,
             self._name,
@@ -185,6 +189,12 @@ class PostgresReader(SourceReader):
                 self._table, position, cut_changes=self._settings.transaction_rows_max
             )
             self._stream = self._open_stream(position)
+            self._check_at = time.monotonic() + PUBLICATION_CHECK_S
+        elif time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + PUBLICATION_CHECK_S
+            # The stream itself tells if the server is gone.
+            with suppress(SourceUnavailable):
+                self._check_position(position)
         changes = self._changes
         self._receive(self._stream, changes, timeout_s)
         taken = changes.take()
@@ -227,8 +237,7 @@ class PostgresReader(SourceReader):
             SourceUnavailable: Another reader uses the slot, or the server does not answer.
         """
         settings = self._settings
-        with connect(settings.endpoint, self._name) as session:
-            check_position(session, position, self._settings.publication, self._table)
+        self._check_position(position)
         deadline = time.monotonic() + settings.connect_timeout_s
         while True:
             try:
@@ -249,6 +258,11 @@ class PostgresReader(SourceReader):
                 self._closed.wait(_RETRY_S)
             else:
                 return stream
+
+    def _check_position(self, position: SlotPosition) -> None:
+        settings = self._settings
+        with connect(settings.endpoint, self._name) as session:
+            check_position(session, position, settings.publication, self._table)
 
     def _to_error(self, error: StreamRefused) -> SourceError:
         assert self._position is not None

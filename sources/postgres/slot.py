@@ -291,5 +291,5 @@ def _check_still_published(
     except ConfigError:
         reason = f"publication {publication} no longer sends every change of table {table.name}"
     raise OffsetOutOfRange(
-        f"{reason}, so changes after {format_lsn(position.lsn)} are missing. {position.copy_anew}"
+        f"{reason}: since then the server leaves out changes. {position.copy_anew}"
     )

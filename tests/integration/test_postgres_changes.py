@@ -21,6 +21,7 @@ from onceflow.integration.conformance.processes import eventually
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.sources import PostgresChanges
 from onceflow.sources.postgres import copying
+from onceflow.sources.postgres import reader as postgres_reader
 from onceflow.sources.postgres.first_copy import CopiedChunks
 from onceflow.sources.postgres.table import SourceTable
 
@@ -535,10 +536,10 @@ def test_a_job_does_not_go_on_if_its_publication_no_longer_sends_every_change(
     source = _source(server, first_copy="none")
     splits = source.splits()
     database.execute(statement.encode())
-    with pytest.raises(OffsetOutOfRange, match=r"are missing\. Drop the slot"):
+    with pytest.raises(OffsetOutOfRange, match=r"leaves out changes\. Drop the slot"):
         source.discover(splits)
     reader = source.reader(splits, _CONTEXT)
-    with contextlib.closing(reader), pytest.raises(OffsetOutOfRange, match="are missing"):
+    with contextlib.closing(reader), pytest.raises(OffsetOutOfRange, match="leaves out changes"):
         _read(reader, 1)
 
 
@@ -590,3 +591,20 @@ def test_a_publication_that_the_wal_does_not_know_is_not_asked_for_again(
     reader = source.reader(source.splits(), _CONTEXT)
     with contextlib.closing(reader), pytest.raises(OffsetOutOfRange, match="pg_drop_replication"):
         _read(reader, 1)
+
+
+def test_a_publication_that_is_dropped_while_the_job_runs_ends_it(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server goes on without the changes, and reports nothing to the reader."""
+    monkeypatch.setattr(postgres_reader, "PUBLICATION_CHECK_S", 0.2)
+    source = _source(server, first_copy="none")
+    reader = source.reader(source.splits(), _CONTEXT)
+    with contextlib.closing(reader):
+        database.execute("INSERT INTO t VALUES (1, 'x')")
+        assert len(_read(reader, 1)) == 1
+        database.execute("DROP PUBLICATION onceflow_job_t; INSERT INTO t VALUES (2, 'y')")
+        with pytest.raises(OffsetOutOfRange, match="does not exist any more.*leaves out changes"):
+            _read(reader, 1)
