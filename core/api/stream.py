@@ -500,10 +500,12 @@ class KeyedStream:
         """Cut the records of each key into windows of `size` records, in their order.
 
         Raises:
-            ConfigError: `size` is below 1.
+            ConfigError: `size` is below 1, or above 2**63 - 1.
         """
         if size < 1:
             raise ConfigError(f"count_window({size}): a window has 1 record or more")
+        if size >= 1 << 63:
+            raise ConfigError(f"count_window({size}): a window has at most {(1 << 63) - 1} records")
         return CountWindowedStream(self._then, self.schema, self._key, size)
 
     def _connect(self, other: KeyedStream, verb: str) -> KeyedConnectedStreams[Stream]:

@@ -111,6 +111,21 @@ def test_another_size_is_refused_while_windows_are_open(
         again.start().wait(60)
 
 
-def test_a_window_of_no_record_is_refused(cluster: AnyCluster, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a window has 1 record or more"):
-        pipeline_of(cluster, tmp_path, CountingSource(1), 0)
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [(0, "a window has 1 record or more"), (2**63, "at most 9223372036854775807")],
+)
+def test_a_window_of_no_record_or_of_more_than_can_be_counted_is_refused(
+    cluster: AnyCluster, tmp_path: Path, size: int, error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        pipeline_of(cluster, tmp_path, CountingSource(1), size)
+
+
+def test_a_window_of_the_largest_size_is_emitted_at_the_end(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(100, splits_count=2)
+    pipeline, sink = pipeline_of(cluster, tmp_path, source, 2**63 - 1)
+    pipeline.start().wait(60)
+    assert_windows(sink, source, 2**63 - 1)
