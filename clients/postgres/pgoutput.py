@@ -135,8 +135,6 @@ class Truncate:
     """A statement that has emptied tables."""
 
     relations: tuple[int, ...]
-    cascade: bool
-    restart_identity: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +307,10 @@ def _require_marker(marker: int, known: tuple[int, ...]) -> None:
 
 
 def _truncate(data: bytes) -> tuple[Truncate, int]:
-    count, options = _TRUNCATE.unpack_from(data, 1)
+    count, _ = _TRUNCATE.unpack_from(data, 1)
     start = 1 + _TRUNCATE.size
     relations = struct.unpack_from(f"!{count}I", data, start)
-    return Truncate(relations, bool(options & 1), bool(options & 2)), start + 4 * count
+    return Truncate(relations), start + 4 * count
 
 
 def _origin(data: bytes) -> tuple[TransactionOrigin, int]:

@@ -65,7 +65,7 @@ def test_an_update_tells_an_old_key_from_an_old_row() -> None:
 
 def test_truncates_origins_types_and_messages_are_decoded() -> None:
     truncate = b"T" + struct.pack("!IBII", 2, 3, 16384, 16385)
-    assert decode(truncate) == pgoutput.Truncate((16384, 16385), True, True)
+    assert decode(truncate) == pgoutput.Truncate((16384, 16385))
     assert decode(b"O" + struct.pack("!Q", 9) + b"far\0") == pgoutput.TransactionOrigin(9, "far")
     assert decode(b"Y" + _RELATION + b"public\0mood\0") == pgoutput.Type(16384, "public", "mood")
     message = b"M\1" + struct.pack("!Q", 9) + b"app\0" + struct.pack("!I", 2) + b"hi"

@@ -196,9 +196,9 @@ def test_a_new_column_is_left_out_if_the_user_has_named_the_columns() -> None:
 
 
 def test_a_truncate_is_refused_unless_the_copy_came_after_it() -> None:
-    truncate = pgoutput.Truncate((_OID,), False, False)
+    truncate = pgoutput.Truncate((_OID,))
     reader = _reader()
-    _add(reader, _begin(200), pgoutput.Truncate((8,), False, False))
+    _add(reader, _begin(200), pgoutput.Truncate((8,)))
     with pytest.raises(BadRecord, match="was truncated"):
         reader.add(truncate)
     copied = CopiedChunks().extend((5,), "10:10:", 300).extend(None, "10:12:", 400)
