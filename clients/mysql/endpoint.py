@@ -171,7 +171,7 @@ class MySQLEndpoint:
 
     def _secret(self) -> str:
         """Return the password, resolved if the user gave a reference to it."""
-        return follow_references(self.password, setting=f"the sink's password ({self})")
+        return follow_references(self.password, setting=f"password of {self}")
 
 
 def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> MySQLEndpoint:

@@ -521,7 +521,7 @@ class PostgresEndpoint:
     def _follow_references(self) -> dict[str, str]:
         """Return the parameters with references to secrets resolved for this process."""
         return {
-            key: follow_references(value, setting=f"the sink's {key} ({self})")
+            key: follow_references(value, setting=f"{key} of {self}")
             for key, value in self.parameters
         }
 

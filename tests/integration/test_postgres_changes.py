@@ -14,7 +14,13 @@ import pytest
 from psycopg.rows import TupleRow
 
 from onceflow.clients.postgres.replication import ReplicationStream, StreamRefused
-from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange, SourceUnavailable
+from onceflow.core.errors import (
+    BadRecord,
+    ConfigError,
+    OffsetOutOfRange,
+    SettingsRefused,
+    SourceUnavailable,
+)
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import ReaderContext, SourceReader, Split
 from onceflow.integration.conformance.processes import eventually
@@ -608,3 +614,10 @@ def test_a_publication_that_is_dropped_while_the_job_runs_ends_it(
         database.execute("DROP PUBLICATION onceflow_job_t; INSERT INTO t VALUES (2, 'y')")
         with pytest.raises(OffsetOutOfRange, match="does not exist any more.*leaves out changes"):
             _read(reader, 1)
+
+
+def test_a_missing_secret_is_not_called_a_setting_of_a_sink(server: EmbeddedPostgres) -> None:
+    source = _source(server, password="${env:ONCEFLOW_TEST_ABSENT}")
+    with pytest.raises(SettingsRefused, match="password of database.*ONCEFLOW_TEST_ABSENT") as end:
+        source.validate()
+    assert "sink" not in str(end.value)
