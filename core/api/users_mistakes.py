@@ -104,7 +104,9 @@ def _is_class_of(given: object, expected: type[object]) -> bool:
 
 
 def require_aggregates(aggregates: Mapping[str, object], method: str) -> None:
-    """Raise ConfigError if an argument of `method` is not an aggregate."""
+    """Raise ConfigError if `method` has no argument, or one that is not an aggregate."""
+    if not aggregates:
+        raise ConfigError(f"{method}() needs at least one aggregate, such as total=sum_('amount')")
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise ConfigError(

@@ -102,8 +102,6 @@ class WindowedStream(Generic[StreamT]):
         for each aggregate. Vectorised, like `running`. `uid` names the state in checkpoints.
         """
         schema = self._schema
-        if not aggregates:
-            raise ConfigError("aggregate() needs at least one, such as total=sum_('amount')")
         require_aggregates(aggregates, "aggregate")
         results = {name: aggregate.result_type(schema) for name, aggregate in aggregates.items()}
         made = window_schema(schema, self._key, self._input.time, results)
@@ -170,8 +168,6 @@ class CountWindowedStream(Generic[StreamT]):
         At the end of the input, the last window of each key is emitted as it is. Vectorised, like
         `running`. `uid` names the state in checkpoints.
         """
-        if not aggregates:
-            raise ConfigError("aggregate() needs at least one, such as total=sum_('amount')")
         require_aggregates(aggregates, "aggregate")
         results = {
             name: aggregate.result_type(self._schema) for name, aggregate in aggregates.items()

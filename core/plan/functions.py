@@ -465,10 +465,8 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
     """Return `schema` with one more column for each aggregate, in the order given.
 
     Raises:
-        ConfigError: There is no aggregate, a name is in use, or a column cannot be aggregated.
+        ConfigError: A name is in use, or a column cannot be aggregated.
     """
-    if not aggregates:
-        raise ConfigError("running() needs at least one aggregate, such as balance=sum_('amount')")
     fields = list(schema)
     for name, aggregate in aggregates.items():
         if name in schema.names:

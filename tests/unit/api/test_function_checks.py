@@ -87,6 +87,19 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda s: s.key_by("account").process(identity, uid="p"), r"map\(\) or flat_map\(\)"),
     (lambda s: s.key_by("account").process_batches(Keyed(), uid="p"), r"KeyedBatchFunction"),
     (lambda s: s.key_by("account").running(total="amount", uid="p"), r"running\(total=…\) .*sum_"),
+    (lambda s: s.key_by("account").running(uid="p"), r"running\(\) needs at least one aggregate"),
+    (
+        lambda s: s.key_by("account").window(WINDOWS).aggregate(uid="p"),
+        r"aggregate\(\) needs at least one aggregate",
+    ),
+    (
+        lambda s: s.key_by("account").count_window(2).aggregate(uid="p"),
+        r"aggregate\(\) needs at least one aggregate",
+    ),
+    (
+        lambda s: s.key_by("account").count_window(2).aggregate(total=1, uid="p"),
+        r"aggregate\(total=…\) takes an aggregate",
+    ),
     (lambda s: s.key_by("account").window(WINDOWS).process(identity, uid="p"), r"ProcessWindow"),
     (
         lambda s: s.key_by("account").window(WINDOWS).aggregate(total=1, uid="p"),
