@@ -1,15 +1,16 @@
 """The catalog of the clauses of sinks in run order: each comes after the clauses that it rests on.
 
-The tables of docs/conformance.md are made from them:
+The tables of docs/conformance.md and docs/scenarios.md are made from them:
 
-python -m onceflow.integration.conformance.clause_catalog docs/conformance.md  updates it
+python -m onceflow.integration.conformance.clause_catalog docs/conformance.md docs/scenarios.md
+updates both pages.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,7 +28,6 @@ from onceflow.integration.conformance.clauses import (
     running,
     writing,
 )
-from onceflow.integration.conformance.report import scenarios_of
 from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
 
 CLAUSES: tuple[Clause, ...] = (
@@ -65,7 +65,7 @@ SCENARIOS = range(1, 44)
 def with_tables(text: str) -> str:
     """Return `text` with the tables between each pair of marks generated again."""
     for name, table in _tables().items():
-        begin, end = f"<!-- {name}: made by document.py -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: made by clause_catalog.py -->", f"<!-- end of {name} -->"
         pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
         parts = pattern.split(text)
         text = f"{begin}\n\n{table}\n{end}".join(parts)
@@ -74,24 +74,15 @@ def with_tables(text: str) -> str:
 
 def _tables() -> Mapping[str, str]:
     return {
-        "clauses": _clauses(),
-        "clauses of sources": _source_clauses(),
+        "clauses": _clauses(CLAUSES),
+        "clauses of sources": _clauses(SOURCE_CLAUSES),
         "scenarios": _scenarios(),
     }
 
 
-def _clauses() -> str:
-    lines = ["| clause | what it says | needs | scenarios |", "|---|---|---|---|"]
-    for clause in CLAUSES:
-        needs = ", ".join(f"`{name}()`" for name in clause.needs)
-        scenarios = scenarios_of({"scenarios": clause.scenarios})
-        lines.append(f"| `{clause.id}` | {clause.says} | {needs} | {scenarios} |")
-    return "\n".join(lines) + "\n"
-
-
-def _source_clauses() -> str:
+def _clauses(clauses: Iterable[Clause]) -> str:
     lines = ["| clause | what it says | needs |", "|---|---|---|"]
-    for clause in SOURCE_CLAUSES:
+    for clause in clauses:
         needs = ", ".join(f"`{name}()`" for name in clause.needs)
         lines.append(f"| `{clause.id}` | {clause.says} | {needs} |")
     return "\n".join(lines) + "\n"
@@ -107,5 +98,5 @@ def _scenarios() -> str:
 
 
 if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    document.write_text(with_tables(document.read_text(encoding="utf-8")), encoding="utf-8")
+    for document in map(Path, sys.argv[1:]):
+        document.write_text(with_tables(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the kit does, and the clauses are in order."""
+"""The tables of docs/conformance.md and docs/scenarios.md, and the order of the clauses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from onceflow.integration.conformance import clause_catalog
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
+_DOCUMENTS = Path(__file__).parents[2] / "docs"
+_DOCUMENT = _DOCUMENTS / "conformance.md"
 
 
 def test_document_is_in_step_with_the_clauses() -> None:
-    """Else: python -m onceflow.integration.conformance.clause_catalog docs/conformance.md."""
+    """If it is not: python -m onceflow.integration.conformance.clause_catalog PAGES."""
+    for page in (_DOCUMENT, _DOCUMENTS / "scenarios.md"):
+        assert page.read_text("utf-8") == clause_catalog.with_tables(page.read_text("utf-8"))
     text = _DOCUMENT.read_text(encoding="utf-8")
-    assert text == clause_catalog.with_tables(text)
     for clause in clause_catalog.CLAUSES:
         assert f"| `{clause.id}` | {clause.says} |" in text
     for clause in SOURCE_CLAUSES:

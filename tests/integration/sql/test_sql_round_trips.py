@@ -161,7 +161,7 @@ def test_a_value_in_sqlite_is_what_was_written_or_its_row_was_refused(
     _require_exact(file, columns, way, tmp_path, whole=whole, ending=ending)
 
 
-_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/round-trips.md"
+_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/internals/round-trips.md"
 
 
 def test_the_document_lists_the_cells_of_the_matrix() -> None:

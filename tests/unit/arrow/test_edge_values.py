@@ -107,7 +107,7 @@ def test_values_in_another_form_are_the_same(read: object, written: object) -> N
 
 
 def test_the_document_lists_the_types_of_spark() -> None:
-    document = Path(__file__).resolve().parents[3] / "docs/sinks/round-trips.md"
+    document = Path(__file__).resolve().parents[3] / "docs/internals/round-trips.md"
     section = document.read_text("utf-8").partition("\n## Spark's types\n")[2].partition("\n## ")[0]
     (names,) = [part for part in section.split("\n\n") if part.lstrip().startswith("`TINYINT`")]
     assert re.findall("`([^`]*)`", names) == [column.name for column in (*SPARK, *TIMES)]

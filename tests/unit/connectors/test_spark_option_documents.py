@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -40,14 +41,23 @@ def _table(head: str, rows: list[str]) -> str:
     return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows]) + "\n"
 
 
-def _options(table: option_table.OptionTable[object]) -> str:
+def _rows(table: option_table.OptionTable[object]) -> list[str]:
     rows = list[str]()
     for option in table.options:
         names = ", ".join(f"`{name}`" for name in (option.name, *option.meaning.aliases))
         rows.append(f"| {names} | {_default(option)} | {table.help_of(option)} |")
     for prefix, option in table.clients.items():
         rows.append(f"| `{prefix}*` |  | {table.help_of(option)} |")
+    return rows
+
+
+def _options(rows: list[str]) -> str:
     return _table("| option | default | |", rows)
+
+
+def _shared(first: list[str], *others: list[str]) -> list[str]:
+    """Return the rows of `first` that all the other tables have, too."""
+    return [row for row in first if all(row in other for other in others)]
 
 
 def _versions() -> str:
@@ -58,29 +68,27 @@ def _versions() -> str:
     return _table("| since Spark | what | without it |", rows)
 
 
-OPTIONS = (
-    sql_reads.describe_postgres_writes(),
-    sql_reads.describe_mysql_writes(),
-    sql_reads.describe_sqlite_writes(),
-    KAFKA_WRITE,
-    KAFKA_READ_STREAM,
-    KAFKA_READ,
-    FILES_WRITE,
-    FILES_READ,
-    CHECKPOINTS_READ,
-    STATE_READ,
-    SAVEPOINT_WRITE,
-)
-TABLES: dict[str, Callable[[], str]] = {
+POSTGRES = _rows(sql_reads.describe_postgres_writes())
+MYSQL = _rows(sql_reads.describe_mysql_writes())
+SQLITE = _rows(sql_reads.describe_sqlite_writes())
+READ_STREAM, READ = _rows(KAFKA_READ_STREAM), _rows(KAFKA_READ)
+DATABASES = _shared(POSTGRES, MYSQL, SQLITE)
+SERVERS = [row for row in _shared(POSTGRES, MYSQL) if row not in DATABASES]
+KAFKA_READS = _shared(READ_STREAM, READ)
+
+OPTIONS = {
+    "databases write": DATABASES,
+    "servers write": SERVERS,
+    "onceflow-postgres write": [row for row in POSTGRES if row not in DATABASES + SERVERS],
+    "onceflow-mysql write": [row for row in MYSQL if row not in DATABASES + SERVERS],
+    "onceflow-sqlite write": [row for row in SQLITE if row not in DATABASES],
+    "onceflow-kafka reads": KAFKA_READS,
+    "onceflow-kafka readStream": [row for row in READ_STREAM if row not in KAFKA_READS],
+    "onceflow-kafka read": [row for row in READ if row not in KAFKA_READS],
     **{
-        f"{table.format} {table.direction}": lambda table=table: _options(table)  # type: ignore[misc]
+        f"{table.format} {table.direction}": _rows(table)
         for table in (
-            sql_reads.describe_postgres_writes(),
-            sql_reads.describe_mysql_writes(),
-            sql_reads.describe_sqlite_writes(),
             KAFKA_WRITE,
-            KAFKA_READ_STREAM,
-            KAFKA_READ,
             FILES_WRITE,
             FILES_READ,
             CHECKPOINTS_READ,
@@ -88,8 +96,13 @@ TABLES: dict[str, Callable[[], str]] = {
             SAVEPOINT_WRITE,
         )
     },
+}
+"""The rows of each table of options. A row that several formats have alike is in one table."""
+TABLES: dict[str, Callable[[], str]] = {
+    **{name: partial(_options, rows) for name, rows in OPTIONS.items()},
     "every format write": lambda: _table(
-        "| option | |", [f"| `{one.name}` | {one.says} |" for one in option_table.PROTOCOL_OPTIONS]
+        "| option | |",
+        [f"| `{option.name}` | {option.says} |" for option in option_table.PROTOCOL_OPTIONS],
     ),
     "spark versions": _versions,
 }
