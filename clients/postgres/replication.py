@@ -31,7 +31,7 @@ from typing_extensions import Self
 
 from onceflow.clients.postgres.catalog import literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint
-from onceflow.core.errors import SourceUnavailable
+from onceflow.core.errors import BadRecord, SourceUnavailable
 
 _CHANGES = struct.Struct("!cQQQ")
 _KEEPALIVE = struct.Struct("!cQQ?")
@@ -147,6 +147,7 @@ class ReplicationStream:
         Raises:
             StreamRefused: The server has ended the stream with an error.
             SourceUnavailable: The connection broke.
+            BadRecord: The server sent a message of an unknown kind.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -232,7 +233,10 @@ class ReplicationStream:
             if wants_reply:
                 self.send_status()
             return Keepalive(cast("int", end_lsn))
-        raise SourceUnavailable(f"{self._where} sent a message of the kind {message[:1]!r}")
+        raise BadRecord(
+            f"{self._where} sent a message of the kind {message[:1]!r}, which this version of"
+            " onceflow does not know. No row is lost: upgrade onceflow, and start the job again"
+        )
 
     def _is_readable(self, timeout_s: float) -> bool:
         try:

@@ -10,20 +10,18 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.clients.postgres.catalog import literal
 from onceflow.clients.postgres.pgoutput import Value, decode
 from onceflow.clients.postgres.replication import (
     Changes,
     Keepalive,
     ReplicationStream,
     StreamRefused,
-    format_lsn,
 )
 from onceflow.core.errors import (
     BadRecord,
     OffsetOutOfRange,
+    OnceflowError,
     SinkError,
-    SourceError,
     SourceUnavailable,
 )
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
@@ -31,14 +29,13 @@ from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
 from onceflow.sources.postgres.copying import CopyThread
 from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import check_position, connect
 from onceflow.sources.postgres.table import SourceTable
 from onceflow.sources.postgres.transactions import ChangeReader
 
 _COPIED = "r"
-_SLOT_IN_USE = "55006"
-_NAME_UNKNOWN = "42704"
 _RETRY_S = 0.2
 PUBLICATION_CHECK_S = 60.0
 """The interval at which an open stream's publication is checked."""
@@ -122,6 +119,7 @@ class PostgresReader(SourceReader):
 
         Raises:
             BadRecord: A change cannot be passed on exactly, or the table's columns were changed.
+            ConfigError: The server refuses the user or an option.
             OffsetOutOfRange: The slot no longer has the changes that follow.
             SourceUnavailable: The server did not answer, or another reader uses the slot.
         """
@@ -253,7 +251,8 @@ class PostgresReader(SourceReader):
             except SinkError as error:
                 raise SourceUnavailable(str(error)) from None
             except StreamRefused as error:
-                if error.code != _SLOT_IN_USE or time.monotonic() > deadline:
+                is_in_use = classify_refusal(error.code) is Refusal.IN_USE
+                if not is_in_use or time.monotonic() > deadline:
                     raise self._to_error(error) from None
                 self._closed.wait(_RETRY_S)
             else:
@@ -264,18 +263,6 @@ class PostgresReader(SourceReader):
         with connect(settings.endpoint, self._name) as session:
             check_position(session, position, settings.publication, self._table)
 
-    def _to_error(self, error: StreamRefused) -> SourceError:
+    def _to_error(self, refused: StreamRefused) -> OnceflowError:
         assert self._position is not None
-        slot = self._position.slot
-        if error.code == _NAME_UNKNOWN:
-            return OffsetOutOfRange(
-                f"slot {slot} cannot continue at {format_lsn(self._position.lsn)}: {error}."
-                f" {self._position.copy_anew}"
-            )
-        if error.code == _SLOT_IN_USE:
-            return SourceUnavailable(
-                f"slot {slot} is in use by another reader: {error}. Stop that reader; to see it:"
-                f" SELECT active_pid FROM pg_replication_slots WHERE slot_name = {literal(slot)}"
-            )
-        at = format_lsn(self._position.lsn)
-        return SourceUnavailable(f"slot {slot} at {at}: {self._settings.endpoint}: {error}")
+        return to_stream_error(refused, self._position, str(self._settings.endpoint))

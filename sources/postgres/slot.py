@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
 from onceflow.clients.postgres.replication import format_lsn, parse_lsn
-from onceflow.clients.sql.session import AccessDenied, SqlError, StatementRefused
+from onceflow.clients.sql.session import SqlError, StatementRefused
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SinkError, SourceUnavailable
 from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.refusals import to_session_error
 from onceflow.sources.postgres.table import SourceTable
 
 SERVER_VERSION_MIN = 140000
@@ -88,7 +89,8 @@ def connect(endpoint: PostgresEndpoint, name: str) -> Generator[PostgresSession]
     """Yield a session; its errors become those of sources.
 
     Raises:
-        ConfigError: The server refuses the user, or the user lacks a privilege.
+        BadRecord: The server cannot read a value of the table.
+        ConfigError: The server refuses the user or a statement, or the user lacks a privilege.
         SourceUnavailable: The server does not answer, or refuses for now.
     """
     try:
@@ -98,10 +100,8 @@ def connect(endpoint: PostgresEndpoint, name: str) -> Generator[PostgresSession]
     try:
         with session:
             yield session
-    except AccessDenied as error:
-        raise ConfigError(f"{endpoint}: {error}: grant the privilege to the user") from error
     except SqlError as error:
-        raise SourceUnavailable(f"{endpoint}: {error}") from error
+        raise to_session_error(error, str(endpoint)) from error
 
 
 def check_server(session: PostgresSession) -> ClusterIdentity:
