@@ -53,6 +53,8 @@ class Keepalive:
     """A sign of life. The server has sent every transaction that ended before `end_lsn`."""
 
     end_lsn: int
+    sent_us: int
+    """The server's time in microseconds since 2000-01-01 UTC."""
 
 
 class StreamRefused(Exception):
@@ -70,6 +72,11 @@ class StreamRefused(Exception):
 def format_lsn(lsn: int) -> str:
     """Return `lsn` as Postgres writes it: two hexadecimal numbers."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def to_unix_ms(postgres_us: int) -> int:
+    """Return a time of Postgres, in microseconds since 2000, in milliseconds since 1970."""
+    return _EPOCH_S * 1000 + postgres_us // 1000
 
 
 def parse_lsn(text: str) -> int:
@@ -229,10 +236,10 @@ class ReplicationStream:
         if message[:1] == b"w":
             return Changes(message[_CHANGES.size :])
         if message[:1] == b"k":
-            _, end_lsn, _, wants_reply = _KEEPALIVE.unpack(message)
+            _, end_lsn, sent_us, wants_reply = _KEEPALIVE.unpack(message)
             if wants_reply:
                 self.send_status()
-            return Keepalive(cast("int", end_lsn))
+            return Keepalive(cast("int", end_lsn), cast("int", sent_us))
         raise BadRecord(
             f"{self._where} sent a message of the kind {message[:1]!r}, which this version of"
             " onceflow does not know. No row is lost: upgrade onceflow, and start the job again"

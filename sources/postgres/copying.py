@@ -204,14 +204,14 @@ class CopyThread:
                 return
         is_last = not table.has_chunks or count < self._chunk_rows
         if is_last:
-            self._copied = self._copied.extend(None, snapshot, lsn)
+            self._copied = self._copied.extend(None, snapshot, lsn, len(batch))
             self._put(CopiedRows(batch, self._copied))
         elif batch:
             self._pass_on(batch, snapshot, lsn)
 
     def _pass_on(self, batch: Sequence[CopiedRow], snapshot: str, lsn: int) -> None:
         upper = key_of(self._table, batch[-1]) if self._table.has_chunks else UNORDERED
-        self._copied = self._copied.extend(upper, snapshot, lsn)
+        self._copied = self._copied.extend(upper, snapshot, lsn, len(batch))
         self._put(CopiedRows(batch, self._copied))
 
 

@@ -92,6 +92,8 @@ class CopiedChunks:
     chunks: tuple[Chunk, ...] = ()
     ends_at: int = 0
     """An LSN after the last snapshot was taken."""
+    rows: int = 0
+    """The number of copied rows; only for people."""
 
     @property
     def is_finished(self) -> bool:
@@ -103,16 +105,19 @@ class CopiedChunks:
         """The key after which the copy continues; None at the beginning and at the end."""
         return self.chunks[-1].upper if self.chunks else None
 
-    def extend(self, upper: Key | None, snapshot: str, lsn: int) -> CopiedChunks:
+    def extend(self, upper: Key | None, snapshot: str, lsn: int, rows: int = 0) -> CopiedChunks:
         """Return these chunks and the range up to `upper`, read in `snapshot`, taken before `lsn`.
 
-        Neighbouring ranges of one snapshot become one chunk.
+        The range has `rows` rows. Neighbouring ranges of one snapshot become one chunk.
         """
         chunks = self.chunks
         if chunks and chunks[-1].snapshot == snapshot:
             chunks = chunks[:-1]
         return replace(
-            self, chunks=(*chunks, Chunk(upper, snapshot)), ends_at=max(self.ends_at, lsn)
+            self,
+            chunks=(*chunks, Chunk(upper, snapshot)),
+            ends_at=max(self.ends_at, lsn),
+            rows=self.rows + rows,
         )
 
     def may_contain(self, commit_lsn: int) -> bool:

@@ -1,12 +1,14 @@
 """The position of a source in one slot, and its encoding in a split.
 
     {"slot":"onceflow_job_orders","system":"7350…","timeline":1,"lsn":"0/16B3748","cut":null,
-     "tables":{"public.orders":{"oid":16384,"ends_at":"0/16B3700","chunks":[[[500],"10:20:"],…]}}}
+     "as_of":1767225600000,"tables":{"public.orders":{"oid":16384,"ends_at":"0/16B3700","rows":500,
+     "chunks":[[[500],"10:20:"],…]}}}
 
 `lsn` is the end of the last transaction that was returned as a whole. Transactions that begin their
 commit record at or after it are still to be read. `cut` is null, or the commit LSN of the next
 transaction and the number of its changes that were returned: only a transaction over the limit is
-cut. `chunks` is null if the table was not copied or if the stream has passed the copy.
+cut. `chunks` is null if the table was not copied or if the stream has passed the copy. `as_of` and
+`rows` are only for people.
 
 This is UTF-8 JSON in Split.position. It contains keys of rows, and no other values.
 """
@@ -60,6 +62,11 @@ class SlotPosition:
     lsn: int
     table: TablePosition
     cut: Cut | None = None
+    as_of_ms: int = 0
+    """The server's time in milliseconds since 1970 at which nothing after `lsn` was committed yet.
+
+    Only for people. 0 until the stream has begun.
+    """
 
     @property
     def copy_anew(self) -> str:
@@ -75,6 +82,7 @@ class SlotPosition:
         table = {
             "oid": self.table.oid,
             "ends_at": None if copied is None else format_lsn(copied.ends_at),
+            "rows": 0 if copied is None else copied.rows,
             "chunks": None
             if copied is None
             else [[chunk.upper, chunk.snapshot] for chunk in copied.chunks],
@@ -87,6 +95,7 @@ class SlotPosition:
             "cut": None
             if self.cut is None
             else [format_lsn(self.cut.commit_lsn), self.cut.changes],
+            "as_of": self.as_of_ms,
             "tables": {self.table.name: table},
         }
         return Split(self.slot, json.dumps(fields, separators=(",", ":")).encode())
@@ -109,6 +118,7 @@ class SlotPosition:
                 lsn=parse_lsn(fields["lsn"]),
                 table=TablePosition(str(name), int(table["oid"]), _read_copied(table)),
                 cut=None if cut is None else Cut(parse_lsn(cut[0]), int(cut[1])),
+                as_of_ms=int(fields["as_of"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateIncompatible(
@@ -125,4 +135,4 @@ def _read_copied(table: Mapping[str, Any]) -> CopiedChunks | None:
         Chunk(None if upper is None else tuple(upper), str(snapshot))
         for upper, snapshot in table["chunks"]
     ]
-    return CopiedChunks(tuple(chunks), parse_lsn(table["ends_at"]))
+    return CopiedChunks(tuple(chunks), parse_lsn(table["ends_at"]), int(table["rows"]))

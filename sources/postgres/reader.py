@@ -16,6 +16,7 @@ from onceflow.clients.postgres.replication import (
     Keepalive,
     ReplicationStream,
     StreamRefused,
+    to_unix_ms,
 )
 from onceflow.core.errors import (
     BadRecord,
@@ -107,6 +108,7 @@ class PostgresReader(SourceReader):
         """The LSN of the last position that is known to be decided."""
         self._copying: CopyThread | None = None
         self._stream: ReplicationStream | None = None
+        self._record_times: Sequence[tuple[int, int]] = ()
         self._check_at = 0.0
         """The time of the next check of the publication."""
         self._position: SlotPosition | None = None
@@ -133,6 +135,10 @@ class PostgresReader(SourceReader):
     def snapshot(self) -> Sequence[Split]:
         """Return the split at the position after the returned rows."""
         return [] if self._position is None else [self._position.to_split()]
+
+    def take_record_times(self) -> Sequence[tuple[int, int]]:
+        """Return the times of the commits whose changes the last poll has returned."""
+        return self._record_times
 
     def commit(self, splits: Sequence[Split]) -> None:
         """Let the slot move to the decided position."""
@@ -199,6 +205,7 @@ class PostgresReader(SourceReader):
         # Convert before the position moves: a value that is refused stays to be read.
         batch = self._builder.build(taken.rows, taken.operations) if taken.rows else None
         self._position = changes.position
+        self._record_times = taken.times
         if batch is None and changes.stop is not None and self._decided >= changes.position.lsn:
             # Everything before the change of the columns is decided, so the next start is after it.
             raise changes.stop
@@ -216,7 +223,7 @@ class PostgresReader(SourceReader):
             if isinstance(message, Changes):
                 changes.add(decode(message.data))
             elif isinstance(message, Keepalive):
-                changes.advance(message.end_lsn)
+                changes.advance(message.end_lsn, to_unix_ms(message.sent_us))
             elif self._is_silent(stream):
                 raise SourceUnavailable(
                     f"{self._settings.endpoint} has sent nothing for {stream.silent_s:.0f} s"

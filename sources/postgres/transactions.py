@@ -25,6 +25,7 @@ from typing_extensions import assert_never
 from onceflow.clients.postgres import pgoutput
 from onceflow.clients.postgres.catalog import identifier
 from onceflow.clients.postgres.pgoutput import UNCHANGED, Row, Value
+from onceflow.clients.postgres.replication import to_unix_ms
 from onceflow.core.errors import BadRecord, OffsetOutOfRange
 from onceflow.sources.postgres.keys import key_of
 from onceflow.sources.postgres.position import Cut, SlotPosition
@@ -39,6 +40,8 @@ class ChangedRows:
 
     operations: Sequence[str]
     rows: Sequence[Sequence[Value]]
+    times: Sequence[tuple[int, int]] = ()
+    """The times of commits: (milliseconds since 1970, number of changes)."""
 
 
 class ChangeReader:
@@ -55,6 +58,9 @@ class ChangeReader:
         self._rows: list[Sequence[Value]] = []
         self._complete = 0
         """The number of changes of transactions that ended."""
+        self._times: list[tuple[int, int]] = []
+        self._timed = 0
+        """The number of changes that `_times` counts."""
         self._begin: pgoutput.TransactionBegin | None = None
         self._changes = 0
         """The number of the open transaction's messages about the table."""
@@ -101,8 +107,11 @@ class ChangeReader:
             case _:
                 assert_never(message)
 
-    def advance(self, lsn: int) -> None:
-        """Move the position to `lsn`, up to which the server has sent every transaction."""
+    def advance(self, lsn: int, as_of_ms: int) -> None:
+        """Move the position to `lsn`, up to which the server has sent every transaction.
+
+        `as_of_ms` is the server's time when it said so.
+        """
         if self.is_inside or self.stop is not None or lsn <= self._next.lsn:
             return
         cut = self._next.cut
@@ -110,14 +119,18 @@ class ChangeReader:
             if lsn > cut.commit_lsn:
                 raise self._missing_cut(cut)
             return
-        self._next = self._without_passed_copy(replace(self._next, lsn=lsn))
+        self._next = self._without_passed_copy(replace(self._next, lsn=lsn, as_of_ms=as_of_ms))
         if not self._operations:
             self.position = self._next
 
     def take(self) -> ChangedRows:
         """Return the changes of all transactions that ended, and a large one's so far."""
         count = self.ready_count
-        taken = ChangedRows(self._operations[:count], self._rows[:count])
+        if self._begin is not None and count > self._complete:
+            self._add_time(to_unix_ms(self._begin.committed_us))
+        taken = ChangedRows(self._operations[:count], self._rows[:count], tuple(self._times))
+        self._times.clear()
+        self._timed = 0
         del self._operations[:count], self._rows[:count]
         self._complete = 0
         self.position = self._next
@@ -126,6 +139,11 @@ class ChangeReader:
             cut = Cut(self._begin.commit_lsn, max(known, self._changes))
             self.position = replace(self._next, cut=cut)
         return taken
+
+    def _add_time(self, committed_ms: int) -> None:
+        if count := len(self._operations) - self._timed:
+            self._times.append((committed_ms, count))
+            self._timed += count
 
     @property
     def _is_large(self) -> bool:
@@ -148,7 +166,11 @@ class ChangeReader:
         cut, begin = self._next.cut, self._begin
         if cut is not None and begin is not None and begin.commit_lsn == cut.commit_lsn:
             cut = None
-        self._next = self._without_passed_copy(replace(self._next, lsn=commit.end_lsn, cut=cut))
+        as_of_ms = to_unix_ms(commit.committed_us)
+        self._next = self._without_passed_copy(
+            replace(self._next, lsn=commit.end_lsn, cut=cut, as_of_ms=as_of_ms)
+        )
+        self._add_time(as_of_ms)
         self._begin, self._changes = None, 0
         self._complete = len(self._operations)
         if not self._operations:

@@ -41,6 +41,8 @@ _ID = pgoutput.RelationColumn("id", 23, -1, True)
 _V = pgoutput.RelationColumn("v", 25, -1, False)
 _RELATION = pgoutput.Relation(_OID, "public", "t", "d", (_ID, _V))
 _START = SlotPosition("s", "1", 1, 100, TablePosition("public.t", _OID, None))
+_COMMITTED_MS = 946_684_800_000
+"""The time 0 of Postgres, 2000-01-01, at which the transactions commit."""
 
 
 def _key(number: int) -> bytes:
@@ -80,9 +82,9 @@ def test_an_open_transaction_is_not_passed_on_and_not_in_the_position() -> None:
     reader = _reader()
     _add(reader, _begin(200), _RELATION, _insert(1), _commit(200), _begin(300), _insert(2))
     assert _taken(reader) == [("c", 1)]
-    assert reader.position == replace(_START, lsn=205)
+    assert reader.position == replace(_START, lsn=205, as_of_ms=_COMMITTED_MS)
     # A keepalive inside of a transaction says nothing about it.
-    reader.advance(400)
+    reader.advance(400, 7)
     assert reader.position.lsn == 205
     _add(reader, _insert(3), _commit(300))
     assert reader.position.lsn == 205
@@ -92,15 +94,29 @@ def test_an_open_transaction_is_not_passed_on_and_not_in_the_position() -> None:
 
 def test_a_keepalive_moves_the_position_only_past_what_was_returned() -> None:
     reader = _reader()
-    reader.advance(150)
+    reader.advance(150, 7)
     assert reader.position.lsn == 150
-    reader.advance(120)
+    reader.advance(120, 7)
     assert reader.position.lsn == 150
     _add(reader, _begin(200), _RELATION, _insert(1), _commit(200))
-    reader.advance(500)
+    reader.advance(500, 7)
     assert reader.position.lsn == 150
     assert _taken(reader) == [("c", 1)]
-    assert reader.position.lsn == 500
+    assert reader.position == replace(_START, lsn=500, as_of_ms=7)
+    assert SlotPosition.from_split(reader.position.to_split()) == reader.position
+
+
+def test_the_time_of_each_commit_comes_with_the_number_of_its_changes() -> None:
+    reader = _reader(cut_changes=2)
+    second = replace(_commit(300), committed_us=2_000_000)
+    large = replace(_begin(400), committed_us=5_000_000)
+    _add(reader, _begin(200), _RELATION, _insert(1), _insert(2), _commit(200))
+    _add(reader, _begin(300), _insert(3), second, large, *map(_insert, range(3)))
+    at_ms = _COMMITTED_MS
+    assert reader.take().times == ((at_ms, 2), (at_ms + 2_000, 1), (at_ms + 5_000, 3))
+    _add(reader, _insert(9), replace(_commit(400), committed_us=5_000_000))
+    assert reader.take().times == ((at_ms + 5_000, 1),)
+    assert reader.take().times == ()
 
 
 def test_a_large_transaction_is_cut_and_continued_after_each_change() -> None:
@@ -125,17 +141,17 @@ def test_a_large_transaction_is_cut_and_continued_after_each_change() -> None:
             cut = again.position.cut
             assert again.position.lsn == 205 or (cut is not None and cut.changes >= crash_at - 2)
         assert taken == [("c", number) for number in range(6)]
-        assert again.position == replace(_START, lsn=205)
+        assert again.position == replace(_START, lsn=205, as_of_ms=_COMMITTED_MS)
 
 
 def test_the_rest_of_a_cut_transaction_must_come() -> None:
     reader = _reader(replace(_START, cut=Cut(200, 3)))
-    reader.advance(180)
+    reader.advance(180, 7)
     assert reader.position.cut == Cut(200, 3)
     with pytest.raises(OffsetOutOfRange, match="3 changes were read is not sent again"):
         reader.add(_begin(300))
     with pytest.raises(OffsetOutOfRange, match="3 changes were read is not sent again"):
-        reader.advance(250)
+        reader.advance(250, 7)
 
 
 def test_an_update_of_the_key_deletes_the_old_row() -> None:
@@ -180,7 +196,7 @@ def test_the_reader_stops_before_the_first_change_with_other_columns(
     changed = replace(_RELATION, columns=tuple(columns))
     _add(reader, _begin(200), _RELATION, _insert(1), _commit(200))
     _add(reader, _begin(300), _insert(2), changed, _insert(3), _commit(300))
-    reader.advance(900)
+    reader.advance(900, 7)
     assert _taken(reader) == [("c", 1)]
     assert reader.position.lsn == 205
     assert reader.stop is not None
