@@ -32,6 +32,7 @@ from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, sche
 from onceflow.core.compiled import load_kernel, translate_function
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan import functions
+from onceflow.core.plan.aggregates import Aggregate, check_running_ttl, running_schema
 from onceflow.core.plan.functions import ArrowIteratorFunction, BatchFunction
 from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.join_functions import JoinKind, JoinSide
@@ -455,7 +456,7 @@ class KeyedStream:
         return self._then(work, uid, function.output_schema(self.schema))
 
     def running(
-        self, *, uid: str, ttl: StateTtlConfig | None = None, **aggregates: functions.Aggregate
+        self, *, uid: str, ttl: StateTtlConfig | None = None, **aggregates: Aggregate
     ) -> Stream:
         """Add a column for each aggregate: its value over the key's records so far.
 
@@ -468,8 +469,8 @@ class KeyedStream:
                 `ttl` allows expired values to be returned.
         """
         users_mistakes.require_aggregates(aggregates, "running")
-        functions.check_running_ttl(ttl)
-        schema = functions.running_schema(self.schema, aggregates)
+        check_running_ttl(ttl)
+        schema = running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates), ttl), uid, schema)
 
     def window(

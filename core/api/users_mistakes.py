@@ -15,7 +15,8 @@ from typing_extensions import ParamSpec
 
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.plan import process_functions
-from onceflow.core.plan.functions import Aggregate, KeyedBatchFunction, KeyedFunction
+from onceflow.core.plan.aggregates import Aggregate
+from onceflow.core.plan.functions import KeyedBatchFunction, KeyedFunction
 from onceflow.core.plan.join_functions import ProcessJoinFunction
 from onceflow.core.plan.window_batches import CoGroupBatchFunction
 from onceflow.core.plan.window_functions import CoGroupFunction, ProcessWindowFunction

@@ -10,8 +10,9 @@ import pyarrow as pa
 from onceflow.core.api.users_mistakes import require_aggregates, require_function_object
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.aggregates import Aggregate
 from onceflow.core.plan.event_time import check_late, event_time_column
-from onceflow.core.plan.functions import Aggregate, OutputTag, Record
+from onceflow.core.plan.functions import OutputTag, Record
 from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.window_functions import (
     KeptAccumulators,

@@ -1,4 +1,4 @@
-"""The functions that users write: of records, of batches, with keyed state, and aggregates.
+"""The functions that users write: of records, of batches, and with keyed state.
 
 Records that functions return or yield are copied.
 
@@ -14,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -23,7 +23,6 @@ from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.function_metrics import MetricsAccess
 from onceflow.core.state import (
-    AccumulatorColumn,
     AggregatingState,
     AggregatingStateDescriptor,
     BatchTimers,
@@ -37,14 +36,12 @@ from onceflow.core.state import (
     RawKeyedState,
     ReducingState,
     ReducingStateDescriptor,
-    StateTtlConfig,
     TimeDomain,
     Timer,
     Timers,
     ValueState,
     ValueStateDescriptor,
 )
-from onceflow.core.state.api.descriptors import DIGITS_MAX
 
 
 def copy_value(value: Any) -> Any:
@@ -107,9 +104,6 @@ def takes_iterator(function: Callable[..., Any]) -> bool:
         return True
     hints = getattr(called, "__annotations__", {}).values()
     return any(_ITERATES.match(hint if isinstance(hint, str) else repr(hint)) for hint in hints)
-
-
-AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg"]
 
 
 @check_fields
@@ -374,118 +368,3 @@ class KeyedBatchFunction(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what `open` took. Not called when the process is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """A running aggregate over the records of a key: `sum_("amount")`, `count()`."""
-
-    op: AggregateOp
-    column: str | None
-
-    def result_type(self, schema: pa.Schema) -> pa.DataType:
-        """Return the type of the aggregate's result over `schema`.
-
-        Raises:
-            ConfigError: The column does not exist or cannot be aggregated.
-        """
-        return self.total("", schema).result_type
-
-    def total(self, name: str, schema: pa.Schema) -> AccumulatorColumn:
-        """Return the accumulator column for this aggregate over `schema`, named `name`.
-
-        Raises:
-            ConfigError: The column does not exist or cannot be aggregated.
-        """
-        return AccumulatorColumn(name, self.op, self._total_type(schema))
-
-    def _total_type(self, schema: pa.Schema) -> pa.DataType:
-        if self.column is None:
-            return pa.int64()
-        if self.column not in schema.names:
-            raise ConfigError(
-                f"{self.op}({self.column!r}): no such column; there are {', '.join(schema.names)}"
-            )
-        column_type = schema.field(self.column).type
-        if pa.types.is_integer(column_type):
-            return pa.int64()
-        if pa.types.is_floating(column_type):
-            return pa.float64()
-        if pa.types.is_decimal(column_type) and column_type.precision <= DIGITS_MAX:
-            digits = DIGITS_MAX if self.op == "sum" else column_type.precision
-            return pa.decimal128(digits, column_type.scale)
-        if self.op in ("min", "max") and _is_time(column_type):
-            return column_type
-        times = "" if self.op in ("sum", "avg") else ", a date, a time or a timestamp"
-        raise ConfigError(
-            f"{self.op}({self.column!r}): cannot aggregate {column_type}; it takes integers, floats"
-            f" and decimals of up to {DIGITS_MAX} digits{times}; for others use process() with a"
-            " function of your own"
-        )
-
-
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
-
-
-def sum_(column: str) -> Aggregate:
-    """Return the running sum of `column`. Nulls are skipped. Overflow is an error.
-
-    The result is int64 for integers, a decimal of 38 digits and the column's scale for decimals,
-    and float64 for floats.
-    """
-    return Aggregate("sum", column)
-
-
-def count() -> Aggregate:
-    """Return the running number of records. It is 1 for the first record of a key."""
-    return Aggregate("count", None)
-
-
-def min_(column: str) -> Aggregate:
-    """Return the smallest value of `column` so far. Nulls are skipped. -0.0 is below 0.0."""
-    return Aggregate("min", column)
-
-
-def max_(column: str) -> Aggregate:
-    """Return the largest value of `column` so far. Nulls are skipped. 0.0 is above -0.0."""
-    return Aggregate("max", column)
-
-
-def avg(column: str) -> Aggregate:
-    """Return the average of `column` so far. Nulls are skipped. It is null until the first value.
-
-    For decimals, the result has four more digits, up to 38 in total. The last digit is rounded half
-    away from zero. For integers and floats, the result is a float64.
-    """
-    return Aggregate("avg", column)
-
-
-def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa.Schema:
-    """Return `schema` with one more column for each aggregate, in the order given.
-
-    Raises:
-        ConfigError: A name is in use, or a column cannot be aggregated.
-    """
-    fields = list(schema)
-    for name, aggregate in aggregates.items():
-        if name in schema.names:
-            raise ConfigError(f"running({name}=…): the stream has a column {name!r} already")
-        fields.append(pa.field(name, aggregate.result_type(schema)))
-    return pa.schema(fields)
-
-
-def check_running_ttl(ttl: object) -> None:
-    """Raise ConfigError if running aggregates cannot have this time to live.
-
-    Aggregates cannot return values that have expired.
-    """
-    if ttl is not None and not isinstance(ttl, StateTtlConfig):
-        raise ConfigError(
-            f"running(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
-        )
-    if ttl is not None and not ttl.never_returns_expired:
-        raise ConfigError(
-            f"running(ttl=…): visibility={ttl.visibility!r} is not for running aggregates: what has"
-            " expired begins anew, whether it is deleted yet or not"
-        )

@@ -7,7 +7,7 @@ node (aggregate, sort, limit, join, window, subquery) is refused with an error t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -81,6 +81,10 @@ class StreamSql:
             _require_digits(made)
             yield made
 
+    def table(self) -> Any:
+        """Return the stream as an empty DataFusion table. Raises ConfigError without DataFusion."""
+        return self._engine(_rows_of(self.schema)).table(_TABLE)
+
     @cached_property
     def _computes_integers(self) -> bool:
         return computes_integers(self._context, self._plan(self._context).logical_plan())
@@ -138,6 +142,28 @@ class StreamSql:
         except Exception as error:
             raise ConfigError(f"sql({self.query!r}): {error}") from error
         return [name for name in names if name not in _PHYSICAL]
+
+
+def select_conditions(conditions: Sequence[str], schema: pa.Schema) -> StreamSql:
+    """Return the query of the SQL `conditions` over a stream of `schema`: a column for each."""
+    # The line break ends a comment in a condition.
+    columns = ", ".join(f"({text}\n) AS c{number}" for number, text in enumerate(conditions))
+    return StreamSql(f"SELECT {columns} FROM {_TABLE}", schema)  # noqa: S608 - the user's own SQL
+
+
+def require_condition(text: str, schema: pa.Schema, *, owner: str) -> None:
+    """Raise ConfigError unless `text` is a SQL condition over one row of `schema`."""
+    sql = select_conditions([text], schema)
+    try:
+        sql.table().parse_sql_expr(text)
+    except Exception as error:
+        raise ConfigError(f"{owner}: where= is not a SQL condition: {error}") from error
+    try:
+        kind = sql.resolve_schema().field(0).type
+    except ConfigError as error:
+        raise ConfigError(f"{owner}: {error}") from error
+    if not pa.types.is_boolean(kind):
+        raise ConfigError(f"{owner}: where= is a SQL expression of type {kind}, not a condition")
 
 
 def _require_digits(rows: pa.RecordBatch) -> None:

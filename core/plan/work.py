@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from onceflow.core.plan import functions, process_functions
+from onceflow.core.plan.aggregates import Aggregate
 from onceflow.core.plan.compiled_function import CompiledFunction
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.plan.join_functions import TimedJoin
@@ -347,7 +348,7 @@ class ProcessBatches(_KeyedWork):
 class RunAggregates(_KeyedWork):
     """Adds running aggregates of each key as columns, batch by batch."""
 
-    aggregates: Mapping[str, functions.Aggregate]
+    aggregates: Mapping[str, Aggregate]
     ttl: StateTtlConfig | None = None
     """The time without records after which a key's aggregates start again, or None for never."""
 
@@ -371,7 +372,7 @@ class AggregateWindows(_KeyedWork):
     time: str | None
     """The column of event time, or None for processing time."""
     lateness_ms: int
-    aggregates: Mapping[str, functions.Aggregate]
+    aggregates: Mapping[str, Aggregate]
     late: functions.OutputTag | None = None
     """The side output for records that are too late, or None to drop them."""
 
@@ -390,7 +391,7 @@ class AggregateCounts(_KeyedWork):
     """Replaces each `size` records of a key by aggregates, batch by batch."""
 
     size: int
-    aggregates: Mapping[str, functions.Aggregate]
+    aggregates: Mapping[str, Aggregate]
 
     @property
     def owned_state(self) -> OwnedState:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from onceflow.core.api.windowed_stream import CountWindowedStream, WindowedStream
     from onceflow.core.errors import OnceflowError
+    from onceflow.core.plan.aggregates import Aggregate, avg, count, max_, min_, sum_
     from onceflow.core.plan.event_time import WatermarkStrategy
     from onceflow.core.plan.function_metrics import (
         FunctionCounter,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         MetricsAccess,
     )
     from onceflow.core.plan.functions import (
-        Aggregate,
         BatchStates,
         KeyedBatchFunction,
         KeyedFunction,
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
         Record,
         SideOutput,
         StateAccess,
-        avg,
-        count,
-        max_,
-        min_,
-        sum_,
     )
     from onceflow.core.plan.join_functions import ProcessJoinFunction
     from onceflow.core.plan.process_functions import (
@@ -167,13 +162,14 @@ else:
             "onceflow.core.settings.configuration": "Configuration",
             "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
+            "onceflow.core.plan.aggregates": "Aggregate avg count max_ min_ sum_",
             "onceflow.core.plan.event_time": "WatermarkStrategy",
             "onceflow.core.plan.function_metrics": (
                 "FunctionCounter FunctionGauge FunctionHistogram MetricsAccess"
             ),
             "onceflow.core.plan.functions": (
-                "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess "
-                "OutputTag Record SideOutput StateAccess avg count max_ min_ sum_"
+                "BatchStates KeyedBatchFunction KeyedFunction OperatorAccess OutputTag Record "
+                "SideOutput StateAccess"
             ),
             "onceflow.core.plan.join_functions": "ProcessJoinFunction",
             "onceflow.core.api.joined_streams": "IntervalJoin JoinedStreams",

@@ -29,6 +29,9 @@ AGGREGATES = {
     "low": min_("amount"),
     "high": max_("amount"),
     "mean": avg("amount"),
+    "large": count(where="amount > 3"),
+    "large_total": sum_("amount", where="amount > 3"),
+    "large_low": min_("amount", where="amount > 3"),
 }
 Row = tuple[str, int | None]
 
@@ -57,7 +60,9 @@ def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
     known = [amount for amount in amounts if amount is not None]
     mean = sum(known) / len(known) if known else None
     low, high = min(known, default=None), max(known, default=None)
-    return (sum(known), len(amounts), low, high, mean)
+    large = [amount for amount in known if amount > 3]
+    of_large = (len(large), sum(large), min(large, default=None))
+    return (sum(known), len(amounts), low, high, mean, *of_large)
 
 
 class Running:

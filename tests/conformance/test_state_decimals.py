@@ -14,7 +14,7 @@ import pytest
 from tests.conformance.state_job import Job
 
 from onceflow.core.errors import BadStateValue, StateIncompatible
-from onceflow.core.plan.functions import Aggregate, avg, max_, min_, sum_
+from onceflow.core.plan.aggregates import Aggregate, avg, max_, min_, sum_
 from onceflow.core.state import AccumulatorTable, KeyedStateStore, hash_keys
 from onceflow.core.state.aggregates.totals import to_typed_array
 

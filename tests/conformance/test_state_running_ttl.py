@@ -18,7 +18,7 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 from onceflow import sum_
 from onceflow.core import state
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.plan.functions import check_running_ttl, running_schema
+from onceflow.core.plan.aggregates import check_running_ttl, running_schema
 from onceflow.core.plan.work import RunAggregates
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner

@@ -48,20 +48,25 @@ def pipeline_of(
     )
     records = pipeline.read(source, uid="records", watermarks=watermarks)
     windows = records.key_by("account").count_window(size)
-    windows.aggregate(total=sum_("amount"), n=count(), uid="counts").write(sink, uid="out")
+    even = count(where="amount % 2 = 0")
+    counts = windows.aggregate(total=sum_("amount"), n=count(), even=even, uid="counts")
+    counts.write(sink, uid="out")
     return pipeline, sink
 
 
 def assert_windows(sink: DirectorySink, source: CountingSource, size: int) -> None:
     totals, sizes = Counter[str](), defaultdict[str, list[int]](list)
+    even = 0
     for row in sink.rows():
         totals[row["account"]] += row["total"]
+        even += row["even"]
         sizes[row["account"]].append(row["n"])
     expected, numbers = Counter[str](), Counter[str]()
     for record in range(source.records):
         expected[str(record % source.accounts)] += amount_of(record)
         numbers[str(record % source.accounts)] += 1
     assert totals == expected
+    assert even == sum(amount_of(record) % 2 == 0 for record in range(source.records))
     for account, number in numbers.items():
         left = [number % size] if number % size else []
         assert sorted(sizes[account]) == sorted([size] * (number // size) + left)

@@ -20,8 +20,8 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.aggregates import Aggregate, avg, count, max_, min_, sum_
 from onceflow.core.plan.event_time import WatermarkStrategy
-from onceflow.core.plan.functions import Aggregate, avg, count, max_, min_, sum_
 from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import DURATION, NAMES, choice, option
@@ -129,7 +129,11 @@ WINDOWS: Mapping[str, type[Any]] = {
 }
 """The window classes by their names in a file."""
 
-_AGGREGATE = re.compile(r"\s*([a-z]+)_?\s*\(\s*(.*?)\s*\)\s*")
+_AGGREGATE = re.compile(
+    r"\s*([a-z]+)_?\s*\(\s*([^()]*?)\s*\)\s*(?:filter\s*\(\s*where\s+(.+)\)\s*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A function, its column, and a condition as SQL writes it: `sum(a) FILTER (WHERE b > 1)`."""
 _OF_COLUMN = {"sum": sum_, "min": min_, "max": max_, "avg": avg}
 
 
@@ -148,11 +152,11 @@ def _parse_aggregate(text: object, where: str) -> Aggregate:
         raise ConfigError(
             f"{where}={text!r} is not an aggregate; write, for example, sum(column) or count()"
         )
-    function, column = match[1], match[2].strip("\"'`")
+    function, column, condition = match[1].lower(), match[2].strip("\"'`"), match[3]
     if function == "count":
         if column:
             raise ConfigError(f"{where}: count() counts records and takes no column")
-        return count()
+        return count(where=condition)
     known: Sequence[str] = ("count", *_OF_COLUMN)
     if function not in _OF_COLUMN:
         near = get_close_matches(function, known, n=1)
@@ -160,4 +164,4 @@ def _parse_aggregate(text: object, where: str) -> Aggregate:
         raise ConfigError(f"{where}: {meant}there are {', '.join(known)}")
     if not column:
         raise ConfigError(f"{where}: {function}(…) needs a column, as in {function}(amount)")
-    return _OF_COLUMN[function](column)
+    return _OF_COLUMN[function](column, where=condition)

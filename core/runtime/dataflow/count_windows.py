@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.aggregates import AggregateInputs
 from onceflow.core.plan.work import AggregateCounts
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
-from onceflow.core.runtime.dataflow.user_functions import user_error
+from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
@@ -49,7 +50,7 @@ class CountAggregator(KeyedOperator):
         self._key = work.key
         self._size = work.size
         self._schema = schema
-        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
+        self._inputs = AggregateInputs(work.aggregates, input_schema)
         columns = [
             aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()
         ]
@@ -69,11 +70,7 @@ class CountAggregator(KeyedOperator):
         if not rows.num_rows:
             return
         keys = [rows.column(name) for name in self._key]
-        values = {
-            name: rows.column(column)
-            for name, column in self._columns.items()
-            if column is not None
-        }
+        values = call_user(self.uid, lambda: self._inputs.read(rows))
         try:
             hashes = hash_keys(keys) if batch.hashes is None else batch.hashes
             windows = self._number_windows(keys, hashes)

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.aggregates import AggregateInputs
 from onceflow.core.plan.work import RunAggregates
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
-from onceflow.core.runtime.dataflow.user_functions import user_error
+from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.state import KeyedStateStore, StateWriter
 from onceflow.core.state.aggregates.totals import to_typed_array
 from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
@@ -89,7 +90,7 @@ class AggregateRunner(KeyedOperator):
         super().__init__(uid, store)
         self._key = work.key
         self._schema = schema
-        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
+        self._inputs = AggregateInputs(work.aggregates, input_schema)
         self._table = store.accumulators(
             "running",
             [input_schema.field(name).type for name in work.key],
@@ -102,11 +103,7 @@ class AggregateRunner(KeyedOperator):
     def process(self, batch: Batch) -> None:
         """Emit the batch with its aggregate columns."""
         rows = batch.rows
-        values = {
-            name: rows.column(column)
-            for name, column in self._columns.items()
-            if column is not None
-        }
+        values = call_user(self.uid, lambda: self._inputs.read(rows))
         keys = [rows.column(name) for name in self._key]
         try:
             running = self._table.update(keys, batch.hashes, values)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from onceflow.core.errors import BadStateValue
 from onceflow.core.plan.windows import EventTimeSessionWindows
 from onceflow.core.plan.work import AggregateWindows
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
-from onceflow.core.runtime.dataflow.user_functions import user_error
+from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.runtime.dataflow.window_operators import WindowOperator
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
 from onceflow.core.state.keys.key_columns import Ints, plain_keys
@@ -201,7 +200,7 @@ class SessionAggregator(WindowOperator):
         key_groups: range,
         restored: Sequence[bytes] = (),
     ) -> None:
-        super().__init__(uid, work, store, schema, key_groups, restored)
+        super().__init__(uid, work, store, input_schema, schema, key_groups, restored)
         assert isinstance(work.windows, EventTimeSessionWindows)
         self._gap_ms = work.windows.gap_ms
         self._lateness_ms = work.lateness_ms
@@ -259,11 +258,7 @@ class SessionAggregator(WindowOperator):
             rows = rows.filter(pa.array(~late))
             starts, ends = starts[chosen], ends[chosen]
             keys = self._keys_of(rows)
-        values: dict[str, Any] = {
-            name: rows.column(column)
-            for name, column in self._columns.items()
-            if column is not None
-        }
+        values = call_user(self.uid, lambda: self._inputs.read(rows))
         values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
         try:
             self._table.regroup(held.entries, known, new, keys, values, entries)

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.aggregates import AggregateInputs
 from onceflow.core.plan.event_time import times_ms
 from onceflow.core.plan.windows import PaneAssigner, pane_windows
 from onceflow.core.plan.work import AggregateWindows
@@ -49,6 +50,7 @@ class WindowOperator(KeyedOperator):
         uid: str,
         work: AggregateWindows,
         store: KeyedStateStore,
+        input_schema: pa.Schema,
         schema: pa.Schema,
         key_groups: range,
         restored: Sequence[bytes],
@@ -60,7 +62,7 @@ class WindowOperator(KeyedOperator):
         self._late_tag = work.late
         if work.late is not None:
             self.side_schemas[work.late.name] = work.late.schema
-        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
+        self._inputs = AggregateInputs(work.aggregates, input_schema)
         self._restored = RestoredEventTime(restored, key_groups)
         self._watermark = self._restored.least
 
@@ -147,7 +149,7 @@ class WindowAggregator(WindowOperator):
         key_groups: range,
         restored: Sequence[bytes] = (),
     ) -> None:
-        super().__init__(uid, work, store, schema, key_groups, restored)
+        super().__init__(uid, work, store, input_schema, schema, key_groups, restored)
         assert isinstance(work.windows, PaneAssigner)
         self._windows = windows = pane_windows(work.windows, work.lateness_ms)
         self._table = store.accumulators(
@@ -178,11 +180,7 @@ class WindowAggregator(WindowOperator):
                 return
         starts = panes * self._windows.pane_ms + self._windows.offset_ms
         keys = [rows.column(name) for name in self._key]
-        values = {
-            name: rows.column(column)
-            for name, column in self._columns.items()
-            if column is not None
-        }
+        values = user_functions.call_user(self.uid, lambda: self._inputs.read(rows))
         try:
             entries = self._table.fold(starts, keys, hashes, values)
         except BadStateValue as error:
@@ -309,7 +307,7 @@ class WindowAggregator(WindowOperator):
         table, size_ms = self._table, self._windows.size_ms
         if end is None:
             starts = table.namespaces_of(entries)
-            totals = [table.values(index, entries) for index in range(len(self._columns))]
+            totals = [table.values(index, entries) for index in range(self._inputs.count)]
         else:
             entries, positions, totals = table.merge_by_key(entries)
             if of_keys is not None:

@@ -14,11 +14,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from onceflow import LocalProcesses, Pipeline, Stream
+from onceflow import LocalProcesses, Pipeline, Stream, count, sum_
 from onceflow.cli.main import app
 from onceflow.cli.run.cluster import OpenedCluster
 from onceflow.cli.run.file.connector_file import ConnectorFile, read_connector_file
-from onceflow.cli.run.file.layout import DEAD_LETTERS, SinkKeys, SourceKeys, StepKeys
+from onceflow.cli.run.file.layout import (
+    DEAD_LETTERS,
+    SinkKeys,
+    SourceKeys,
+    StepKeys,
+    parse_aggregates,
+)
 from onceflow.cli.run.file.parameters import list_parameters
 from onceflow.cli.run.file.schema import make_schema
 from onceflow.cli.run.target import load_target
@@ -208,6 +214,10 @@ MISTAKES: Mapping[str, tuple[str, str]] = {
     ),
     "aggregate": (changed('"sum(amount)"', '"sun(amount)"'), "did you mean sum?"),
     "column": (changed('"sum(amount)"', '"sum(amonut)"'), "no such column"),
+    "condition": (
+        changed('"sum(amount)"', '"sum(amount) FILTER (WHERE amonut > 5)"'),
+        "No field named amonut",
+    ),
     "no aggregate": (changed('"sum(amount)"', '"amount"'), "is not an aggregate"),
     "two kinds of step": (changed("running =", 'sql = "SELECT 1"\nrunning ='), "sql and running"),
     "no key": (changed('key_by = "account"', ""), "running needs key_by"),
@@ -225,6 +235,19 @@ MISTAKES: Mapping[str, tuple[str, str]] = {
     "uid": (changed("[steps.balance]", "[steps.payments]"), "'payments' is used twice"),
     "toml": (PLAIN + "table", "is not TOML"),
 }
+
+
+def test_an_aggregate_may_have_a_condition_as_in_sql() -> None:
+    assert parse_aggregates(
+        {
+            "n": "count() filter (where (amount + 1) > 5)",
+            "s": "sum(amount)FILTER (WHERE state = 'a)')",
+        },
+        "steps.balance.running",
+    ) == {
+        "n": count(where="(amount + 1) > 5"),
+        "s": sum_("amount", where="state = 'a)'"),
+    }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

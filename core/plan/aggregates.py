@@ -1,0 +1,207 @@
+"""Aggregates over the records of a key, and the values that they take from each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.core.argument_types import check_fields
+from onceflow.core.errors import ConfigError
+from onceflow.core.plan.stream_sql import StreamSql, require_condition, select_conditions
+from onceflow.core.state import AccumulatorColumn, StateTtlConfig
+from onceflow.core.state.api.descriptors import DIGITS_MAX
+
+AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg"]
+
+
+@check_fields
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """An aggregate over the records of a key: `sum_("amount")`, `count(where="amount > 100")`."""
+
+    op: AggregateOp
+    column: str | None
+    where: str | None = None
+    """A SQL condition: the aggregate skips the records for which it is false or null."""
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        """Return the type of the aggregate's result over `schema`.
+
+        Raises:
+            ConfigError: The column does not exist or cannot be aggregated.
+        """
+        return self.total("", schema).result_type
+
+    def total(self, name: str, schema: pa.Schema) -> AccumulatorColumn:
+        """Return the accumulator column for this aggregate over `schema`, named `name`.
+
+        Raises:
+            ConfigError: The column does not exist or cannot be aggregated.
+        """
+        if self.where is not None:
+            require_condition(self.where, schema, owner=str(self))
+        return AccumulatorColumn(name, self.op, self._total_type(schema))
+
+    def __str__(self) -> str:
+        column = "" if self.column is None else repr(self.column)
+        where = [] if self.where is None else [f"where={self.where!r}"]
+        return f"{self.op}({', '.join([column] * bool(column) + where)})"
+
+    def _total_type(self, schema: pa.Schema) -> pa.DataType:
+        if self.column is None:
+            return pa.int64()
+        if self.column not in schema.names:
+            raise ConfigError(
+                f"{self.op}({self.column!r}): no such column; there are {', '.join(schema.names)}"
+            )
+        column_type = schema.field(self.column).type
+        if pa.types.is_integer(column_type):
+            return pa.int64()
+        if pa.types.is_floating(column_type):
+            return pa.float64()
+        if pa.types.is_decimal(column_type) and column_type.precision <= DIGITS_MAX:
+            digits = DIGITS_MAX if self.op == "sum" else column_type.precision
+            return pa.decimal128(digits, column_type.scale)
+        if self.op in ("min", "max") and _is_time(column_type):
+            return column_type
+        times = "" if self.op in ("sum", "avg") else ", a date, a time or a timestamp"
+        raise ConfigError(
+            f"{self.op}({self.column!r}): cannot aggregate {column_type}; it takes integers, floats"
+            f" and decimals of up to {DIGITS_MAX} digits{times}; for others use process() with a"
+            " function of your own"
+        )
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
+
+
+def sum_(column: str, *, where: str | None = None) -> Aggregate:
+    """Return the running sum of `column`. Nulls are skipped. Overflow is an error.
+
+    The result is int64 for integers, a decimal of 38 digits and the column's scale for decimals,
+    and float64 for floats. `where` is as in `count`.
+    """
+    return Aggregate("sum", column, where)
+
+
+def count(*, where: str | None = None) -> Aggregate:
+    """Return the running number of records. It is 1 for the first record of a key.
+
+    With `where`, a SQL condition such as `"price >= 10000"`, it is the number of the records for
+    which the condition is true.
+    """
+    return Aggregate("count", None, where)
+
+
+def min_(column: str, *, where: str | None = None) -> Aggregate:
+    """Return the smallest value of `column` so far. Nulls are skipped. -0.0 is below 0.0.
+
+    `where` is as in `count`.
+    """
+    return Aggregate("min", column, where)
+
+
+def max_(column: str, *, where: str | None = None) -> Aggregate:
+    """Return the largest value of `column` so far. Nulls are skipped. 0.0 is above -0.0.
+
+    `where` is as in `count`.
+    """
+    return Aggregate("max", column, where)
+
+
+def avg(column: str, *, where: str | None = None) -> Aggregate:
+    """Return the average of `column` so far. Nulls are skipped. It is null until the first value.
+
+    For decimals, the result has four more digits, up to 38 in total. The last digit is rounded half
+    away from zero. For integers and floats, the result is a float64. `where` is as in `count`.
+    """
+    return Aggregate("avg", column, where)
+
+
+def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa.Schema:
+    """Return `schema` with one more column for each aggregate, in the order given.
+
+    Raises:
+        ConfigError: A name is in use, or a column cannot be aggregated.
+    """
+    fields = list(schema)
+    for name, aggregate in aggregates.items():
+        if name in schema.names:
+            raise ConfigError(f"running({name}=…): the stream has a column {name!r} already")
+        fields.append(pa.field(name, aggregate.result_type(schema)))
+    return pa.schema(fields)
+
+
+def check_running_ttl(ttl: object) -> None:
+    """Raise ConfigError if running aggregates cannot have this time to live.
+
+    Aggregates cannot return values that have expired.
+    """
+    if ttl is not None and not isinstance(ttl, StateTtlConfig):
+        raise ConfigError(
+            f"running(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
+        )
+    if ttl is not None and not ttl.never_returns_expired:
+        raise ConfigError(
+            f"running(ttl=…): visibility={ttl.visibility!r} is not for running aggregates: what has"
+            " expired begins anew, whether it is deleted yet or not"
+        )
+
+
+class AggregateInputs:
+    """The values that aggregates take from the batches of one operator.
+
+    Used by one thread of a slot. The values depend only on each row, never on its batch.
+    """
+
+    def __init__(self, aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> None:
+        self._aggregates = aggregates
+        self._schema = schema
+        conditions = {a.where for a in aggregates.values() if a.where is not None}
+        self._conditions = sorted(conditions)
+
+    @property
+    def count(self) -> int:
+        """The number of aggregates."""
+        return len(self._aggregates)
+
+    @cached_property
+    def _sql(self) -> StreamSql:
+        return select_conditions(self._conditions, self._schema)
+
+    def read(self, rows: pa.RecordBatch) -> dict[str, Any]:
+        """Return the values of each aggregate by its name, with a null for each row to skip.
+
+        An aggregate that counts all rows has no values.
+
+        Raises:
+            Exception: A condition cannot be computed for a row, such as a division by zero.
+        """
+        met = self._evaluate(rows)
+        values: dict[str, Any] = {}
+        for name, aggregate in self._aggregates.items():
+            column = None if aggregate.column is None else rows.column(aggregate.column)
+            if aggregate.where is not None:
+                chosen = met[aggregate.where]
+                kept = pa.scalar(True) if column is None else column
+                column = pc.if_else(chosen, kept, pa.scalar(None, kept.type))
+            if column is not None:
+                values[name] = column
+        return values
+
+    def _evaluate(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
+        """Return, for each condition, its value for each row."""
+        if not self._conditions:
+            return {}
+        parts = list(self._sql.apply(rows)) if rows.num_rows else []
+        none = pa.array([], pa.bool_())
+        return {
+            text: pa.concat_arrays([none, *(part.column(at) for part in parts)])
+            for at, text in enumerate(self._conditions)
+        }
