@@ -22,6 +22,7 @@ import select
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -126,10 +127,19 @@ class ReplicationStream:
         """The time since the server has sent anything."""
         return time.monotonic() - self._heard_at
 
-    def start(self, slot: str, publication: str, lsn: int, *, timeout_s: float) -> None:
+    def start(
+        self,
+        slot: str,
+        publication: str,
+        lsn: int,
+        *,
+        timeout_s: float,
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
         """Read `slot` from `lsn` on. The server omits transactions that ended before `lsn`.
 
-        The stream is closed if this fails.
+        Values come in binary format, except those of types without one. With `texts`, the settings
+        of the session, all values come as texts. The stream is closed if this fails.
 
         Raises:
             StreamRefused: The server refuses it, for example because another reader is active.
@@ -138,10 +148,13 @@ class ReplicationStream:
         options = f"proto_version '1', publication_names {literal(quote(publication)).strip()}"
         command = (
             f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)}"
-            f" ({options}, binary 'true')"
+            f" ({options}, binary '{'true' if texts is None else 'false'}')"
         )
+        deadline = time.monotonic() + timeout_s
         try:
-            self._begin_copy(command, time.monotonic() + timeout_s)
+            for name, value in (texts or {}).items():
+                self._run(f"SET {name} = {literal(value)}", deadline)
+            self._begin_copy(command, deadline)
         except BaseException:
             self.close()
             raise
@@ -202,22 +215,36 @@ class ReplicationStream:
             self._reporter.join(_CLOSE_S)
 
     def _begin_copy(self, command: str, deadline: float) -> None:
+        self._send(command)
+        result = self._await_result(deadline)
+        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+            raise self._refusal(result)
+
+    def _run(self, statement: str, deadline: float) -> None:
+        """Carry out a statement that returns nothing."""
+        self._send(statement)
+        result = self._await_result(deadline)
+        if result is None or result.status != pq.ExecStatus.COMMAND_OK:
+            raise self._refusal(result)
+        while self._await_result(deadline) is not None:
+            pass
+
+    def _send(self, command: str) -> None:
         with self._lock:
             self._pgconn.send_query(command.encode())
             self._pgconn.flush()
+
+    def _await_result(self, deadline: float) -> pq.abc.PGresult | None:
+        """Return the next result of the command, or None after the last one."""
         while True:
             with self._lock:
-                is_ready = not self._pgconn.is_busy()
-                result = self._pgconn.get_result() if is_ready else None
-            if is_ready:
-                break
+                if not self._pgconn.is_busy():
+                    return self._pgconn.get_result()
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not self._is_readable(left_s):
                 raise SourceUnavailable(f"{self._where} did not answer START_REPLICATION in time")
             with self._lock:
                 self._consume()
-        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
-            raise self._refusal(result)
 
     def _take(self) -> Changes | Keepalive | None:
         """Return a message that has arrived, or None."""

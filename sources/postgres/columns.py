@@ -5,6 +5,10 @@ these conversions. The default Arrow type of a Postgres type is one that the Pos
 into that type. A value that the Arrow type cannot hold is refused: `ValueRefused` tells its row,
 and the caller adds the column.
 
+A type without an exact Arrow type is read as text: the text that its output function writes under
+`TEXT_SETTINGS`, which its input function reads back as the same value. Every type can be read as
+text if the user chooses `string` for the column.
+
 Source: the send functions of PostgreSQL 18, src/backend/utils/adt.
 """
 
@@ -50,7 +54,19 @@ _DEFAULTS: Mapping[str, pa.DataType] = {
     "time": pa.time64("us"),
     "interval": pa.duration("us"),
 }
-_NUMERIC_HEADER = struct.Struct("!hhHH")
+# Types of the server whose text is exact. The text of the types that are not listed names an object
+# of this one database, such as a table, or has no input function.
+_TEXT_FORMS = frozenset(
+    {"numeric", "money", "bit", "varbit", "timetz", "inet", "cidr", "macaddr", "macaddr8", "char"}
+    | {"name", "oid", "xid", "xid8", "cid", "tid", "pg_lsn", "pg_snapshot", "txid_snapshot"}
+    | {"point", "line", "lseg", "box", "path", "polygon", "circle", "tsvector", "tsquery", "xml"}
+    | {"jsonpath", "int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"}
+    | {"int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange"}
+    | {"datemultirange"}
+)
+_NUMERIC_GROUPS_MAX = DECIMAL_PRECISION_MAX // 4 + 2
+"""The most groups of four digits in which a decimal128 may be sent."""
+_NUMERIC_HEADER = struct.Struct("!HhHH")
 _NEGATIVE = 0x4000
 _SPECIAL_NUMERICS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _INTERVAL = struct.Struct("!qii")
@@ -70,12 +86,35 @@ class ValueRefused(Exception):
 
 def default_type(source: PostgresType) -> pa.DataType | None:
     """Return the Arrow type of the values of `source`, or None if they have no exact one."""
+    own = _own_type(source)
+    if own is None and _has_exact_text(source):
+        return pa.string()
+    return own
+
+
+def is_text_form(source: PostgresType, given: pa.DataType) -> bool:
+    """Return True if values of `source` are read as `given` by their text."""
+    return given == pa.string() and source.name not in (*_TEXTS, "uuid")
+
+
+def _own_type(source: PostgresType) -> pa.DataType | None:
+    """Return the Arrow type into which the binary format is converted, or None."""
     if source.element:
-        element = default_type(source.element_type)
+        element = _own_type(source.element_type)
         return None if element is None else pa.list_(element)
     if source.name == "numeric":
         return _numeric_type(source)
     return _DEFAULTS.get(source.name)
+
+
+def _has_exact_text(source: PostgresType) -> bool:
+    """Return True if the text of a value is exact: the type's input function reads it back.
+
+    An empty name is a type outside of the server's own schema: a composite type, a range, an array
+    of these or of enums, or an extension's type, such as hstore or geometry.
+    """
+    name = source.element or source.name
+    return name in _TEXT_FORMS or name in _DEFAULTS or not source.name
 
 
 def _numeric_type(source: PostgresType) -> pa.DataType | None:
@@ -88,11 +127,21 @@ def _numeric_type(source: PostgresType) -> pa.DataType | None:
 
 
 def converter_of(source: PostgresType, given: pa.DataType) -> Convert | None:
-    """Return the conversion of values of `source` to `given`, or None if there is no exact one."""
+    """Return the conversion of values of `source` to `given`, or None if there is no exact one.
+
+    It takes binary values, or the bytes of texts if the column is read by `is_text_form`.
+    """
+    if is_text_form(source, given):
+        return _texts if _has_exact_text(source) else None
+    return _own_converter(source, given)
+
+
+def _own_converter(source: PostgresType, given: pa.DataType) -> Convert | None:
+    """Return the conversion of binary values of `source` to `given`, or None."""
     if source.element:
         if not arrow.is_list(given):
             return None
-        convert = converter_of(source.element_type, given.value_type)
+        convert = _own_converter(source.element_type, given.value_type)
         return None if convert is None else partial(_lists, convert, given)
     if source.name == "numeric":
         is_fit = arrow.is_decimal128(given) and given.scale >= 0
@@ -243,6 +292,8 @@ def _unscale(row: int, value: bytes, scale: int) -> int:
     count, weight, sign, _ = _NUMERIC_HEADER.unpack_from(value)
     if sign in _SPECIAL_NUMERICS:
         raise ValueRefused(row, _SPECIAL_NUMERICS[sign], "Arrow's decimals have no such value")
+    if count > _NUMERIC_GROUPS_MAX or weight > _NUMERIC_GROUPS_MAX:
+        raise ValueRefused(row, "a number", f"a decimal has {DECIMAL_PRECISION_MAX} digits at most")
     number: int = 0
     for digit in struct.unpack_from(f"!{count}h", value, _NUMERIC_HEADER.size):
         number = number * 10_000 + digit

@@ -31,7 +31,8 @@ from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
 from onceflow.sources.postgres.keys import key_literals, key_of
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.slot import connect, logger
-from onceflow.sources.postgres.table import SourceTable
+from onceflow.sources.postgres.table import SourceColumn, SourceTable
+from onceflow.sources.postgres.text_values import TEXT_SETTINGS
 
 UNORDERED: Key = ()
 """The upper key of a part of a table that is copied as a whole: the copy cannot continue there."""
@@ -53,8 +54,12 @@ _BEGIN = """
     SET LOCAL statement_timeout = 0;
     SET LOCAL idle_in_transaction_session_timeout = 0;
     SELECT pg_catalog.set_config(name, '0', true) FROM pg_catalog.pg_settings
-    WHERE name = 'transaction_timeout' AND setting <> '0'
+    WHERE name = 'transaction_timeout' AND setting <> '0';
+    {text_settings}
 """
+_TEXT_SETTINGS = "; ".join(
+    f"SET LOCAL {name} = {literal(value)}" for name, value in TEXT_SETTINGS.items()
+)
 _SNAPSHOT = """
     SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text
 """
@@ -170,7 +175,8 @@ class CopyThread:
         )
 
     def _copy_chunk(self, session: PostgresSession) -> None:
-        session.execute(_BEGIN.format(table=identifier(self._table.name)))
+        begin = _BEGIN.format(table=identifier(self._table.name), text_settings=_TEXT_SETTINGS)
+        session.execute(begin)
         ((snapshot, lsn),) = session.query(_SNAPSHOT)
         self._require_columns(session)
         self._read_rows(session, str(snapshot), parse_lsn(lsn))
@@ -217,7 +223,7 @@ class CopyThread:
 
 def select_chunk(table: SourceTable, copied: CopiedChunks, rows: int) -> str:
     """Return the COPY of the next `rows` rows after `copied`, or of the whole table."""
-    columns = ", ".join(quote(column.name) for column in table.columns)
+    columns = ", ".join(map(_select_column, table.columns))
     query = f"SELECT {columns} FROM {identifier(table.name)}"
     if table.has_chunks:
         key = ", ".join(map(quote, table.key))
@@ -225,6 +231,18 @@ def select_chunk(table: SourceTable, copied: CopiedChunks, rows: int) -> str:
             query += f" WHERE ({key}) > ({key_literals(copied.last_key)})"
         query += f" ORDER BY {key} LIMIT {rows}"
     return f"COPY ({query}) TO STDOUT (FORMAT binary)"
+
+
+def _select_column(column: SourceColumn) -> str:
+    """Return the expression of the column's values.
+
+    `format` calls the type's output function, as the stream does; a cast to text would add blanks
+    or netmasks for some types. A composite value with a null in it is not null.
+    """
+    name = quote(column.name)
+    if not column.is_text_form:
+        return name
+    return f"CASE WHEN pg_catalog.num_nulls({name}) = 0 THEN pg_catalog.format('%s', {name}) END"
 
 
 def read_rows(messages: Iterator[bytes]) -> Iterator[CopiedRow]:

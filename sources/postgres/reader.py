@@ -34,6 +34,7 @@ from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_str
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import check_position, connect
 from onceflow.sources.postgres.table import SourceTable
+from onceflow.sources.postgres.text_values import TEXT_SETTINGS
 from onceflow.sources.postgres.transactions import ChangeReader
 
 _COPIED = "r"
@@ -74,12 +75,7 @@ class RowBuilder:
         column = self._table.columns[at]
         plain: list[bytes | None] = []
         for value in values:
-            if value is not None and not isinstance(value, bytes):
-                raise BadRecord(
-                    f"column {column.name!r} of table {self._table.name}: the server sent a value"
-                    f" of type {column.source.shown} as text, and only binary values are read."
-                    " Give schema= without the column"
-                )
+            assert value is None or isinstance(value, bytes), column
             plain.append(value)
         try:
             return self._converters[at](plain)
@@ -87,8 +83,8 @@ class RowBuilder:
             raise BadRecord(
                 f"column {column.name!r} of table {self._table.name}: the value {error.shown} of"
                 f" type {column.source.shown} does not fit the column's type {column.arrow}:"
-                f" {error.why}. Change the value and its column's limits, or give schema= without"
-                " the column"
+                f" {error.why}. Change the value and its column's limits, or give schema= with"
+                " string for the column, which reads its text, or without the column"
             ) from None
 
 
@@ -253,6 +249,7 @@ class PostgresReader(SourceReader):
                     position.slot,
                     settings.publication,
                     position.lsn,
+                    texts=TEXT_SETTINGS if self._table.is_sent_as_text else None,
                     timeout_s=settings.connect_timeout_s,
                 )
             except SinkError as error:

@@ -16,7 +16,7 @@ from onceflow.clients.postgres.catalog import (
 from onceflow.clients.sql.session import Session
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError
-from onceflow.sources.postgres.columns import converter_of, default_type
+from onceflow.sources.postgres.columns import converter_of, default_type, is_text_form
 
 FULL = "f"
 _NOTHING = "n"
@@ -64,6 +64,20 @@ class SourceColumn:
     is_binary_text: bool
     """True if the server compares the column's texts by code point, as this process does."""
 
+    @property
+    def is_text_form(self) -> bool:
+        """True if the server converts the values to text, for a type without an Arrow type."""
+        return is_text_form(self.source, self.arrow)
+
+    @property
+    def has_known_order(self) -> bool:
+        """True if this process compares values of the column as the server does."""
+        if self.source.name in _BINARY_TEXTS:
+            return self.is_binary_text
+        return not self.is_text_form and (
+            self.source.name in _WHOLE_NUMBERS or self.source.name == "uuid"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
@@ -89,12 +103,12 @@ class SourceTable:
     @property
     def has_chunks(self) -> bool:
         """True if the table can be copied in chunks: this process knows the order of its keys."""
-        return bool(self.key) and all(
-            column.source.name in _WHOLE_NUMBERS
-            or column.source.name == "uuid"
-            or (column.source.name in _BINARY_TEXTS and column.is_binary_text)
-            for column in self.key_columns
-        )
+        return bool(self.key) and all(column.has_known_order for column in self.key_columns)
+
+    @property
+    def is_sent_as_text(self) -> bool:
+        """True if the stream must send texts: the server has one format for all of its columns."""
+        return any(column.is_text_form for column in self.columns)
 
     @property
     def key_columns(self) -> tuple[SourceColumn, ...]:
@@ -218,19 +232,14 @@ def _chosen_types(
             )
         if given is None or converter_of(source, given) is None:
             default = default_type(source)
-            advice = f"give {default}" if default is not None else _advise(source)
+            advice = (
+                "give schema= with the other columns"
+                if default is None
+                else f"give {default}{'' if default == pa.string() else ', or string for its text'}"
+            )
             raise ConfigError(
                 f"column {name!r} of table {table} has type {source.shown}, whose values are not"
                 f" read{'' if given is None else f' as {given}'}: {advice}"
             )
         types[name] = given
     return types
-
-
-def _advise(source: PostgresType) -> str:
-    if source.name == "numeric":
-        return (
-            "without limits no Arrow type holds all of them. Give schema= with a decimal type for"
-            " the column, such as decimal(38, 9); a value with more digits is then refused by name"
-        )
-    return "give schema= with the other columns"

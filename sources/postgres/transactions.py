@@ -30,6 +30,7 @@ from onceflow.core.errors import BadRecord, OffsetOutOfRange
 from onceflow.sources.postgres.keys import key_of
 from onceflow.sources.postgres.position import Cut, SlotPosition
 from onceflow.sources.postgres.table import SourceTable
+from onceflow.sources.postgres.text_values import Encode, binary_encoder
 
 INSERT, UPDATE, DELETE = "c", "u", "d"
 
@@ -67,6 +68,10 @@ class ChangeReader:
         self._columns: list[int] | None = None
         """The index of each column in the relation's rows; None before the first relation."""
         self._relation_columns = 0
+        self._encoders: list[Encode] = [
+            str.encode if column.is_text_form else binary_encoder(column.source)
+            for column in table.columns
+        ]
         self.stop: BadRecord | None = None
         """The reason why no later message is taken in, or None."""
 
@@ -246,7 +251,7 @@ class ChangeReader:
         return tuple(row[names.index(name)] for name in self._table.key)
 
     def _pick(self, row: Row) -> list[Value]:
-        """Return the values of the table's columns."""
+        """Return the values of the table's columns, in binary format or as the bytes of texts."""
         if self._columns is None:
             raise BadRecord(f"a change of {self._table.name} came before its columns")
         if len(row) != self._relation_columns:
@@ -254,7 +259,13 @@ class ChangeReader:
                 f"a change of {self._table.name} has {len(row)} columns, and the table had"
                 f" {self._relation_columns}"
             )
-        return [row[at] for at in self._columns]
+        picked = [row[at] for at in self._columns]
+        if not self._table.is_sent_as_text:
+            return picked
+        return [
+            encode(value) if isinstance(value, str) else value
+            for value, encode in zip(picked, self._encoders, strict=True)
+        ]
 
     def _meet_relation(self, relation: pgoutput.Relation) -> None:
         """Find the table's columns in the rows that follow, or stop if they were changed."""

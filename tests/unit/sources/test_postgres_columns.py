@@ -12,7 +12,7 @@ import pytest
 
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.postgres.types import wire_of
-from onceflow.sources.postgres.columns import ValueRefused, converter_of, default_type
+from onceflow.sources.postgres.columns import ValueRefused, converter_of, default_type, is_text_form
 
 
 def _numeric(weight: int, sign: int, scale: int, *digits: int) -> bytes:
@@ -129,9 +129,41 @@ def test_decimals_that_the_user_has_chosen_hold_exact_values_alone() -> None:
             convert([data])
 
 
-@pytest.mark.parametrize("name", ["numeric", "timetz", "bit", "money", "inet", "point", ""])
-def test_a_type_without_an_exact_arrow_type_has_no_default(name: str) -> None:
-    assert default_type(_of(name)) is None
+@pytest.mark.parametrize(
+    "source",
+    [
+        *map(_of, ("numeric", "timetz", "bit", "money", "inet", "point", "xml", "tstzrange", "")),
+        _of("numeric", precision=39, scale=0),
+        _of("_inet", element="inet"),
+        _of("_numeric", element="numeric"),
+    ],
+    ids=str,
+)
+def test_a_type_without_an_exact_arrow_type_is_read_as_its_text(source: PostgresType) -> None:
+    assert default_type(source) == pa.string()
+    assert is_text_form(source, pa.string())
+    convert = converter_of(source, pa.string())
+    assert convert is not None
+    assert convert([b"{1,\xc3\xa9}", None]).to_pylist() == ["{1,é}", None]
+
+
+@pytest.mark.parametrize("name", ["int8", "date", "interval", "bytea", "timestamptz"])
+def test_a_type_with_an_arrow_type_is_read_as_its_text_on_request(name: str) -> None:
+    assert default_type(_of(name)) != pa.string()
+    assert is_text_form(_of(name), pa.string())
+    assert converter_of(_of(name), pa.string()) is not None
+
+
+@pytest.mark.parametrize("name", ["text", "varchar", "jsonb", "enum", "uuid"])
+def test_a_type_that_is_text_in_arrow_is_read_in_binary_format(name: str) -> None:
+    assert not is_text_form(_of(name), pa.string())
+
+
+@pytest.mark.parametrize("name", ["regclass", "regtype", "aclitem", "pg_node_tree"])
+def test_a_type_whose_text_names_an_object_of_the_database_is_not_read(name: str) -> None:
+    for source in (_of(name), _of(f"_{name}", element=name)):
+        assert default_type(source) is None
+        assert converter_of(source, pa.string()) is None
 
 
 def test_a_column_is_never_read_as_another_type() -> None:
