@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+from onceflow.core.spi import EndOfInput, PolledRows, ReaderContext, Source, SourceReader, Split
 
-Polled = pa.RecordBatch | EndOfInput | None
+Polled = PolledRows | EndOfInput | None
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
         GlobalCommitter,
         OnBadRow,
         Outage,
+        OutputBatch,
+        PolledRows,
         ReaderContext,
         RejectedRows,
         Sink,
@@ -132,8 +134,8 @@ else:
             "onceflow.core.secret_references": "follow_references",
             "onceflow.core.spi": (
                 "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter OnBadRow "
-                "Outage ReaderContext RejectedRows Sink SinkWriter Source SourceReader Split "
-                "SplitOffsets TransactionNamer WriterContext"
+                "Outage OutputBatch PolledRows ReaderContext RejectedRows Sink SinkWriter Source "
+                "SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
             "onceflow.core.spi.staging": "StagedRows StagingArea make_staged_committable",
             "onceflow.sinks.files.checkpoint_files": (
@@ -184,6 +186,8 @@ __all__ = [
     "OptionRules",
     "OptionValue",
     "Outage",
+    "OutputBatch",
+    "PolledRows",
     "PreCommitFailed",
     "QueryEvents",
     "Questions",

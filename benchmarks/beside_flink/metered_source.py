@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+from onceflow.core.spi import EndOfInput, PolledRows, ReaderContext, Source, SourceReader, Split
 from onceflow.sources import DatagenSource
 
 _INTERVAL_S = 0.02
@@ -56,7 +56,7 @@ class _MeteredReader(SourceReader):
         self._noted_at = 0.0
         self._rows = 0
 
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
         if self._fast_rows is not None and self._rows >= self._fast_rows:
             now = time.monotonic()
             self._slow_since = self._slow_since or now

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, cast
 
+from onceflow.core.api.reading import read_stream, read_streams
 from onceflow.core.api.stream import Stream
 from onceflow.core.api.users_mistakes import without_internal_frames
 from onceflow.core.argument_types import check_arguments, check_fields
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.plan.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.plan.event_time import WatermarkStrategy
-from onceflow.core.plan.graph import NAME, Feed, GraphBuilder
-from onceflow.core.plan.work import ReadFrom
+from onceflow.core.plan.graph import NAME, GraphBuilder
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import RestartStrategy
@@ -390,25 +390,45 @@ class Pipeline:
 
         Raises:
             ConfigError: The uid is in use, only one of the source's setting and `dead_letters` is
-                given, the DataFrame is a stream, or it has a column that Arrow batches do not
-                support.
+                given, the source has several outputs (see `read_outputs`), the DataFrame is a
+                stream, or it has a column that Arrow batches do not support.
         """
         if is_dataframe(source):
             source = DataFrameSource.of(
                 source, self._plan.checkpointing.checkpoint_storage(), self.name, uid
             )
         source = source.bind(self.name, uid)
-        if source.has_dead_letters != (dead_letters is not None):
-            raise ConfigError(
-                f"read(uid={uid!r}): on_bad_record='dead_letter' of the source and dead_letters="
-                "<the sink that takes them> go together; one of them is missing"
-            )
-        if watermarks is not None:
-            watermarks.check(source.schema)
-        operator = self._graph.add(ReadFrom(source, watermarks), uid=uid, schema=source.schema)
-        if dead_letters is not None:
-            self._graph.add_dead_letters(operator, dead_letters)
-        return Stream(self._graph, Feed(uid, source.schema))
+        return read_stream(self._graph, source, uid, dead_letters, watermarks)
+
+    @check_arguments
+    def read_outputs(
+        self,
+        source: Source,
+        *,
+        uid: str,
+        dead_letters: Sink | None = None,
+        watermarks: Mapping[str, WatermarkStrategy] | None = None,
+    ) -> Mapping[str, Stream]:
+        """Return the streams of a source that has several outputs, by the name of the output.
+
+        `uid` names the source's position in checkpoints. One position covers all outputs. So rows
+        of a transaction that changed several tables are committed in the same checkpoint. Records
+        of an output that the job does not use are read and dropped. A later version of the job may
+        use other outputs. It gets their records from the job's position on.
+
+        `dead_letters` is as in `read`.
+
+        `watermarks` names the column of event time for some outputs or for all. The source has one
+        watermark, which all its streams carry: the lowest of the outputs in `watermarks`. An output
+        without new records delays it for the others, unless its strategy has `idle_after`.
+
+        Raises:
+            ConfigError: The uid is in use, the source has only one stream, `watermarks` names an
+                output that does not exist, or only one of the source's setting for bad records and
+                `dead_letters` is given.
+        """
+        source = source.bind(self.name, uid)
+        return read_streams(self._graph, source, uid, dead_letters, watermarks)
 
     @without_internal_frames
     def start(

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.plan.functions import OutputTag, Record, SideOutput, StateAccess
+from onceflow.core.protocol.watermarks import WatermarkRule
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state.keys.key_groups import nanoseconds_of
 
@@ -54,6 +55,11 @@ class WatermarkStrategy:
         return (
             None if self.idle_after is None else seconds_of(self.idle_after, setting="idle_after")
         )
+
+    @property
+    def rule(self) -> WatermarkRule:
+        """The settings of the splits' watermarks."""
+        return WatermarkRule(self.delay_ms, self.idle_after_s)
 
     def check(self, schema: pa.Schema) -> None:
         """Raise ConfigError if `schema` lacks the column or the column cannot hold event times."""

@@ -242,7 +242,7 @@ class Graph:
         """Return the uids of the operators that emit watermarks."""
         timed: set[str] = set()
         for operator in self.operators:
-            begins = isinstance(operator.work, ReadFrom) and operator.work.watermarks is not None
+            begins = isinstance(operator.work, ReadFrom) and bool(operator.work.watermarks)
             # One input with event time is enough: the watermark is the lowest of the inputs that
             # have one.
             if begins or any(feed.uid in timed for feed in operator.feeds):
@@ -293,21 +293,21 @@ class GraphBuilder:
     def event_time_of(self, feeds: Sequence[Feed]) -> frozenset[str]:
         """Return the event-time columns of the sources that `feeds` come from."""
         graph = self.graph()
-        seen: set[str] = set()
+        seen: set[tuple[str, str | None]] = set()
         # Use a stack instead of recursion: a program may have more operators than the recursion
         # limit.
-        waiting = [feed.uid for feed in feeds]
+        waiting = list(feeds)
         columns: set[str] = set()
         while waiting:
-            uid = waiting.pop()
-            if uid in seen:
+            feed = waiting.pop()
+            if (feed.uid, feed.tag) in seen:
                 continue
-            seen.add(uid)
-            operator = graph.operator(uid)
-            waiting += [feed.uid for feed in operator.feeds]
+            seen.add((feed.uid, feed.tag))
+            operator = graph.operator(feed.uid)
+            waiting += operator.feeds
             work = operator.work
-            if isinstance(work, ReadFrom) and work.watermarks is not None:
-                columns.add(work.watermarks.column)
+            if isinstance(work, ReadFrom) and feed.tag in work.watermarks:
+                columns.add(work.watermarks[feed.tag].column)
         return frozenset(columns)
 
     def add(

@@ -12,7 +12,7 @@ kinds. So a new kind of work touches four places:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any, ClassVar
 
@@ -112,7 +112,11 @@ class ReadFrom(Work):
 
     verb: ClassVar[str] = "read"
     source: Source
-    watermarks: WatermarkStrategy | None = None
+    watermarks: Mapping[str | None, WatermarkStrategy] = field(
+        default_factory=dict[str | None, WatermarkStrategy]
+    )
+    """The strategy of each stream with event time, by the tag of its feed: the name of the output,
+    or None if the source has only one stream."""
 
     @property
     def kind(self) -> str:

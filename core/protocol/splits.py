@@ -130,7 +130,13 @@ class SplitState:
 
     split: Split
     event_time_ms: int | None = None
-    """The latest event time read in the split. None without watermarks, or before the first row."""
+    """The latest event time read in the split. None without watermarks, or before the first row.
+
+    Also None if the source has several outputs.
+    """
+    output_times_ms: tuple[tuple[str, int], ...] = ()
+    """(output, latest event time read in the split) for outputs with watermarks that had rows, by
+    name."""
 
 
 def merge_discovered(
@@ -140,8 +146,11 @@ def merge_discovered(
 
     This includes a split that the source has moved to another position: event time never goes back.
     """
-    event_times = {state.split.id: state.event_time_ms for state in known}
-    return tuple(SplitState(split, event_times.get(split.id)) for split in discovered)
+    states = {state.split.id: state for state in known}
+    return tuple(
+        replace(states[split.id], split=split) if split.id in states else SplitState(split)
+        for split in discovered
+    )
 
 
 def describe_moved(known: Iterable[Split], discovered: Iterable[Split]) -> list[str]:

@@ -27,7 +27,7 @@ Invariants, for a window start <= t < end and a watermark w:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 
@@ -113,59 +113,92 @@ class WatermarkMerge:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class WatermarkRule:
+    """The settings of the watermarks of one output of a source."""
+
+    delay_ms: int
+    """The time by which a record may be older than a record before it."""
+    idle_after_s: float | None
+    """The time without records after which a split is idle, or None for never."""
+
+
 class SplitWatermarks:
-    """The watermarks of a source's splits, from the latest event time seen in each."""
+    """The watermarks of a source's splits, from the latest event time seen in each.
+
+    A source with several outputs has an event time for each split and output. The watermark is the
+    lowest over all of them that are neither idle nor ended.
+    """
 
     def __init__(
-        self, states: Iterable[SplitState], delay_ms: int, idle_after_s: float | None
+        self, states: Iterable[SplitState], rules: Mapping[str | None, WatermarkRule]
     ) -> None:
-        """Start with `states`; a record may be older than an earlier one by up to `delay_ms`."""
-        self._delay_ms = delay_ms
-        self._idle_after_s = idle_after_s
-        self._latest_ms: dict[str, int] = {}
-        self._seen_at_s: dict[str, float | None] = {}
+        """Start with `states`. `rules` are by output; the key is None without several outputs."""
+        self._rules = rules
+        self._latest_ms: dict[tuple[str | None, str], int] = {}
+        self._seen_at_s: dict[tuple[str | None, str], float | None] = {}
         self._merge = WatermarkMerge(())
         self.add(states)
 
     def add(self, states: Iterable[SplitState]) -> None:
-        """Add these splits, each with its event time; the watermark waits for them, too."""
+        """Add these splits, each with its event times; the watermark waits for them, too."""
         for state in states:
-            split_id = state.split.id
-            self._merge.add(split_id)
-            self._seen_at_s.setdefault(split_id, None)
-            if state.event_time_ms is not None:
-                self._see(split_id, state.event_time_ms)
+            times_ms: dict[str | None, int | None] = {None: state.event_time_ms}
+            times_ms.update(state.output_times_ms)
+            for output in self._rules:
+                key = (output, state.split.id)
+                self._merge.add(key)
+                self._seen_at_s.setdefault(key, None)
+                latest_ms = times_ms.get(output)
+                if latest_ms is not None:
+                    self._see(key, latest_ms)
 
-    def on_rows(self, split_id: str, latest_ms: int, now_s: float) -> None:
+    def on_rows(
+        self, split_id: str, latest_ms: int, now_s: float, output: str | None = None
+    ) -> None:
         """Record that rows of a split came, the latest of them at event time `latest_ms`."""
-        self._see(split_id, max(latest_ms, self._latest_ms.get(split_id, latest_ms)))
-        self._seen_at_s[split_id] = now_s
+        key = (output, split_id)
+        self._see(key, max(latest_ms, self._latest_ms.get(key, latest_ms)))
+        self._seen_at_s[key] = now_s
 
     def on_ended(self, split_id: str) -> None:
         """Record that no more rows of a split come, so that the watermark does not wait for it."""
-        self._seen_at_s.pop(split_id, None)
-        self._merge.on_ended(split_id)
+        for output in self._rules:
+            self._seen_at_s.pop((output, split_id), None)
+            self._merge.on_ended((output, split_id))
 
     def next(self, now_s: float) -> int | None:
         """Return the mark to send downstream now, once."""
-        if self._idle_after_s is not None:
-            for split_id, seen_at_s in self._seen_at_s.items():
-                # A split without any row is idle only after this time has passed since the first
-                # look at it.
-                if seen_at_s is None:
-                    self._seen_at_s[split_id] = now_s
-                elif now_s - seen_at_s >= self._idle_after_s:
-                    self._merge.on_watermark(split_id, IDLE)
+        for key, seen_at_s in self._seen_at_s.items():
+            idle_after_s = self._rules[key[0]].idle_after_s
+            if idle_after_s is None:
+                continue
+            # A split without any row is idle only after this time has passed since the first look
+            # at it.
+            if seen_at_s is None:
+                self._seen_at_s[key] = now_s
+            elif now_s - seen_at_s >= idle_after_s:
+                self._merge.on_watermark(key, IDLE)
         return self._merge.next()
 
     def with_event_times(self, splits: Iterable[Split]) -> tuple[SplitState, ...]:
         """Return the states of `splits`, from which a restore can go on."""
-        return tuple(SplitState(split, self._latest_ms.get(split.id)) for split in splits)
+        return tuple(
+            SplitState(split, self._latest_ms.get((None, split.id)), self._output_times(split.id))
+            for split in splits
+        )
 
-    def _see(self, split_id: str, latest_ms: int) -> None:
-        self._latest_ms[split_id] = latest_ms
+    def _output_times(self, split_id: str) -> tuple[tuple[str, int], ...]:
+        return tuple(
+            (output, self._latest_ms[output, split_id])
+            for output in sorted(filter(None, self._rules))
+            if (output, split_id) in self._latest_ms
+        )
+
+    def _see(self, key: tuple[str | None, str], latest_ms: int) -> None:
+        self._latest_ms[key] = latest_ms
         # A record that is late by the full delay may still arrive at latest - delay.
-        self._merge.on_watermark(split_id, latest_ms - self._delay_ms - 1)
+        self._merge.on_watermark(key, latest_ms - self._rules[key[0]].delay_ms - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from onceflow.core.spi.sink import (
 from onceflow.core.spi.source import (
     EndOfInput,
     Outage,
+    OutputBatch,
+    PolledRows,
     ReaderContext,
     Source,
     SourceReader,
@@ -40,6 +42,8 @@ __all__ = [
     "GlobalCommitter",
     "OnBadRow",
     "Outage",
+    "OutputBatch",
+    "PolledRows",
     "ReaderContext",
     "RejectedRows",
     "Sink",

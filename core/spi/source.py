@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -13,13 +13,24 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.splits import Split as Split  # noqa: PLC0414 - part of the contract
 from onceflow.core.spi.dead_letters import DeadLetter
 
-if TYPE_CHECKING:  # a slot does not pay for it
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class EndOfInput:
     """The result that a bounded reader returns after its last batch, and from then on for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBatch:
+    """Rows of one output of a source that has several; see `Source.outputs`."""
+
+    output: str
+    """The name of the output, as in `Source.outputs`."""
+    rows: pa.RecordBatch
+    """The rows, in the schema of the output."""
+
+
+PolledRows: TypeAlias = pa.RecordBatch | OutputBatch | tuple[OutputBatch, ...]
+"""The rows of one call of `SourceReader.poll`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +59,13 @@ class SourceReader(ABC):
     """A reader of one subtask's splits; owned by the chain's thread, except for `close`."""
 
     @abstractmethod
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
         """Return the next rows in the source's schema, or None if none came in `timeout_s`.
 
-        Advances the positions past every returned row: the next snapshot includes exactly the rows
-        that were returned.
+        A reader of a source with `outputs` returns an `OutputBatch`, or several of them in the
+        order in which the engine sends them on. Advances the positions past every returned row: the
+        next snapshot includes exactly the rows that were returned. So a checkpoint never divides
+        the rows of one call, such as those of a transaction that changed several tables.
 
         Raises:
             BadRecord: A record cannot be decoded and the source is set to fail on such records.
@@ -83,6 +96,8 @@ class SourceReader(ABC):
         """Return (split id, number of rows) for the last `poll`, in the order of its rows.
 
         For watermarks, which are kept for each split. Called if `ReaderContext.by_split` is true.
+        If the `poll` returned several `OutputBatch`es, the numbers go on from one batch to the
+        next, and a split that has rows in two batches is named for each of them.
         None means that all rows are of the reader's one split. A reader with several splits must
         return them.
         """
@@ -166,7 +181,22 @@ class Source(ABC):
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The schema of every batch that readers return."""
+        """The schema of every batch that readers return.
+
+        A source with `outputs` returns an empty schema: nothing reads it.
+        """
+
+    @property
+    def outputs(self) -> Mapping[str, pa.Schema]:
+        """The schema of each output stream, by name.
+
+        Empty (the default) if the source has only the stream of `schema`. A source with outputs is
+        read by `Pipeline.read_outputs`, which returns a stream for each output. All outputs have
+        the same splits, so one position covers the rows of all outputs. The rows of a split keep
+        their order within an output. A job may use some of the outputs, and its next version may
+        use others.
+        """
+        return {}
 
     @property
     @abstractmethod

@@ -17,7 +17,15 @@ import pyarrow as pa
 
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+from onceflow.core.spi import (
+    EndOfInput,
+    OutputBatch,
+    PolledRows,
+    ReaderContext,
+    Source,
+    SourceReader,
+    Split,
+)
 from onceflow.integration.conformance.harness import PATIENCE_S, Effort
 from onceflow.integration.conformance.processes import TIMEOUT_S, Processes
 from onceflow.integration.conformance.source_input import SourceInput
@@ -61,14 +69,9 @@ class Reading:
         result = self.reader.poll(timeout_s)
         self.reader.take_rejected()
         self.has_ended = isinstance(result, EndOfInput)
-        if not isinstance(result, pa.RecordBatch):
+        if result is None or isinstance(result, EndOfInput):
             return ()
-        expect(
-            result.schema.equals(self._harness.source.schema),
-            f"poll returned rows of the schema\n{result.schema}\nand the source's schema"
-            f" is\n{self._harness.source.schema}",
-        )
-        keys = self._harness.input.keys(result)
+        keys = self._harness.list_keys(result)
         self.keys += keys
         return keys
 
@@ -189,6 +192,33 @@ class SourceHarness:
             ) from error
         return copy
 
+    def list_keys(self, rows: PolledRows) -> Sequence[object]:
+        """Return the keys of the rows of a poll: pairs (output, key) if the source has outputs.
+
+        Raises:
+            Violation: The rows are not those of an output, or have another schema.
+        """
+        outputs = self.source.outputs
+        if isinstance(rows, pa.RecordBatch):
+            expect(
+                not outputs,
+                f"poll returned a RecordBatch, and the source has the outputs {', '.join(outputs)}:"
+                " return an OutputBatch",
+            )
+            _expect_schema(rows, self.source.schema, "the source's schema")
+            return self.input.keys(rows)
+        keys: list[object] = []
+        for batch in (rows,) if isinstance(rows, OutputBatch) else rows:
+            output = batch.output
+            expect(
+                output in outputs,
+                f"poll returned rows of the output {output!r}, and the source has the outputs"
+                f" {', '.join(outputs) or 'none'}",
+            )
+            _expect_schema(batch.rows, outputs[output], f"the schema of output {output!r}")
+            keys += [(output, key) for key in self.input.keys(batch.rows)]
+        return keys
+
     def find_split(self, key: object) -> str:
         """Return the id of the split that has the row with this key.
 
@@ -292,11 +322,21 @@ class SourceHarness:
             expected = list(rows.get(split_id, ()))
             extra = list((Counter(returned) - Counter(expected)).elements())
             expect(not extra, f"{when}: {_some(extra)} of {split_id} returned again")
-            expect(
-                returned == expected,
-                f"{when}: the rows of {split_id} came in the order {returned}, and should come in"
-                f" the order {expected}",
-            )
+            for of_output, expected_of_output in zip(
+                self._divide_by_output(returned), self._divide_by_output(expected), strict=True
+            ):
+                expect(
+                    of_output == expected_of_output,
+                    f"{when}: the rows of {split_id} came in the order {of_output}, and should come"
+                    f" in the order {expected_of_output}",
+                )
+
+    def _divide_by_output(self, keys: Sequence[Any]) -> list[list[object]]:
+        """Return the keys of each output; all keys if the source has no outputs."""
+        outputs = self.source.outputs
+        if not outputs:
+            return [list(keys)]
+        return [[key for key in keys if key[0] == output] for output in outputs]
 
     def expect_none_missing(
         self, keys: Sequence[object], rows: Mapping[str, Sequence[object]], when: str
@@ -314,6 +354,17 @@ class SourceHarness:
             # Ignore errors: the clause has made its checks before.
             with suppress(OnceflowError, OSError):
                 reading.reader.close()
+
+
+def count_rows(rows: PolledRows) -> int:
+    """Return the number of rows of a poll."""
+    match rows:
+        case OutputBatch():
+            return rows.rows.num_rows
+        case tuple():
+            return sum(batch.rows.num_rows for batch in rows)
+        case _:
+            return rows.num_rows
 
 
 class Call:
@@ -358,6 +409,13 @@ def measure(call: Callable[[], _T]) -> tuple[_T, float]:
     began = time.monotonic()
     result = call()
     return result, time.monotonic() - began
+
+
+def _expect_schema(rows: pa.RecordBatch, schema: pa.Schema, name: str) -> None:
+    expect(
+        rows.schema.equals(schema),
+        f"poll returned rows of the schema\n{rows.schema}\nand {name} is\n{schema}",
+    )
 
 
 def _some(keys: Sequence[object]) -> str:

@@ -20,6 +20,7 @@ from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import (
     EndOfInput,
     Outage,
+    PolledRows,
     ReaderContext,
     Source,
     SourceReader,
@@ -155,7 +156,7 @@ class _PacedReader(SourceReader):
         self._checkpoint = 1
         self._begin()
 
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
         if self._left <= 0:
             time.sleep(timeout_s)
             return None

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, cast
 
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
@@ -161,7 +162,7 @@ def read_to_end(reader: SourceReader, *, deadline_s: float = 90.0) -> list[Mappi
         batch = reader.poll(0.2)
         if isinstance(batch, EndOfInput):
             return rows
-        if batch is not None:
+        if isinstance(batch, pa.RecordBatch):
             rows += batch.to_pylist()
     raise AssertionError(f"no end of input within {deadline_s} s, after {len(rows)} rows")
 
@@ -177,7 +178,7 @@ def read_rows(
             raise AssertionError(f"{len(rows)} rows instead of {count} within {deadline_s} s")
         batch = reader.poll(0.2)
         assert not isinstance(batch, EndOfInput), f"the input ended after {len(rows)} rows"
-        if batch is not None:
+        if isinstance(batch, pa.RecordBatch):
             rows += batch.to_pylist()
     return rows
 

@@ -88,7 +88,7 @@ def _read_all(
     with kafka_feed.reading(described) as reader:
         while not isinstance(batch := reader.poll(0.2), EndOfInput):
             letters += reader.take_rejected()
-            if batch is not None:
+            if isinstance(batch, pa.RecordBatch):
                 batches.append(batch)
         positions = [split.position for split in reader.snapshot()]
     prefix = "" if settings.get("format") == "raw" else "_"

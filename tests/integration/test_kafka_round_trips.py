@@ -211,7 +211,7 @@ def test_times_of_records_are_those_that_the_producer_wrote(
     with reading(described) as reader:
         rows: list[Any] = []
         while not isinstance(batch := reader.poll(0.2), EndOfInput):
-            if batch is not None:
+            if isinstance(batch, pa.RecordBatch):
                 words = batch.column("timestamp").view(pa.int64()).to_pylist()
                 rows += zip(batch.column("offset").to_pylist(), words, strict=True)
     expected = [

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.integration.kafka_feed import (
     CONTEXT,
@@ -68,7 +69,7 @@ def test_every_record_is_read_once_from_whatever_snapshot_a_reader_starts(
     with reading(described) as reader:
         snapshots.append((list(reader.snapshot()), []))
         while not isinstance(batch := reader.poll(1.0), EndOfInput):
-            if batch is not None:
+            if isinstance(batch, pa.RecordBatch):
                 seen += batch.column("id").to_pylist()
                 snapshots.append((list(reader.snapshot()), list(seen)))
     assert sorted(seen) == sorted(expected)
@@ -97,7 +98,7 @@ def test_a_batch_never_holds_more_rows_than_it_may(servers: str, kafka_topic: To
     with reading(source(servers, topic, ending_offsets="latest", batch_rows=700)) as reader:
         sizes: list[int] = []
         while not isinstance(batch := reader.poll(1.0), EndOfInput):
-            if batch is not None:
+            if isinstance(batch, pa.RecordBatch):
                 sizes.append(batch.num_rows)
     assert sum(sizes) == 4000
     assert max(sizes) <= 700
@@ -111,7 +112,7 @@ def test_large_records_end_a_batch_by_their_bytes(servers: str, kafka_topic: Top
     with reading(described) as reader:
         sizes: list[int] = []
         while not isinstance(batch := reader.poll(1.0), EndOfInput):
-            if batch is not None:
+            if isinstance(batch, pa.RecordBatch):
                 sizes.append(batch.num_rows)
     assert sum(sizes) == 1200
     # One chunk of 500 messages may be under way when the bound is met.

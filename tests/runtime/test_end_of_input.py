@@ -50,7 +50,7 @@ from onceflow.core.api.pipeline import Job
 from onceflow.core.protocol.checkpoints.decisions import SavepointRequest
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.events.job_events import CheckpointTriggered
-from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.core.spi import EndOfInput, PolledRows, ReaderContext, SourceReader, Split
 
 KEPT: ListStateDescriptor[int] = ListStateDescriptor("kept", int)
 RULES: MapStateDescriptor[int, int] = MapStateDescriptor("rules", int, int)
@@ -328,7 +328,7 @@ class SeenToEnd(CountingSource):
         reader = super().reader(splits, context)
         poll, path = reader.poll, Path(f"{self.ends_with}-{context.subtask}")
 
-        def poll_and_tell(timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        def poll_and_tell(timeout_s: float) -> PolledRows | EndOfInput | None:
             polled = poll(timeout_s)
             if isinstance(polled, EndOfInput):
                 path.touch()

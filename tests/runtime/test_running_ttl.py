@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from tests.runtime.test_recovery import BACKENDS
 from tests.runtime.test_union import begin
@@ -21,7 +20,7 @@ from tests.support.held_up import await_checkpoint, kill_a_slot
 from tests.support.waiting import await_status
 
 from onceflow import JobState, StateBackend, StateTtlConfig, count, sum_
-from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.core.spi import EndOfInput, PolledRows, ReaderContext, SourceReader, Split
 from onceflow.core.state.api.context import StateClock
 
 ACCOUNTS, RECORDS = 20, 400
@@ -53,7 +52,7 @@ class _PhasedReader(SourceReader):
         self._source = source
         self._reader = reader
 
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
         begun = said(self._source.clock)[0]
         limit = begun * RECORDS // self._source.splits_count
         (split,) = self._reader.snapshot()

@@ -113,7 +113,7 @@ ALL = [aggregate, process, aggregate_by, co_group, window_join]
 def described(work: Work, uid: str = "windows") -> dict[str, str]:
     """Return what checkpoints of a pipeline say of one operator."""
     graph = GraphBuilder("settings")
-    source = ReadFrom(SOURCE, WatermarkStrategy("id"))
+    source = ReadFrom(SOURCE, {None: WatermarkStrategy("id")})
     graph.add(source, uid="records", schema=SOURCE.schema)
     work(Stream(graph, Feed("records", SOURCE.schema)))
     (operator,) = [one for one in graph.graph().operators if one.uid == uid]

@@ -38,7 +38,7 @@ def _read(source: DataFrameSource) -> pa.Table:
     reader = source.reader(source.splits(), ReaderContext("cells", "rows", 0, 1, AttemptId(1)))
     batches: list[pa.RecordBatch] = []
     while not isinstance(batch := reader.poll(1.0), EndOfInput):
-        if batch is not None:
+        if isinstance(batch, pa.RecordBatch):
             batches.append(batch)
     reader.close()
     return pa.Table.from_batches(batches, source.schema)

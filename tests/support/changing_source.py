@@ -9,7 +9,7 @@ import pyarrow as pa
 from tests.support.counting_source import SCHEMA, CountingSource
 from typing_extensions import override
 
-from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.core.spi import EndOfInput, PolledRows, ReaderContext, SourceReader, Split
 
 _SCHEMA = SCHEMA.append(pa.field("op", pa.string()))
 
@@ -44,7 +44,7 @@ class _Reader(SourceReader):
         self._source, self._inner = source, inner
 
     @override
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
         polled = self._inner.poll(timeout_s)
         if not isinstance(polled, pa.RecordBatch):
             return polled

@@ -73,7 +73,7 @@ class _Reader(spi.SourceReader):
         self._inner = inner
         self._letters: list[DeadLetter] = []
 
-    def poll(self, timeout_s: float) -> pa.RecordBatch | spi.EndOfInput | None:
+    def poll(self, timeout_s: float) -> spi.PolledRows | spi.EndOfInput | None:
         newest = max(int(split.position) for split in self._inner.snapshot())
         has_more = newest + self._source.batch_rows <= self._source.end
         if self._source.switches.is_on("unread") or not has_more:

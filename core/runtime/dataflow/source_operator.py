@@ -6,8 +6,9 @@ There is one instance per subtask, used only by the chain's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +25,7 @@ from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitState
 from onceflow.core.protocol.watermarks import SplitWatermarks
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
-from onceflow.core.spi import SourceReader
+from onceflow.core.spi import OutputBatch, PolledRows, SourceReader
 
 SPLITS = "splits"
 """The name of a source's operator list state."""
@@ -42,19 +43,33 @@ class _StoredSplit:
     event_time_ms: int | None = None
 
 
-_STORED_SPLITS = msgpack_decoder(_StoredSplit)
+@dataclass(frozen=True, slots=True)
+class _StoredSplitOfOutputs(_StoredSplit):
+    """The layout of an element if outputs of the source have event times. It must not change."""
+
+    output_times_ms: dict[str, int] = field(default_factory=dict[str, int])
+
+
+_STORED_SPLITS = msgpack_decoder(_StoredSplitOfOutputs)
 
 
 def encode_split(state: SplitState) -> bytes:
     """Encode `state` as an element of operator list state."""
     split = state.split
-    return msgspec.msgpack.encode(_StoredSplit(split.id, split.position, state.event_time_ms))
+    plain = _StoredSplit(split.id, split.position, state.event_time_ms)
+    if not state.output_times_ms:
+        return msgspec.msgpack.encode(plain)
+    times_ms = dict(state.output_times_ms)
+    return msgspec.msgpack.encode(
+        _StoredSplitOfOutputs(plain.id, plain.position, plain.event_time_ms, times_ms)
+    )
 
 
 def decode_split(element: bytes) -> SplitState:
     """Decode an element of operator list state."""
     stored = _STORED_SPLITS.decode(element)
-    return SplitState(Split(stored.id, stored.position), stored.event_time_ms)
+    output_times_ms = tuple(sorted(stored.output_times_ms.items()))
+    return SplitState(Split(stored.id, stored.position), stored.event_time_ms, output_times_ms)
 
 
 class SourceOperator(RunningOperator):
@@ -65,16 +80,20 @@ class SourceOperator(RunningOperator):
         uid: str,
         reader: SourceReader,
         beside: Callable[[Callable[[], None]], object],
-        watermarks: WatermarkStrategy | None = None,
+        strategies: Mapping[str | None, WatermarkStrategy] = MappingProxyType({}),
         splits: Sequence[SplitState] = (),
+        outputs: Mapping[str, pa.Schema] = MappingProxyType({}),
     ) -> None:
+        """`strategies` are those of `ReadFrom.watermarks`, and `outputs` those of the source."""
         super().__init__(uid)
         self.reader = reader
-        self._strategy = watermarks
+        self._outputs = outputs
+        self.side_schemas.update(outputs)
+        self._strategies = strategies
         self._watermarks: SplitWatermarks | None = None
-        if watermarks is not None:
-            delay_ms, idle_after_s = watermarks.delay_ms, watermarks.idle_after_s
-            self._watermarks = SplitWatermarks(splits, delay_ms, idle_after_s)
+        if strategies:
+            rules = {output: strategy.rule for output, strategy in strategies.items()}
+            self._watermarks = SplitWatermarks(splits, rules)
         self._beside = beside
         self._positions: dict[CheckpointId, Sequence[Split]] = {}
         self._awaited = AwaitedSplits()
@@ -85,13 +104,53 @@ class SourceOperator(RunningOperator):
         outage = self.reader.find_outage()
         return () if outage is None else (Wait(self.uid, outage.what, outage.lasted_s),)
 
+    def receive_polled(self, rows: PolledRows) -> None:
+        """Emit the rows of one poll.
+
+        Raises:
+            ConfigError: The reader returned other outputs than its source has.
+        """
+        match rows:
+            case OutputBatch():
+                self._receive_outputs((rows,))
+            case tuple():
+                self._receive_outputs(rows)
+            case _:
+                self.receive(Batch(rows))
+
     def process(self, batch: Batch) -> None:
-        """Emit the rows that were read."""
+        """Emit the rows that were read.
+
+        Raises:
+            ConfigError: The source has several outputs, and the reader does not name one.
+        """
+        if self._outputs:
+            raise ConfigError(
+                f"source {self.uid!r} has the outputs {', '.join(self._outputs)}, and poll of"
+                f" {type(self.reader).__name__} returned a RecordBatch: return an OutputBatch,"
+                " which names the output of its rows"
+            )
+        self._count_record_times()
+        self._see([(None, batch.rows)])
+        self.emit(batch.rows)
+
+    def _receive_outputs(self, batches: Sequence[OutputBatch]) -> None:
+        for batch in batches:
+            if batch.output not in self._outputs:
+                raise ConfigError(
+                    f"source {self.uid!r} has the outputs {', '.join(self._outputs) or 'none'}, and"
+                    f" poll of {type(self.reader).__name__} returned rows of output"
+                    f" {batch.output!r}: add it to Source.outputs"
+                )
+        self.records_in += sum(batch.rows.num_rows for batch in batches)
+        self._count_record_times()
+        self._see([(batch.output, batch.rows) for batch in batches])
+        for batch in batches:
+            self.emit_to(batch.output, batch.rows)
+
+    def _count_record_times(self) -> None:
         if times := self.reader.take_record_times():
             self._times.add(times, int(time.time() * 1000))
-        if self._strategy is not None:
-            self._see(self._strategy, batch.rows)
-        self.emit(batch.rows)
 
     @property
     def has_watermarks(self) -> bool:
@@ -107,18 +166,32 @@ class SourceOperator(RunningOperator):
             self._watermarks.on_ended(split_id)
         return self._watermarks.next(time.monotonic())
 
-    def _see(self, strategy: WatermarkStrategy, rows: pa.RecordBatch) -> None:
-        """Update the watermarks with the event times of rows that were just read."""
-        assert self._watermarks is not None
+    def _see(self, batches: Sequence[tuple[str | None, pa.RecordBatch]]) -> None:
+        """Update the watermarks with the event times of the rows of one poll, by output."""
+        if self._watermarks is None:
+            return
         runs = self.reader.rows_by_split()
         if runs is None:
-            runs = [(self._only_split(), rows.num_rows)]
-        start = 0
-        for split_id, count in runs:
-            latest_ms = strategy.latest_ms(rows.slice(start, count))
-            start += count
-            if latest_ms is not None:
-                self._watermarks.on_rows(split_id, latest_ms, time.monotonic())
+            only = self._only_split()
+            runs = [(only, rows.num_rows) for _, rows in batches]
+        left = iter(runs)
+        for output, rows in batches:
+            strategy = self._strategies.get(output)
+            start = 0
+            while start < rows.num_rows:
+                run = next(left, None)
+                if run is None:
+                    raise ConfigError(
+                        f"source {self.uid!r}: rows_by_split of {type(self.reader).__name__}"
+                        f" returned {list(runs)}, which does not cover the"
+                        f" {sum(rows.num_rows for _, rows in batches)} rows of the last poll"
+                    )
+                split_id, count = run
+                of_split = rows.slice(start, count)
+                start += count
+                latest_ms = None if strategy is None else strategy.latest_ms(of_split)
+                if latest_ms is not None:
+                    self._watermarks.on_rows(split_id, latest_ms, time.monotonic(), output)
 
     def _only_split(self) -> str:
         """Return the only split of a reader that does not report the split of each row.

@@ -128,11 +128,13 @@ def _build_source(work: kinds.ReadFrom, parts: OperatorParts) -> SourceOperator:
         subtask=parts.context.slot,
         parallelism=parts.plan.parallelism,
         attempt=parts.plan.attempt,
-        by_split=work.watermarks is not None,
+        by_split=bool(work.watermarks),
     )
     states = [decode_split(element) for element in parts.restored.lists.get(SPLITS, ())]
     reader = work.source.reader([state.split for state in states], context)
-    return SourceOperator(parts.uid, reader, parts.context.beside, work.watermarks, states)
+    return SourceOperator(
+        parts.uid, reader, parts.context.beside, work.watermarks, states, work.source.outputs
+    )
 
 
 def _build_map_in_arrow(

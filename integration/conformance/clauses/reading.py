@@ -103,7 +103,7 @@ def replay_in_another_process(harness: SourceHarness) -> None:
     batches = harness.processes.run(
         source_children.read_rows, harness.source, snapshot.splits, count, harness.patience_s
     )
-    keys = [key for batch in batches for key in harness.input.keys(batch)]
+    keys = [key for batch in batches for key in harness.list_keys(batch)]
     harness.expect_rows(keys, rows, f"another process: {_from(snapshot)}")
 
 

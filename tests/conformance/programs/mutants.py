@@ -78,9 +78,11 @@ def take_a_reader_for_one_split() -> AbstractContextManager[Any]:
     """Let the rows of one split tell the event time of all splits of their reader."""
     of_one = SplitWatermarks.on_rows
 
-    def of_all(self: SplitWatermarks, split_id: str, latest_ms: int, now_s: float) -> None:
-        for one in list(self._seen_at_s):
-            of_one(self, one, latest_ms, now_s)
+    def of_all(
+        self: SplitWatermarks, split_id: str, latest_ms: int, now_s: float, output: None
+    ) -> None:
+        for _, one in list(self._seen_at_s):
+            of_one(self, one, latest_ms, now_s, output)
 
     return patch.object(SplitWatermarks, "on_rows", of_all)
 

@@ -12,6 +12,7 @@ from onceflow.core.protocol.watermarks import (
     NO_WATERMARK,
     SplitWatermarks,
     WatermarkMerge,
+    WatermarkRule,
 )
 
 
@@ -107,7 +108,7 @@ def splits(**event_times_ms: int | None) -> list[SplitState]:
 
 
 def test_a_split_without_records_holds_up_the_others_until_it_is_idle() -> None:
-    source = SplitWatermarks(splits(a=None, b=None), delay_ms=5, idle_after_s=10.0)
+    source = SplitWatermarks(splits(a=None, b=None), {None: WatermarkRule(5, 10.0)})
     source.on_rows("a", 100, now_s=0.0)
     assert source.next(0.0) is None
     source.on_rows("a", 90, now_s=5.0)
@@ -119,22 +120,22 @@ def test_a_split_without_records_holds_up_the_others_until_it_is_idle() -> None:
 
 
 def test_a_restored_source_goes_on_from_where_its_splits_were() -> None:
-    source = SplitWatermarks(splits(a=None, b=None), delay_ms=0, idle_after_s=None)
+    source = SplitWatermarks(splits(a=None, b=None), {None: WatermarkRule(0, None)})
     source.on_rows("a", 100, now_s=0.0)
     source.on_rows("b", 70, now_s=0.0)
     assert source.next(0.0) == 69
     held = source.with_event_times([Split("a", b""), Split("b", b"")])
     assert held == tuple(splits(a=100, b=70))
-    again = SplitWatermarks(held, delay_ms=0, idle_after_s=None)
+    again = SplitWatermarks(held, {None: WatermarkRule(0, None)})
     assert again.next(0.0) == 69
     # With another split, of which nothing is known, nothing is told.
-    more = SplitWatermarks([*held, *splits(c=None)], delay_ms=0, idle_after_s=None)
+    more = SplitWatermarks([*held, *splits(c=None)], {None: WatermarkRule(0, None)})
     assert more.next(0.0) is None
     assert NO_WATERMARK < IDLE < 0
 
 
 def test_a_split_that_has_ended_holds_up_none_of_the_others() -> None:
-    watermarks = SplitWatermarks(splits(a=None, b=None), 0, None)
+    watermarks = SplitWatermarks(splits(a=None, b=None), {None: WatermarkRule(0, None)})
     watermarks.on_rows("a", 100, 1.0)
     watermarks.on_rows("b", 10, 1.0)
     assert watermarks.next(1.0) == 9
@@ -150,10 +151,49 @@ def test_a_split_that_has_ended_holds_up_none_of_the_others() -> None:
 
 def test_where_all_splits_have_ended_time_stands_for_a_job_that_goes_on() -> None:
     """The slowest may have more records then, and they are late for nothing."""
-    watermarks = SplitWatermarks(splits(a=None, b=None), 0, idle_after_s=10.0)
+    watermarks = SplitWatermarks(splits(a=None, b=None), {None: WatermarkRule(0, 10.0)})
     watermarks.on_rows("a", 100, 1.0)
     watermarks.on_rows("b", 10, 1.0)
     assert watermarks.next(1.0) == 9
     watermarks.on_ended("a")
     watermarks.on_ended("b")
     assert [watermarks.next(now_s) for now_s in (1.0, 1.0, 99.0)] == [IDLE, None, None]
+
+
+def outputs() -> SplitWatermarks:
+    rules: dict[str | None, WatermarkRule] = {
+        "orders": WatermarkRule(5, None),
+        "customers": WatermarkRule(0, 10.0),
+    }
+    return SplitWatermarks(splits(a=None), rules)
+
+
+def test_the_watermark_of_a_source_is_the_lowest_of_its_outputs_that_are_not_idle() -> None:
+    watermarks = outputs()
+    watermarks.on_rows("a", 100, 0.0, "orders")
+    assert watermarks.next(0.0) is None
+    watermarks.on_rows("a", 20, 0.0, "customers")
+    assert watermarks.next(0.0) == 19
+    watermarks.on_rows("a", 200, 9.0, "orders")
+    assert watermarks.next(9.9) is None
+    # The customers are idle, and delay the orders no longer.
+    assert watermarks.next(10.0) == 200 - 5 - 1
+    watermarks.on_ended("a")
+    assert watermarks.next(99.0) == IDLE
+
+
+def test_each_output_keeps_its_event_time_over_a_restart_with_other_outputs() -> None:
+    watermarks = outputs()
+    watermarks.on_rows("a", 100, 0.0, "orders")
+    watermarks.on_rows("a", 20, 0.0, "customers")
+    states = watermarks.with_event_times([Split("a", b"")])
+    assert states == (SplitState(Split("a", b""), None, (("customers", 20), ("orders", 100))),)
+    orders = SplitWatermarks(states, {"orders": WatermarkRule(5, None)})
+    assert orders.next(0.0) == 100 - 5 - 1
+    # Nothing is known about an output that is new.
+    more = SplitWatermarks(
+        states, {"orders": WatermarkRule(5, None), "parts": WatermarkRule(0, None)}
+    )
+    assert more.next(0.0) is None
+    more.on_rows("a", 150, 0.0, "parts")
+    assert more.next(0.0) == 100 - 5 - 1

@@ -11,13 +11,14 @@ import pytest
 
 from onceflow import WatermarkStrategy
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.graph import Feed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import Wait
 from onceflow.core.protocol.record_times import AGE_MAX_MS, RecordTimes
 from onceflow.core.protocol.splits import Split, SplitState
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, SourceOperator, decode_split
-from onceflow.core.spi import EndOfInput, SourceReader
+from onceflow.core.spi import EndOfInput, OutputBatch, SourceReader
 from onceflow.core.spi.source import Outage
 
 _FIRST, _SECOND, _THIRD = (CheckpointId(number) for number in (1, 2, 3))
@@ -68,9 +69,9 @@ def _at_once(work: Callable[[], None]) -> None:
 
 
 def _operator(reader: SourceReader, *splits: str, timed: bool = True) -> SourceOperator:
-    strategy = WatermarkStrategy("at", max_out_of_orderness=0.01) if timed else None
+    strategy = WatermarkStrategy("at", max_out_of_orderness=0.01)
     states = [SplitState(Split(name, b"0")) for name in splits]
-    return SourceOperator("records", reader, _at_once, strategy, states)
+    return SourceOperator("records", reader, _at_once, {None: strategy} if timed else {}, states)
 
 
 def _read(operator: SourceOperator, *times_ms: int) -> None:
@@ -198,3 +199,61 @@ def test_a_server_that_the_reader_waits_for_is_told() -> None:
     assert operator.list_waits() == ()
     reader.outage = Outage("broker at nowhere", 4.5)
     assert operator.list_waits() == (Wait("records", "broker at nowhere", 4.5),)
+
+
+_TABLES = {name: pa.schema([("at", pa.int64())]) for name in ("orders", "customers", "unused")}
+
+
+def _rows_of(output: str, *times_ms: int) -> OutputBatch:
+    return OutputBatch(output, pa.record_batch([pa.array(times_ms, pa.int64())], names=["at"]))
+
+
+def test_rows_of_an_output_go_to_its_receivers_and_are_counted_once() -> None:
+    operator = SourceOperator("shop", _Reader("a"), _at_once, outputs=_TABLES)
+    received: dict[str, list[Batch]] = {"orders": [], "customers": []}
+    for name, batches in received.items():
+        operator.outlet(Feed("shop", _TABLES[name], name)).append(batches.append)
+    operator.receive_polled((_rows_of("customers", 1), _rows_of("orders", 1, 2, 3)))
+    operator.receive_polled(_rows_of("orders", 4))
+    operator.receive_polled(_rows_of("unused", 5, 6))
+    sizes = {name: [batch.rows.num_rows for batch in of] for name, of in received.items()}
+    assert sizes == {"orders": [3, 1], "customers": [1]}
+    assert operator.records_in == 7
+
+
+def test_a_reader_that_returns_other_outputs_than_its_source_has_is_refused() -> None:
+    operator = SourceOperator("shop", _Reader("a"), _at_once, outputs=_TABLES)
+    with pytest.raises(ConfigError, match="poll of _Reader returned rows of output 'parts'"):
+        operator.receive_polled(_rows_of("parts", 1))
+    with pytest.raises(ConfigError, match="poll of _Reader returned a RecordBatch: return an"):
+        _read(operator, 1)
+    plain = SourceOperator("in", _Reader("a"), _at_once)
+    with pytest.raises(ConfigError, match="'in' has the outputs none, and poll of _Reader"):
+        plain.receive_polled(_rows_of("orders", 1))
+
+
+def test_each_output_has_its_event_time_in_each_split() -> None:
+    reader = _Reader("a", "b")
+    strategies: dict[str | None, WatermarkStrategy] = {
+        "orders": WatermarkStrategy("at"),
+        "customers": WatermarkStrategy("at"),
+    }
+    states = [SplitState(Split(name, b"0")) for name in "ab"]
+    operator = SourceOperator("shop", reader, _at_once, strategies, states, _TABLES)
+    reader.runs = [("a", 2), ("b", 1), ("b", 1), ("a", 1), ("a", 1)]
+    operator.receive_polled(
+        (_rows_of("orders", 10, 30, 7), _rows_of("unused", 999), _rows_of("customers", 20, 25))
+    )
+    assert operator.next_watermark() is None
+    reader.runs = [("b", 1)]
+    operator.receive_polled(_rows_of("customers", 40))
+    assert operator.next_watermark() == 7 - 1
+    no_storage: Any = None
+    elements = operator.snapshot(_FIRST).upload(no_storage).lists[SPLITS]
+    assert [decode_split(element).output_times_ms for element in elements] == [
+        (("customers", 25), ("orders", 30)),
+        (("customers", 40), ("orders", 7)),
+    ]
+    reader.runs = [("b", 1)]
+    with pytest.raises(ConfigError, match=r"\[\('b', 1\)\], which does not cover the 2 rows"):
+        operator.receive_polled(_rows_of("orders", 1, 2))

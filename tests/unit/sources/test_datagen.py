@@ -21,14 +21,14 @@ CONTEXT = ReaderContext(job="j", uid="u", subtask=0, parallelism=1, attempt=Atte
 def _all(reader: SourceReader) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     while not isinstance(batch := reader.poll(1.0), EndOfInput):
-        if batch is not None:
+        if isinstance(batch, pa.RecordBatch):
             rows += batch.to_pylist()
     return rows
 
 
 def _batch(reader: SourceReader) -> pa.RecordBatch:
     batch = reader.poll(0)
-    if batch is None or isinstance(batch, EndOfInput):
+    if not isinstance(batch, pa.RecordBatch):
         raise AssertionError(f"{batch} instead of rows")
     return batch
 
@@ -93,7 +93,7 @@ def test_rate_bounds_the_rows_and_a_poll_returns_in_time() -> None:
     while time.monotonic() - started < 0.5:
         batch = reader.poll(0.01)
         assert not isinstance(batch, EndOfInput)
-        count += 0 if batch is None else batch.num_rows
+        count += batch.num_rows if isinstance(batch, pa.RecordBatch) else 0
     assert 0 < count <= (time.monotonic() - started) * 1000 + 1
     slow = DatagenSource(rows=None, rows_per_second=0.001)
     started = time.monotonic()

@@ -1,0 +1,119 @@
+"""A generated source with two outputs, whose rows are known in advance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from onceflow.core.spi import (
+    EndOfInput,
+    OutputBatch,
+    PolledRows,
+    ReaderContext,
+    Source,
+    SourceReader,
+    Split,
+)
+
+OUTPUTS: Mapping[str, pa.Schema] = {
+    "orders": pa.schema([("id", pa.int64()), ("at", pa.int64()), ("amount", pa.int64())]),
+    "customers": pa.schema([("name", pa.string()), ("at", pa.int64())]),
+}
+EVERY = 4
+"""Each number is an order, and every fourth is a customer, too."""
+
+
+@dataclass(frozen=True)
+class TwoOutputs(Source):
+    """Transactions by number, split by split: an order, and for every fourth number a customer."""
+
+    splits_count: int = 2
+    transactions: int = 1_000
+    """The number of transactions of a split."""
+    batch_transactions: int = 10
+    pause_s: float = 0.0
+    """The time that a reader waits before each batch."""
+    names: tuple[str, ...] = ("orders", "customers")
+    schemas: Mapping[str, pa.Schema] = field(default_factory=lambda: OUTPUTS)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([])
+
+    @property
+    def outputs(self) -> Mapping[str, pa.Schema]:
+        return {name: self.schemas[name] for name in self.names}
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def splits(self) -> Sequence[Split]:
+        return [Split(str(number), b"0") for number in range(self.splits_count)]
+
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        return _Reader(self, splits)
+
+    def list_orders(self) -> list[tuple[int, int]]:
+        """Return (id, amount) of every order."""
+        return [(number, number % 100) for number in self._list_numbers()]
+
+    def list_customers(self) -> list[str]:
+        """Return the name of every customer."""
+        return [f"customer {number}" for number in self._list_numbers() if number % EVERY == 0]
+
+    def _list_numbers(self) -> range:
+        return range(self.splits_count * self.transactions)
+
+
+class _Reader(SourceReader):
+    def __init__(self, source: TwoOutputs, splits: Sequence[Split]) -> None:
+        self._source = source
+        self._next = {split.id: int(split.position) for split in splits}
+        self._runs: list[tuple[str, int]] = []
+
+    def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
+        count = self._source.transactions
+        open_splits = [split_id for split_id, number in self._next.items() if number < count]
+        if not open_splits:
+            return EndOfInput()
+        if self._source.pause_s:
+            time.sleep(self._source.pause_s)
+        # In turn, so that all splits have rows in each part of the input.
+        split_id = min(open_splits, key=lambda key: self._next[key])
+        first = self._next[split_id]
+        self._next[split_id] = last = min(count, first + self._source.batch_transactions)
+        return self._make_batches(split_id, range(first, last))
+
+    def _make_batches(self, split_id: str, of_split: range) -> PolledRows:
+        numbers = [number * self._source.splits_count + int(split_id) for number in of_split]
+        orders = [{"id": number, "at": number, "amount": number % 100} for number in numbers]
+        named = [number for number in numbers if number % EVERY == 0]
+        customers = [{"name": f"customer {number}", "at": number} for number in named]
+        batches = tuple(
+            OutputBatch(name, pa.RecordBatch.from_pylist(rows, schema=OUTPUTS[name]))
+            for name, rows in (("orders", orders), ("customers", customers))
+            if rows and name in self._source.names
+        )
+        self._runs = [(split_id, batch.rows.num_rows) for batch in batches]
+        # One batch alone is returned without a tuple: both forms are in the contract.
+        return batches[0] if len(batches) == 1 else batches
+
+    def rows_by_split(self) -> Sequence[tuple[str, int]]:
+        return self._runs
+
+    def snapshot(self) -> Sequence[Split]:
+        return [Split(split_id, str(number).encode()) for split_id, number in self._next.items()]
+
+    def list_ended_splits(self) -> Sequence[str]:
+        return [
+            split_id
+            for split_id, number in self._next.items()
+            if number >= self._source.transactions
+        ]
+
+    def close(self) -> None:
+        pass
