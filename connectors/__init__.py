@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         CommittedBy,
         Committer,
         CommitterContext,
+        CopyProgress,
         EndOfInput,
         GlobalCommitter,
         OnBadRow,
@@ -74,7 +75,9 @@ if TYPE_CHECKING:
         Sink,
         SinkWriter,
         Source,
+        SourceProgress,
         SourceReader,
+        SourceWarning,
         Split,
         SplitOffsets,
         TransactionNamer,
@@ -133,9 +136,10 @@ else:
             ),
             "onceflow.core.secret_references": "follow_references",
             "onceflow.core.spi": (
-                "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter OnBadRow "
-                "Outage OutputBatch PolledRows ReaderContext RejectedRows Sink SinkWriter Source "
-                "SourceReader Split SplitOffsets TransactionNamer WriterContext"
+                "CommittedBy Committer CommitterContext CopyProgress EndOfInput GlobalCommitter "
+                "OnBadRow Outage OutputBatch PolledRows ReaderContext RejectedRows Sink "
+                "SinkWriter Source SourceProgress SourceReader SourceWarning Split SplitOffsets "
+                "TransactionNamer WriterContext"
             ),
             "onceflow.core.spi.staging": "StagedRows StagingArea make_staged_committable",
             "onceflow.sinks.files.checkpoint_files": (
@@ -168,6 +172,7 @@ __all__ = [
     "ConfigError",
     "ConnectorCatalog",
     "ContradictsLog",
+    "CopyProgress",
     "DeadLetter",
     "Diagnosis",
     "EndOfInput",
@@ -206,8 +211,10 @@ __all__ = [
     "Source",
     "SourceConnector",
     "SourceError",
+    "SourceProgress",
     "SourceReader",
     "SourceUnavailable",
+    "SourceWarning",
     "Split",
     "SplitOffsets",
     "StagedRows",

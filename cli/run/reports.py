@@ -6,9 +6,10 @@ the pipeline and those of the doctor. On a terminal the progress is one line tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,12 @@ from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.job_views import OperatorView
 from onceflow.core.runtime.events.job_events import AttemptRunning, JobEvent
 from onceflow.core.runtime.events.status import JobStatus
-from onceflow.core.spi import Sink, Source
+from onceflow.core.runtime.events.status_parts import (
+    describe_copy,
+    describe_progress,
+    describe_warnings,
+)
+from onceflow.core.spi import CopyProgress, Sink, Source, SourceProgress
 from onceflow.core.spi.connector import Finding, Questions
 from onceflow.core.storage import CheckpointStorage, FileSystemStorage, HdfsStorage, ObjectStorage
 
@@ -154,6 +160,8 @@ def _examine_sink(sink: Sink, parallelism: int) -> Questions | None:
 
 
 _PER_SECOND = 2.0
+BAR_WIDTH = 24
+"""The number of cells of the bar of a first copy."""
 
 
 @contextmanager
@@ -165,7 +173,7 @@ def show_progress(job: Job) -> Generator[None]:
         yield
         return
     with Live(
-        get_renderable=lambda: describe_progress(job.status()),
+        get_renderable=lambda: draw_progress(job.status()),
         console=console,
         refresh_per_second=_PER_SECOND,
         transient=True,
@@ -173,8 +181,12 @@ def show_progress(job: Job) -> Generator[None]:
         yield
 
 
-def describe_progress(status: JobStatus) -> Text:
-    """Return one line: the state, the numbers of records and rows, and the last checkpoint."""
+def draw_progress(status: JobStatus) -> Text:
+    """Return a line with the state, the numbers of records and rows, and the last checkpoint.
+
+    More lines follow for sources that measure bytes and times: bars of first copies, the distance,
+    and warnings.
+    """
     committed = sum(sink.rows_committed for sink in status.sinks)
     last = status.last_checkpoint
     checkpoint = f"{last.checkpoint} in {last.duration_ms:.0f} ms" if last else "none yet"
@@ -183,9 +195,28 @@ def describe_progress(status: JobStatus) -> Text:
         f"{status.job}: {status.state.value}, {status.records_in:,} records read,"
         f" {committed:,} rows committed, checkpoint {checkpoint}"
     )
-    return Text(
-        text + (f", {lag:,} records behind" if lag else ""), no_wrap=True, overflow="ellipsis"
-    )
+    text += f", {lag:,} records behind" if lag else ""
+    measured = dict[str, SourceProgress]() if status.state.ended else status.progress
+    lines = [Text(text, no_wrap=True, overflow="ellipsis")]
+    lines += [
+        _draw_copy(uid, copy) for uid, progress in measured.items() for copy in progress.copies
+    ]
+    lines += [
+        Text(f"{uid} {text}", no_wrap=True, overflow="ellipsis")
+        for uid, progress in measured.items()
+        for text in describe_progress(replace(progress, copies=()), time.time())
+    ]
+    lines += [Text(warning, "yellow") for warning in describe_warnings(measured)]
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+
+
+def _draw_copy(uid: str, copy: CopyProgress) -> Text:
+    """Return a bar of BAR_WIDTH cells and the numbers; without an estimate only the numbers."""
+    text = Text(f"{uid} ")
+    if copy.share is not None:
+        filled = int(copy.share * BAR_WIDTH)
+        text.append("━" * filled, "green").append("─" * (BAR_WIDTH - filled) + " ", "dim")
+    return text.append(describe_copy(copy))
 
 
 def _say_when_running(event: JobEvent, status: JobStatus) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from onceflow.cli.jobs.client import Answer
 from onceflow.cli.terminal import print_listing
-from onceflow.core.runtime.events.status_parts import describe_moment
+from onceflow.core.runtime.events.status_parts import describe_bytes, describe_moment
 
 ROWS_SHOWN_MAX = 12
 """The maximum number of rows in a section. The most important rows come first."""
@@ -50,6 +50,7 @@ def render_view(view: View) -> RenderableType:
         Text(wait["summary"], "yellow", no_wrap=True, overflow="ellipsis")
         for wait in view.now.get("waits", ())
     ]
+    parts += [Text(warning, "bold yellow") for warning in view.now.get("warnings", ())]
     if error := last_error(view.now):
         parts.append(Text(error, "yellow", no_wrap=True, overflow="ellipsis"))
     for section in list_sections(view.now):
@@ -71,7 +72,8 @@ def print_view(view: View, console: Console) -> None:
         return
     print(f"{view.now['job']}  {view.now['state']}  {describe_job(view.now)}".rstrip())
     waits = [wait["summary"] for wait in view.now.get("waits", ())]
-    for line in (view.problem, *waits, last_error(view.now)):
+    warnings = view.now.get("warnings", ())
+    for line in (view.problem, *waits, *warnings, last_error(view.now)):
         if line:
             print(line)
     for section in list_sections(view.now):
@@ -136,6 +138,7 @@ def list_sections(now: Answer) -> Iterator[Section]:
             for chain in now["chains"]
         ],
     )
+    yield from _list_progress(now)
     yield _section(
         (
             *("SINK", "OPEN", "IN DOUBT", "OLDEST", "COMMITTED", "ROWS", "REJECTED"),
@@ -179,6 +182,53 @@ def list_sections(now: Answer) -> Iterator[Section]:
             for slot in now["slots"]
         ],
     )
+
+
+def _list_progress(now: Answer) -> Iterator[Section]:
+    """Yield the sections of sources that measure bytes and times, and of their first copies."""
+    measured = [
+        (source["uid"], source["progress"]) for source in now["sources"] if source.get("progress")
+    ]
+    if measured:
+        yield _section(
+            ("SOURCE", "BEHIND", "BEHIND BY", "KEPT BY SERVER", "LAST MOVE"),
+            [
+                (
+                    uid,
+                    _to_bytes(progress["lag_bytes"]),
+                    _UNKNOWN if progress["lag_s"] is None else to_seconds(progress["lag_s"]),
+                    _to_bytes(progress["retained_bytes"]),
+                    _to_age(progress["moved_at_s"], now),
+                )
+                for uid, progress in measured
+            ],
+        )
+    copies = [(uid, copy) for uid, progress in measured for copy in progress["copies"]]
+    if copies:
+        yield _section(
+            ("FIRST COPY", "DONE", "ROWS", "OF ABOUT", "CHUNKS", "OF ABOUT"),
+            [
+                (
+                    f"{uid} {copy['table']}",
+                    to_share(copy["share"]),
+                    to_count(copy["rows"]),
+                    to_count(copy["rows_expected"]),
+                    to_count(copy["chunks"]),
+                    to_count(copy["chunks_expected"]),
+                )
+                for uid, copy in copies
+            ],
+        )
+
+
+def _to_age(at_s: float | None, now: Answer) -> str:
+    if at_s is None:
+        return _UNKNOWN
+    return f"{to_seconds(max(0.0, now['now_ms'] / 1000 - at_s))} ago"
+
+
+def _to_bytes(value: int | None) -> str:
+    return _UNKNOWN if value is None else describe_bytes(value)
 
 
 def _section(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Section:

@@ -33,11 +33,13 @@ from onceflow.core.spi.source import (
     Split,
     SplitOffsets,
 )
+from onceflow.core.spi.source_progress import CopyProgress, SourceProgress, SourceWarning
 
 __all__ = [
     "CommittedBy",
     "Committer",
     "CommitterContext",
+    "CopyProgress",
     "EndOfInput",
     "GlobalCommitter",
     "OnBadRow",
@@ -49,7 +51,9 @@ __all__ = [
     "Sink",
     "SinkWriter",
     "Source",
+    "SourceProgress",
     "SourceReader",
+    "SourceWarning",
     "Split",
     "SplitOffsets",
     "TransactionNamer",

@@ -12,6 +12,7 @@ import pyarrow as pa
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.splits import Split as Split  # noqa: PLC0414 - part of the contract
 from onceflow.core.spi.dead_letters import DeadLetter
+from onceflow.core.spi.source_progress import SourceProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +273,19 @@ class Source(ABC):
         """
         del splits
         return ()
+
+    def measure(self, splits: Sequence[Split]) -> SourceProgress | None:
+        """Return the distance of `splits` from the end of the server's data; None if unknown.
+
+        For a source whose server knows bytes and times instead of a number of records, and for
+        warnings before the server gives the source up. Called as often as `latest_offsets`, on the
+        same thread; no decision depends on it.
+
+        Raises:
+            SourceError: The source cannot be asked now.
+        """
+        del splits
+        return None
 
     def on_finished(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
         """Clean up: the job is over, has read up to `splits`, and has committed all of it.

@@ -23,6 +23,7 @@ from onceflow.core.spi import (
     PolledRows,
     ReaderContext,
     Source,
+    SourceProgress,
     SourceReader,
     Split,
     SplitOffsets,
@@ -134,6 +135,10 @@ class PacedSource(Source):
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
         """Delegate to the source."""
         return self.source.latest_offsets(splits)
+
+    def measure(self, splits: Sequence[Split]) -> SourceProgress | None:
+        """Delegate to the source."""
+        return self.source.measure(splits)
 
     def on_finished(self, splits: Sequence[Split]) -> None:
         """Delegate to the source."""

@@ -14,7 +14,7 @@ from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.setting_values import accept_durations, choice_of
-from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
+from onceflow.core.spi import ReaderContext, Source, SourceProgress, SourceReader, Split
 from onceflow.core.spi.options import document_options
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres import slot as slots
@@ -22,6 +22,7 @@ from onceflow.sources.postgres.first_copy import CopiedChunks
 from onceflow.sources.postgres.position import SlotPosition, TablePosition
 from onceflow.sources.postgres.reader import PostgresReader
 from onceflow.sources.postgres.settings import ChangesOptions, FirstCopy, ReaderSettings
+from onceflow.sources.postgres.slot_progress import measure_position
 from onceflow.sources.postgres.table import SourceTable, describe_table
 
 _SESSION_NAME = "onceflow changes"
@@ -189,6 +190,22 @@ class PostgresChanges(ChangesOptions, Source):
                 _check_table(position, table)
                 slots.check_position(session, position, self.publication_name, table)
         return known
+
+    def measure(self, splits: Sequence[Split]) -> SourceProgress | None:
+        """Return the distance of the slot from the end of the WAL, and the first copy's progress.
+
+        None before there is a split.
+        """
+        if not splits:
+            return None
+        table = self.described_table
+        with slots.connect(self.endpoint, _SESSION_NAME) as session:
+            return measure_position(
+                session,
+                SlotPosition.from_split(splits[0]),
+                chunk_rows=self.chunk_rows,
+                in_chunks={str(table.name)} if table.has_chunks else (),
+            )
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`. It connects with the first poll."""

@@ -19,7 +19,7 @@ from onceflow import (
     LocalProcesses,
     Pipeline,
 )
-from onceflow.connectors import Split, SplitOffsets
+from onceflow.connectors import SourceProgress, SourceWarning, Split, SplitOffsets
 from onceflow.core.runtime.driver import source_lag
 from onceflow.integration.conformance.processes import eventually
 from onceflow.sinks import FileSink
@@ -39,8 +39,21 @@ class _AnswersNever(DatagenSource):
         return super().latest_offsets(splits)
 
 
+@dataclass(frozen=True)
+class _Measured(DatagenSource):
+    """Its server keeps data for it, never moves, and warns."""
+
+    @override
+    def measure(self, splits: Sequence[Split]) -> SourceProgress | None:
+        warning = SourceWarning("full", f"{len(splits)} splits keep much")
+        return SourceProgress(lag_bytes=7, retained_from="0/1", warnings=(warning,))
+
+
 def test_lag_is_told_and_a_source_that_does_not_answer_holds_up_nothing(
-    cluster: LocalProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalProcesses,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(source_lag, "LAG_INTERVAL_S", 0.1)
     told: list[LagMeasured] = []
@@ -55,7 +68,7 @@ def test_lag_is_told_and_a_source_that_does_not_answer_holds_up_nothing(
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval="100 ms"),
         listeners=[listener],
     )
-    counted = DatagenSource(rows=4_000, accounts=10, rows_per_second=2_000, batch_rows=100)
+    counted = _Measured(rows=4_000, accounts=10, rows_per_second=2_000, batch_rows=100)
     answers = tmp_path / "answers"
     mute = _AnswersNever(rows=100, accounts=10, answers=str(answers))
     for uid, source in (("a", counted), ("b", mute)):
@@ -64,6 +77,14 @@ def test_lag_is_told_and_a_source_that_does_not_answer_holds_up_nothing(
     assert eventually(lambda: job.status().lag.get("a", 4_000) < 4_000, 90)
     assert "b" not in job.status().lag
     assert eventually(lambda: job.status().checkpoints_completed > 3, 90), "nobody waits for b"
+    measured = [event.progress for event in told if event.progress is not None]
+    assert len(measured) > 1
+    assert {progress.lag_bytes for progress in measured} == {7}
+    assert len({progress.moved_at_s for progress in measured}) == 1, "it has not moved"
+    assert [line for line in caplog.messages if "keep much" in line] == [
+        "source a: 1 splits keep much"
+    ]
+    assert "a: 1 splits keep much" in str(job.status())
     last = job.wait(60)
     assert last.state is JobState.FINISHED
     answers.touch()

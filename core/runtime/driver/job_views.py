@@ -23,8 +23,9 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.runtime.events.job_history import CheckpointSummary, JobHistory
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.events.status_parts import describe_warnings
 from onceflow.core.runtime.metrics.commit_latency import RecentLatency
-from onceflow.core.spi import CommittedBy, CommitterContext, Sink
+from onceflow.core.spi import CommittedBy, CommitterContext, Sink, SourceProgress
 from onceflow.core.storage import CheckpointStorage, JobStorage, stored_checkpoints
 
 SPLITS_SHOWN_MAX = 200
@@ -115,6 +116,7 @@ def describe_now(
         "attempt_began_at_s": status.attempts[-1].began_at_s if status.attempts else None,
         "last_error": status.last_error,
         "last_error_at_s": status.last_error_at_s,
+        "warnings": describe_warnings(status.progress),
         "waits": [asdict(wait) | {"summary": wait.describe(time.time())} for wait in status.waits],
         "records_in": status.records_in,
         "rejected": status.rejected,
@@ -154,7 +156,7 @@ def describe_now(
 
 
 def _describe_source(uid: str, status: JobStatus) -> dict[str, Any]:
-    splits = status.offsets.get(uid)
+    splits, progress = status.offsets.get(uid), status.progress.get(uid)
     shown = sorted(splits or (), key=lambda split: -split.lag)[:SPLITS_SHOWN_MAX]
     return {
         "uid": uid,
@@ -164,7 +166,14 @@ def _describe_source(uid: str, status: JobStatus) -> dict[str, Any]:
             {"split": split.split_id, "next": split.next, "end": split.end, "lag": split.lag}
             for split in shown
         ],
+        "progress": None if progress is None else _describe_progress(progress),
     }
+
+
+def _describe_progress(progress: SourceProgress) -> dict[str, Any]:
+    copies = [asdict(copy) | {"share": copy.share} for copy in progress.copies]
+    warnings = [warning.text for warning in progress.warnings]
+    return asdict(progress) | {"copies": copies, "warnings": warnings}
 
 
 def describe_timeline(status: JobStatus, history: JobHistory) -> dict[str, Any]:

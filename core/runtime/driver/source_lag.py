@@ -16,7 +16,7 @@ from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.source_splits import splits_of
 from onceflow.core.runtime.events.job_events import JobEvent, LagMeasured
 from onceflow.core.runtime.json_logs import carry_fields
-from onceflow.core.spi import Source, SplitOffsets
+from onceflow.core.spi import Source, SourceProgress, SplitOffsets
 
 LAG_INTERVAL_S = 5.0
 """The time between two questions to a source: each opens a connection to its server."""
@@ -30,8 +30,8 @@ _log = logging.getLogger("onceflow.runtime.lag")
 class LagMonitor:
     """Publishes the lag of the splits in the last completed checkpoint.
 
-    Each source that can count its records has its own daemon thread, so sources do not wait for
-    each other.
+    Each source that can count its records or measure its lag has its own daemon thread, so sources
+    do not wait for each other.
     """
 
     def __init__(self, graph: Graph, publish: Callable[[JobEvent], None]) -> None:
@@ -41,6 +41,7 @@ class LagMonitor:
             (uid, source)
             for uid, source in graph.sources()
             if type(source).latest_offsets is not Source.latest_offsets
+            or type(source).measure is not Source.measure
         ]
         self._completed: CompletedCheckpoint | None = None
         self._closed = threading.Event()
@@ -63,21 +64,23 @@ class LagMonitor:
 
     def _work(self, uid: str, source: Source) -> None:
         complains = True
-        holds = _Holds()
+        holds, measurements = _Holds(), _Measurements(uid)
         while not self._closed.is_set():
             assert self._completed is not None
             # Empty if the source gives no answer: the old answer would look like a standstill.
             offsets: tuple[SplitOffsets, ...] = ()
+            progress: SourceProgress | None = None
             try:
                 asked = splits_of(self._completed, uid) or ()
                 offsets = holds.keep_long_ones(source.latest_offsets(asked), time.time())
+                progress = measurements.take(source.measure(asked), time.time())
                 complains = True
             except Exception as error:
                 if complains:
                     _log.warning("the lag of source %s is unknown: %s", uid, error)
                 complains = False
             if not self._closed.is_set():
-                self._publish(LagMeasured(uid, offsets))
+                self._publish(LagMeasured(uid, offsets, progress))
             self._closed.wait(LAG_INTERVAL_S)
 
 
@@ -104,3 +107,29 @@ class _Holds:
             held_by, told_s = (split.held_by, since_s) if is_long else ("", 0.0)
             kept.append(replace(split, held_by=held_by, held_since_s=told_s))
         return tuple(kept)
+
+
+class _Measurements:
+    """The measurements of one source: the time of its last move, and the warnings in the log."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        self._retained_from: str | None = None
+        self._moved_at_s = 0.0
+        self._warned: set[str] = set()
+        """The states whose warnings are in the log."""
+
+    def take(self, progress: SourceProgress | None, now_s: float) -> SourceProgress | None:
+        """Return `progress` with the time of the last move. Log warnings that are new or over."""
+        if progress is None:
+            return None
+        if progress.retained_from != self._retained_from:
+            self._retained_from, self._moved_at_s = progress.retained_from, now_s
+        states = {warning.state for warning in progress.warnings}
+        for warning in progress.warnings:
+            if warning.state not in self._warned:
+                _log.warning("source %s: %s", self._uid, warning.text)
+        for state in sorted(self._warned - states):
+            _log.warning("source %s: the warning about %s is over", self._uid, state)
+        self._warned = states
+        return replace(progress, moved_at_s=self._moved_at_s if progress.retained_from else None)

@@ -20,7 +20,7 @@ from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics, Wait
 from onceflow.core.protocol.record_times import RecordTimes
-from onceflow.core.spi import SplitOffsets
+from onceflow.core.spi import SourceProgress, SplitOffsets
 
 
 class JobState(Enum):
@@ -169,6 +169,8 @@ class LagMeasured(_Timed):
     uid: str
     splits: tuple[SplitOffsets, ...]
     """The offsets of the splits; empty if the source could not tell."""
+    progress: SourceProgress | None = None
+    """The distance in bytes and seconds; None if the source does not know it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,11 @@ from onceflow.core.runtime.events.status_parts import (
     count_sinks,
     describe_moment,
     describe_refusals,
+    describe_sources,
     list_held_sources,
     sum_up_waits,
 )
-from onceflow.core.spi import SplitOffsets
+from onceflow.core.spi import SourceProgress, SplitOffsets
 
 HISTORY_LENGTH = 100
 """The number of remembered checkpoints and attempts; enough for a page, bounded for a long run."""
@@ -267,6 +268,8 @@ class JobStatus:
     )
     """The offsets of each source's splits: the next position at the last checkpoint, and
     the end."""
+    progress: Mapping[str, SourceProgress] = field(default_factory=dict[str, SourceProgress])
+    """The distance from the end of the server's data, by source that measures bytes and times."""
     blockers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The blockers in the target for which a sink's writers wait, by sink with an overdue ack."""
     refusals: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -291,12 +294,14 @@ class JobStatus:
             for uid, blockers in sorted(self.blockers.items())
         )
         waits = "".join(f"; {wait.describe(now_s)}" for wait in self.waits)
+        measured = () if self.state.ended else describe_sources(self.progress, now_s)
+        sources = "".join(f"; {text}" for text in measured)
         when = describe_moment(self.last_error_at_s, now_s)
         error = f"; last error{when}: {self.last_error}" if self.last_error else ""
         return (
             f"{self.job}: {self.state.value}, attempt {self.attempt}, {self.records_in} records"
             f" read, {committed} rows committed, {in_doubt} transactions in doubt, checkpoint"
-            f" {newest}{waits}{blocked}{self.describe_refusals()}{error}"
+            f" {newest}{sources}{waits}{blocked}{self.describe_refusals()}{error}"
         )
 
     def describe_refusals(self) -> str:
@@ -414,6 +419,7 @@ def _apply_to_job(
                 slots=(),
                 pending=(),
                 offsets={},
+                progress={},
                 blockers={},
                 # A stuck commit stays stuck until it succeeds.
                 refusals={
@@ -500,25 +506,20 @@ def _apply_to_rest(
 ) -> JobStatus:
     match event:
         case CommitRefused(uid, refusal, is_stuck):
-            known_refusals = {
-                sink_uid: why for sink_uid, why in status.refusals.items() if sink_uid != uid
-            }
-            refusals = {**known_refusals, uid: refusal} if refusal else known_refusals
+            refusals = {known: why for known, why in status.refusals.items() if known != uid}
+            refusals |= {uid: refusal} if refusal else {}
             stuck = status.stuck | {uid} if is_stuck else status.stuck - {uid}
             return replace(status, refusals=refusals, stuck=stuck)
         case SinkBlocked(uid, blockers):
-            other_sinks = {
-                sink_uid: known for sink_uid, known in status.blockers.items() if sink_uid != uid
-            }
-            now = {**other_sinks, uid: blockers} if blockers else other_sinks
-            return replace(status, blockers=now)
-        case LagMeasured(uid, splits):
-            others = {
-                source_uid: offsets
-                for source_uid, offsets in status.offsets.items()
-                if source_uid != uid
-            }
-            return replace(status, offsets={**others, uid: splits} if splits else others)
+            waiting = {known: others for known, others in status.blockers.items() if known != uid}
+            waiting |= {uid: blockers} if blockers else {}
+            return replace(status, blockers=waiting)
+        case LagMeasured(uid, splits, progress):
+            offsets = {known: ends for known, ends in status.offsets.items() if known != uid}
+            offsets |= {uid: splits} if splits else {}
+            measured = {known: at for known, at in status.progress.items() if known != uid}
+            measured |= {} if progress is None else {uid: progress}
+            return replace(status, offsets=offsets, progress=measured)
         case StateDropped(state):
             new = sorted(set(state) - set(status.dropped_state))
             return replace(status, dropped_state=(*status.dropped_state, *new))

@@ -18,7 +18,7 @@ from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, Wait
 from onceflow.core.protocol.sink_counts import SinkCounts, add_counts
 from onceflow.core.runtime.events.job_events import RecoveredSink
-from onceflow.core.spi import SplitOffsets
+from onceflow.core.spi import CopyProgress, SourceProgress, SplitOffsets
 
 
 def describe_moment(at_s: float, now_s: float | None) -> str:
@@ -42,6 +42,65 @@ def describe_age(seconds: float) -> str:
         return f"{minutes} min {left} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+
+
+def describe_bytes(size: int) -> str:
+    """Return a size as text with three digits, in a unit from B to TB."""
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
+    while abs(value) >= 999.5 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    return f"{value:.3g} {units[0]}"
+
+
+def describe_progress(progress: SourceProgress, now_s: float | None = None) -> tuple[str, ...]:
+    """Return the clauses about a source, without its warnings, to follow the source's name."""
+    texts = [f"has copied {describe_copy(copy)}" for copy in progress.copies]
+    behind: list[str] = []
+    if progress.lag_bytes is not None:
+        behind.append(describe_bytes(progress.lag_bytes))
+    if progress.lag_s is not None:
+        behind.append(f"{progress.lag_s:.1f} s")
+    if behind:
+        texts.append(f"is {' and '.join(behind)} behind")
+    if progress.retained_bytes is not None:
+        kept = f"makes the server keep {describe_bytes(progress.retained_bytes)}"
+        if progress.moved_at_s is not None and now_s is not None:
+            kept += f", the same position for {describe_age(now_s - progress.moved_at_s)}"
+        texts.append(kept)
+    return tuple(texts)
+
+
+def describe_sources(
+    measured: Mapping[str, SourceProgress], now_s: float | None = None
+) -> tuple[str, ...]:
+    """Return the clauses about all sources, each with the source's name, and their warnings."""
+    texts = (
+        f"{uid} {text}"
+        for uid, progress in sorted(measured.items())
+        for text in describe_progress(progress, now_s)
+    )
+    return (*texts, *describe_warnings(measured))
+
+
+def describe_warnings(measured: Mapping[str, SourceProgress]) -> tuple[str, ...]:
+    """Return the warnings of all sources, each with the source's name."""
+    return tuple(
+        f"{uid}: {warning.text}"
+        for uid, progress in sorted(measured.items())
+        for warning in progress.warnings
+    )
+
+
+def describe_copy(copy: CopyProgress) -> str:
+    """Return the number of copied rows and chunks of a table, and their share if it is known."""
+    chunks = f"{copy.chunks}"
+    if copy.chunks_expected is not None and copy.chunks_expected >= copy.chunks:
+        chunks += f" of about {copy.chunks_expected}"
+    if copy.rows_expected is None or copy.share is None:
+        return f"{copy.rows:,} rows of {copy.table} in {chunks} chunks"
+    rows = f"{copy.rows:,} of about {max(copy.rows, copy.rows_expected):,} rows"
+    return f"{rows} of {copy.table} in {chunks} chunks ({copy.share:.0%})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, handles_of
@@ -26,7 +26,7 @@ from onceflow.core.runtime.metrics import metric_catalog
 from onceflow.core.runtime.metrics.commit_latency import CommitLatency, RecentLatency, SinkInputs
 from onceflow.core.runtime.metrics.function_totals import FunctionTotals
 from onceflow.core.runtime.metrics.metric_catalog import Family, Histogram, Metric, Value
-from onceflow.core.spi import SplitOffsets
+from onceflow.core.spi import SourceProgress, SplitOffsets
 
 REASONS_MAX = 20
 """The number of error classes with a series of their own; others are counted as `other`."""
@@ -367,6 +367,7 @@ class JobMetrics:
             memory = tuple(((str(slot.slot),), slot.rss_bytes) for slot in status.slots)
             yield Family(metric_catalog.SLOT_MEMORY, memory)
         yield Family(metric_catalog.SOURCE_LAG, tuple(self._collect_lag(status.offsets)))
+        yield from _collect_progress(status.progress)
         blockers = tuple(((uid,), len(names)) for uid, names in sorted(status.blockers.items()))
         yield Family(metric_catalog.SINK_BLOCKERS, blockers)
         since: dict[str, float] = {}
@@ -385,6 +386,31 @@ class JobMetrics:
                 yield (uid, ""), sum(split.lag for split in splits)
             else:
                 yield from (((uid, split.split_id), split.lag) for split in splits)
+
+
+def _collect_progress(measured: Mapping[str, SourceProgress]) -> Iterator[Family]:
+    sources = sorted(measured.items())
+
+    def read_known(
+        read: Callable[[SourceProgress], float | None],
+    ) -> tuple[tuple[tuple[str, ...], Value], ...]:
+        values = ((uid, read(progress)) for uid, progress in sources)
+        return tuple(((uid,), value) for uid, value in values if value is not None)
+
+    yield Family(metric_catalog.SOURCE_LAG_BYTES, read_known(lambda at: at.lag_bytes))
+    yield Family(metric_catalog.SOURCE_LAG_SECONDS, read_known(lambda at: at.lag_s))
+    yield Family(metric_catalog.SOURCE_RETAINED, read_known(lambda at: at.retained_bytes))
+    yield Family(metric_catalog.SOURCE_MOVED, read_known(lambda at: at.moved_at_s))
+    yield Family(metric_catalog.SOURCE_WARNINGS, read_known(lambda at: len(at.warnings)))
+    copies = [(uid, copy) for uid, progress in sources for copy in progress.copies]
+    copied = tuple(((uid, copy.table), copy.rows) for uid, copy in copies)
+    yield Family(metric_catalog.SOURCE_COPIED, copied)
+    expected = tuple(
+        ((uid, copy.table), copy.rows_expected)
+        for uid, copy in copies
+        if copy.rows_expected is not None
+    )
+    yield Family(metric_catalog.SOURCE_COPY_EXPECTED, expected)
 
 
 def _list_parts(stats: CheckpointStats) -> Iterator[tuple[str, float]]:

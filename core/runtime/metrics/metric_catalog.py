@@ -157,6 +157,54 @@ SOURCE_LAG = _gauge(
     "split",
 )
 
+SOURCE_LAG_BYTES = _gauge(
+    "source_lag_bytes",
+    "bytes",
+    "How many bytes the server of a source has written after the position of the last completed"
+    " checkpoint. Absent if the source counts records instead.",
+    "source",
+)
+SOURCE_LAG_SECONDS = _gauge(
+    "source_lag_seconds",
+    "seconds",
+    "Age of the position of the last completed checkpoint, by the server's clock. 0 if the server"
+    " has written nothing since. Absent if the source counts records instead.",
+    "source",
+)
+SOURCE_RETAINED = _gauge(
+    "source_retained_bytes",
+    "bytes",
+    "How many bytes the server keeps for a source, such as the WAL that a replication slot holds.",
+    "source",
+)
+SOURCE_MOVED = _gauge(
+    "source_last_move_timestamp_seconds",
+    "seconds",
+    "When the position from which the server keeps data for a source last moved, in seconds since"
+    " 1970.",
+    "source",
+)
+SOURCE_COPIED = _gauge(
+    "source_copied_rows",
+    "rows",
+    "How many rows of a table the first copy has copied. Absent when the copy is finished.",
+    "source",
+    "table",
+)
+SOURCE_COPY_EXPECTED = _gauge(
+    "source_copy_expected_rows",
+    "rows",
+    "How many rows the server expects in a table whose first copy is not finished.",
+    "source",
+    "table",
+)
+SOURCE_WARNINGS = _gauge(
+    "source_warnings",
+    "warnings",
+    "How many warnings a source has about its server. The status of the job has their text.",
+    "source",
+)
+
 # --- sinks ---------------------------------------------------------------------------------------
 
 SINK_TRANSACTIONS = _gauge(

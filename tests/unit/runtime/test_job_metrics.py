@@ -35,7 +35,7 @@ from onceflow.core.runtime.metrics.commit_latency import SinkInputs
 from onceflow.core.runtime.metrics.exposition import Measured, expose
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.runtime.metrics.metric_catalog import CATALOG, Metric, MetricType
-from onceflow.core.spi import SplitOffsets
+from onceflow.core.spi import CopyProgress, SourceProgress, SourceWarning, SplitOffsets
 
 parser: Any = pytest.importorskip("prometheus_client.parser")
 
@@ -271,6 +271,19 @@ def test_versions_of_tables_and_their_files_are_counted_over_all_attempts() -> N
     assert job.value("sink_version_files_total", sink="out") == 7
 
 
+def test_a_source_that_measures_bytes_has_no_series_for_what_it_does_not_know() -> None:
+    job = Measuring()
+    job.take(job_events.JobStarted(frozenset({"in"})), *begin(1))
+    copies = (CopyProgress("public.t", 5, 1), CopyProgress("public.u", 6, 1, rows_expected=9))
+    job.take(job_events.LagMeasured("in", (), SourceProgress(lag_bytes=7, copies=copies)))
+    assert job.value("source_lag_bytes", source="in") == 7
+    assert job.value("source_lag_seconds", source="in") is None
+    assert job.value("source_warnings", source="in") == 0
+    assert job.value("source_copied_rows", source="in", table="public.t") == 5
+    assert job.value("source_copy_expected_rows", source="in", table="public.t") is None
+    assert job.value("source_copy_expected_rows", source="in", table="public.u") == 9
+
+
 def test_names_with_quotes_and_newlines_are_read_back_as_they_are() -> None:
     job = Measuring(odd := 'o"d\\d\n}')
     job.take(job_events.JobStarted(frozenset({odd})), *begin(1))
@@ -290,7 +303,9 @@ def every_event() -> Iterable[job_events.JobEvent]:
     yield job_events.SavepointCompleted(CheckpointId(2), "/kept", 100)
     yield from (*fail(), *begin(2), job_events.SinksRecovered(()), job_events.AttemptRunning())
     yield job_events.SinkBlocked("out", ("session 7",))
-    yield job_events.LagMeasured("in", (SplitOffsets("0", 3, 10),))
+    copy = CopyProgress("public.t", 5, 1, rows_expected=10)
+    progress = SourceProgress(7, 0.5, 70, "0/1", 1.0, (copy,), (SourceWarning("lost", "x"),))
+    yield job_events.LagMeasured("in", (SplitOffsets("0", 3, 10),), progress)
     yield job_events.SlotJoined(0, 1, 1, "here")
     waits = (Wait("out", "database 'shop' at db:5432 (to commit)", 12.0),)
     yield replace(report(records_in=40, sinks=(sink(prepared=1),)), waits=waits)

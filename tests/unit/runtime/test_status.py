@@ -53,7 +53,8 @@ from onceflow.core.runtime.events.status import (
     JobStatus,
     apply,
 )
-from onceflow.core.spi import SplitOffsets
+from onceflow.core.runtime.events.status_parts import describe_copy
+from onceflow.core.spi import CopyProgress, SourceProgress, SourceWarning, SplitOffsets
 
 FIRST, SECOND = SubtaskRef("in", 0), SubtaskRef("in", 1)
 ONE, TWO = AttemptId(1), AttemptId(2)
@@ -356,6 +357,31 @@ def test_lag_is_a_sources_own_and_absent_while_it_cannot_tell() -> None:
     assert silent.lag == {"other": 2}
     restarted = apply(status, AttemptBegan(TWO, chk(4), at=at(4)))
     assert restarted.lag == {}, "the restored checkpoint is another one"
+
+
+def test_what_a_source_measures_is_in_the_line_until_it_does_not_answer() -> None:
+    copy = CopyProgress("public.orders", 500, 5, 2_000, 20)
+    warning = SourceWarning("extended", "slot s keeps much WAL")
+    progress = SourceProgress(12_345_678, 3.04, 999_600, "0/16B", 100.0, (copy,), (warning,))
+    status = apply(JobStatus("job"), LagMeasured("in", (), progress, at=at(1)))
+    assert status.describe(190.0).split("; ")[1:] == [
+        "in has copied 500 of about 2,000 rows of public.orders in 5 of about 20 chunks (25%)",
+        "in is 12.3 MB and 3.0 s behind",
+        "in makes the server keep 1 MB, the same position for 1 min 30 s",
+        "in: slot s keeps much WAL",
+    ]
+    assert status.lag == {}
+    silent = apply(status, LagMeasured("in", (), at=at(2)))
+    assert silent == replace(status, progress={})
+    restarted = apply(status, AttemptBegan(TWO, chk(4), at=at(4)))
+    assert restarted.progress == {}
+
+
+def test_a_copy_without_an_estimate_has_numbers_and_no_share() -> None:
+    assert describe_copy(CopyProgress("t", 7, 1)) == "7 rows of t in 1 chunks"
+    more = CopyProgress("t", 30, 3, rows_expected=20, chunks_expected=2)
+    assert (more.share, CopyProgress("t", 0, 0, rows_expected=0).share) == (1.0, 0.0)
+    assert describe_copy(more) == "30 of about 30 rows of t in 3 chunks (100%)"
 
 
 def test_a_status_prints_one_line_however_much_has_happened() -> None:

@@ -1,7 +1,7 @@
 // The view of one job: polls its status and shows it.
 import { breakable, h, show } from "./dom.js";
 import { read } from "./api.js";
-import { clock, count, duration, moment } from "./format.js";
+import { bytes, clock, count, duration, moment } from "./format.js";
 import { actionButtons } from "./dialogs.js";
 import { PANELS } from "./panels.js";
 
@@ -124,7 +124,7 @@ export class JobView {
     else if (this.problem) this.page.tell("bad", `${this.problem}.${asOf}`);
     else if (this.isSilent()) this.page.tell("bad", `Nobody answers here: the driver has ended, was killed, or stands still.${asOf} Asking again every second.`);
     else if (now?.state === "restarting") this.page.tell("", `Restarting: ${now.last_error.split("\n")[0]}`);
-    else if (now?.waits?.length) this.page.tell("", now.waits.map((one) => one.summary).join("; "));
+    else if (now?.warnings?.length || now?.waits?.length) this.page.tell("", [...(now.warnings ?? []), ...(now.waits ?? []).map((one) => one.summary)].join("; "));
     else this.page.tell("", "");
   }
 
@@ -165,6 +165,8 @@ function tilesOf(now, timeline) {
   const sample = timeline?.samples.at(-1);
   const lags = now.sources.map((one) => one.lag).filter((lag) => lag != null);
   const lag = lags.length ? lags.reduce((a, b) => a + b, 0) : null;
+  const behind = now.sources.map((one) => one.progress?.lag_bytes).filter((size) => size != null);
+  const inBytes = behind.length && lag == null;
   const sum = (key) => now.sinks.reduce((all, sink) => all + sink[key], 0);
   const last = now.last_checkpoint;
   const age = last ? now.now_ms - last.triggered_at_ms - last.duration_ms : null;
@@ -173,7 +175,7 @@ function tilesOf(now, timeline) {
   const perSecond = (value) => (value == null ? ["–", ""] : [count(value), "/s"]);
   return [
     ["Records read", ...perSecond(sample?.records_per_s), `${count(now.records_in)} in this attempt`],
-    ["Lag", count(lag), "", lag == null ? "no source can tell" : "records behind the last checkpoint"],
+    ["Lag", inBytes ? bytes(behind.reduce((a, b) => a + b, 0)) : count(lag), "", inBytes ? "written after the last checkpoint" : lag == null ? "no source can tell" : "records behind the last checkpoint"],
     ["Rows committed", ...perSecond(sample?.rows_per_s), `${count(sum("rows_committed"))} since the driver began`],
     ["In doubt", count(sum("prepared")), "transactions", oldest ? `the oldest for ${duration(oldest * 1000)}` : "prepared, not yet committed", oldest > 60 ? "warn" : ""],
     ["Last checkpoint", last ? duration(last.duration_ms) : "–", "", last ? `number ${last.checkpoint}, ${age < 1500 ? "just now" : `${duration(Math.round(age / 1000) * 1000)} ago`}` : "none yet", age > 600_000 ? "warn" : ""],

@@ -1,6 +1,6 @@
 // The panels of a job's page. Each creates an element and renders its data.
 import { breakable, card, h, show, table } from "./dom.js";
-import { bytes, clock, count, duration, moment } from "./format.js";
+import { bytes, clock, count, duration, moment, share } from "./format.js";
 import { PARTS, attempts, checkpointBars, legend, partsOf, throughput } from "./charts.js";
 import { drawEdges, graph } from "./graph.js";
 import { showSubtasks } from "./dialogs.js";
@@ -42,9 +42,13 @@ const throughputPanel = () => panel("Rows a second", "the last half hour", "two-
   });
 });
 
-const lagPanel = () => panel("Lag by partition", "records that the last checkpoint does not hold", "third", (made, data) => {
+const lagPanel = () => panel("Lag", "what the last checkpoint does not hold", "third", (made, data) => {
   if (!whileRunning(made, data)) return;
-  show(made.body, data.overview.sources, (sources) => sources.map((source) => {
+  // Without the time of the request, which changes in every answer, a quiet source is not drawn anew.
+  const age = (at_s) => Math.max(0, Math.round(data.overview.now_ms / 1000 - at_s));
+  const sources = data.overview.sources.map((source) => (source.progress?.moved_at_s ? { ...source, moved_ago_s: age(source.progress.moved_at_s) } : source));
+  show(made.body, sources, (all) => all.map((source) => {
+    if (source.progress) return measured(source);
     if (source.lag == null) return [h("h3", null, breakable(source.uid)), empty("The lag of this source is unknown: the source does not count its records, or did not answer.")];
     const highest = Math.max(1, ...source.splits.map((split) => split.lag));
     const more = source.split_count - source.splits.length;
@@ -58,6 +62,26 @@ const lagPanel = () => panel("Lag by partition", "records that the last checkpoi
       (more > 0 || source.splits.length > 24) && h("p", { class: "quiet" }, `The 24 furthest behind of ${count(source.split_count)}.`)];
   }));
 });
+
+// A source whose server knows bytes and times instead of records.
+function measured(source) {
+  const at = source.progress;
+  const row = (name, value) => h("tr", null, h("td", null, name), h("td", { class: "number" }, value));
+  return [h("h3", null, breakable(source.uid)),
+    at.warnings.map((text) => h("p", { class: "warn-text" }, text)),
+    h("table", { class: "parts" }, h("caption", { class: "unseen" }, `Lag of ${source.uid}`), h("tbody", null,
+      row("Behind", bytes(at.lag_bytes)),
+      row("Behind by", at.lag_s == null ? "–" : duration(at.lag_s * 1000)),
+      row("Kept by the server", bytes(at.retained_bytes)),
+      row("Last move", source.moved_ago_s == null ? "–" : `${duration(source.moved_ago_s * 1000)} ago`))),
+    at.copies.length > 0 && table(`First copy of ${source.uid}`, [
+      ["First copy", "wide", (copy) => breakable(copy.table)],
+      ["", "", (copy) => copy.share != null && h("span", { class: "level", role: "img", "aria-label": share(copy.share) }, h("i", { "width%": 100 * copy.share }))],
+      ["Done", "number", (copy) => share(copy.share)],
+      ["Rows", "number", (copy) => (copy.rows_expected == null ? count(copy.rows) : `${count(copy.rows)} of about ${count(copy.rows_expected)}`)],
+      ["Chunks", "number", (copy) => count(copy.chunks)],
+    ], at.copies)];
+}
 
 const checkpointPanel = (view) => panel("Checkpoints", "", "two-thirds", (made, data) => {
   if (!whileRunning(made, data)) return;
