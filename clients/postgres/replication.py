@@ -22,7 +22,7 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,6 +34,7 @@ from onceflow.clients.postgres.catalog import literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint
 from onceflow.core.errors import BadRecord, SourceUnavailable
 
+_CHANGES_KIND = b"w"[0]
 _CHANGES = struct.Struct("!cQQQ")
 _KEEPALIVE = struct.Struct("!cQQ?")
 _STATUS = struct.Struct("!cQQQQ?")
@@ -182,6 +183,20 @@ class ReplicationStream:
             with self._lock:
                 self._consume()
 
+    def receive_arrived(self, count_max: int) -> Sequence[bytes | Keepalive]:
+        """Return messages that have arrived, without waiting: the plugin's as their bytes.
+
+        One call for many messages costs less than `receive` for each. Raises its errors.
+        """
+        arrived: list[bytes] = []
+        with self._lock:
+            while len(arrived) < count_max and (message := self._get_data()) is not None:
+                arrived.append(message)
+        return [
+            message[_CHANGES.size :] if message[0] == _CHANGES_KIND else self._parse(message)
+            for message in arrived
+        ]
+
     def acknowledge(self, lsn: int) -> None:
         """Let the server forget everything before `lsn`. An older LSN changes nothing.
 
@@ -249,19 +264,26 @@ class ReplicationStream:
     def _take(self) -> Changes | Keepalive | None:
         """Return a message that has arrived, or None."""
         with self._lock:
-            if self._closed.is_set():
-                return None
-            try:
-                size, data = self._pgconn.get_copy_data(1)
-            except psycopg.Error as error:
-                raise self._outage(error) from None
-            if size < 0:
-                raise self._refusal(self._pgconn.get_result())
-            if size == 0:
-                return None
-            message = bytes(data)
-        if message[:1] == b"w":
+            message = self._get_data()
+        if message is None:
+            return None
+        if message[0] == _CHANGES_KIND:
             return Changes(message[_CHANGES.size :])
+        return self._parse(message)
+
+    def _get_data(self) -> bytes | None:
+        """Return the data of a message that has arrived, or None. The caller holds the lock."""
+        if self._closed.is_set():
+            return None
+        try:
+            size, data = self._pgconn.get_copy_data(1)
+        except psycopg.Error as error:
+            raise self._outage(error) from None
+        if size < 0:
+            raise self._refusal(self._pgconn.get_result())
+        return bytes(data) if size else None
+
+    def _parse(self, message: bytes) -> Keepalive:
         if message[:1] == b"k":
             _, end_lsn, sent_us, wants_reply = _KEEPALIVE.unpack(message)
             if wants_reply:

@@ -23,11 +23,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.clients.postgres.binary_rows import Binary, BinaryColumn
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.postgres.types import DECIMAL_PRECISION_MAX
 
-Binary: TypeAlias = bytes | None
-"""A value in binary format; None is SQL's null."""
 Convert: TypeAlias = Callable[[Sequence[Binary]], pa.Array]
 """A function that returns the Arrow values, or raises ValueRefused."""
 
@@ -165,6 +164,11 @@ def _text_converter(source: PostgresType) -> Convert:
 def _numbers(kind: str, values: Sequence[Binary]) -> tuple[Any, Any]:
     """Return the native numbers of big-endian `values`, and a mask of the nulls."""
     dtype = np.dtype(kind)
+    if isinstance(values, BinaryColumn):
+        numbers = values.to_numbers(kind)
+        if numbers is not None:
+            return numbers, values.nulls
+        values = list(values)
     zero = bytes(dtype.itemsize)
     joined = b"".join([zero if value is None else value for value in values])
     if len(joined) != dtype.itemsize * len(values):
@@ -180,15 +184,17 @@ def _plain_numbers(kind: str, values: Sequence[Binary]) -> pa.Array:
 
 
 def _booleans(values: Sequence[Binary]) -> pa.Array:
+    if isinstance(values, BinaryColumn) and (bits := values.to_numbers("u1")) is not None:
+        return pa.array(bits == 1, mask=values.nulls)
     return pa.array([None if value is None else value == b"\1" for value in values], pa.bool_())
 
 
 def _bytes(values: Sequence[Binary]) -> pa.Array:
-    return pa.array(values, pa.binary())
+    return values.to_arrow() if isinstance(values, BinaryColumn) else pa.array(values, pa.binary())
 
 
 def _texts(values: Sequence[Binary]) -> pa.Array:
-    return pa.array(values, pa.binary()).cast(pa.string())
+    return _bytes(values).cast(pa.string())
 
 
 def _texts_without_padding(values: Sequence[Binary]) -> pa.Array:

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.clients.postgres.pgoutput import Value, decode
+from onceflow.clients.postgres.binary_rows import Binary, BinaryColumn
+from onceflow.clients.postgres.pgoutput import Value
 from onceflow.clients.postgres.replication import (
     Changes,
     Keepalive,
@@ -35,10 +36,12 @@ from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import check_position, connect
 from onceflow.sources.postgres.table import SourceTable
 from onceflow.sources.postgres.text_values import TEXT_SETTINGS
-from onceflow.sources.postgres.transactions import ChangeReader
+from onceflow.sources.postgres.transactions import ChangedRows, ChangeReader
 
 _COPIED = "r"
 _RETRY_S = 0.2
+_GATHERED_S = 0.02
+"""The time for which changes are gathered: a batch costs as much as about a hundred changes."""
 PUBLICATION_CHECK_S = 60.0
 """The interval at which an open stream's publication is checked."""
 
@@ -71,14 +74,26 @@ class RowBuilder:
         columns.append(pa.array(operations, pa.string()))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
+    def build_columns(
+        self, columns: Sequence[BinaryColumn], operations: Sequence[str]
+    ) -> pa.RecordBatch:
+        """Return the batch of `columns`. Raises the errors of `build`."""
+        arrays = [self._convert_binary(at, values) for at, values in enumerate(columns)]
+        arrays.append(pa.array(operations, pa.string()))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
     def _convert(self, at: int, values: list[Value]) -> pa.Array:
         column = self._table.columns[at]
         plain: list[bytes | None] = []
         for value in values:
             assert value is None or isinstance(value, bytes), column
             plain.append(value)
+        return self._convert_binary(at, plain)
+
+    def _convert_binary(self, at: int, values: Sequence[Binary]) -> pa.Array:
+        column = self._table.columns[at]
         try:
-            return self._converters[at](plain)
+            return self._converters[at](values)
         except ValueRefused as error:
             raise BadRecord(
                 f"column {column.name!r} of table {self._table.name}: the value {error.shown} of"
@@ -199,7 +214,7 @@ class PostgresReader(SourceReader):
         self._receive(self._stream, changes, timeout_s)
         taken = changes.take()
         # Convert before the position moves: a value that is refused stays to be read.
-        batch = self._builder.build(taken.rows, taken.operations) if taken.rows else None
+        batch = self._build(taken) if taken.operations else None
         self._position = changes.position
         self._record_times = taken.times
         if batch is None and changes.stop is not None and self._decided >= changes.position.lsn:
@@ -207,17 +222,26 @@ class PostgresReader(SourceReader):
             raise changes.stop
         return batch
 
+    def _build(self, taken: ChangedRows) -> pa.RecordBatch:
+        if taken.columns:
+            return self._builder.build_columns(taken.columns, taken.operations)
+        return self._builder.build(taken.rows, taken.operations)
+
     def _receive(self, stream: ReplicationStream, changes: ChangeReader, timeout_s: float) -> None:
-        """Take in messages until there are rows and no more have arrived, or the time is over."""
+        """Take in messages until a batch is full, no more come, or the time is over."""
         deadline = time.monotonic() + timeout_s
+        is_gathering = False
         while changes.ready_count < self._settings.batch_rows:
+            if changes.ready_count and not is_gathering:
+                is_gathering = True
+                deadline = min(deadline, time.monotonic() + _GATHERED_S)
             left_s = max(0.0, deadline - time.monotonic())
             try:
-                message = stream.receive(0.0 if changes.ready_count else left_s)
+                message = stream.receive(left_s)
             except StreamRefused as error:
                 raise self._to_error(error) from None
             if isinstance(message, Changes):
-                changes.add(decode(message.data))
+                changes.add_message(message.data)
             elif isinstance(message, Keepalive):
                 changes.advance(message.end_lsn, to_unix_ms(message.sent_us))
             elif self._is_silent(stream):
@@ -226,6 +250,11 @@ class PostgresReader(SourceReader):
                 )
             if message is None or time.monotonic() > deadline:
                 return
+            for arrived in stream.receive_arrived(self._settings.batch_rows):
+                if isinstance(arrived, bytes):
+                    changes.add_message(arrived)
+                else:
+                    changes.advance(arrived.end_lsn, to_unix_ms(arrived.sent_us))
 
     def _is_silent(self, stream: ReplicationStream) -> bool:
         return stream.silent_s > self._settings.silence_max_s and not self._closed.is_set()

@@ -17,12 +17,14 @@ taken in. The position is then before the first transaction with the new columns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from typing_extensions import assert_never
 
 from onceflow.clients.postgres import pgoutput
+from onceflow.clients.postgres.binary_rows import BinaryColumn, encode_tuple, split_tuples
 from onceflow.clients.postgres.catalog import identifier
 from onceflow.clients.postgres.pgoutput import UNCHANGED, Row, Value
 from onceflow.clients.postgres.replication import to_unix_ms
@@ -34,13 +36,27 @@ from onceflow.sources.postgres.text_values import Encode, binary_encoder
 
 INSERT, UPDATE, DELETE = "c", "u", "d"
 
+_PLAIN_MARKS = (
+    (b"I", b"N", INSERT),
+    (b"U", b"N", UPDATE),
+    (b"D", b"K", DELETE),
+    (b"D", b"O", DELETE),
+)
+"""The kinds of messages that are one change with one row, and the marks of their rows."""
+_ROW_START = 6
+"""The index of the row in such a message, after its kind, the table's OID and the mark."""
+_ROW_PREFIX = bytes(_ROW_START)
+
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """Changes in commit order: an operation and the values of its row, for each."""
+    """Changes in commit order: an operation for each, and the values of their rows."""
 
     operations: Sequence[str]
     rows: Sequence[Sequence[Value]]
+    """The values of each row; empty if `columns` has the values."""
+    columns: Sequence[BinaryColumn] = ()
+    """The values of each column, if all of them are binary."""
     times: Sequence[tuple[int, int]] = ()
     """The times of commits: (milliseconds since 1970, number of changes)."""
 
@@ -56,7 +72,13 @@ class ChangeReader:
         """The position after all transactions that ended."""
         self._cut_changes = cut_changes
         self._operations: list[str] = []
-        self._rows: list[Sequence[Value]] = []
+        self._rows: list[list[Value] | bytes] = []
+        """The values of rows, or the messages of plain changes, which `take` reads together."""
+        oid = table.oid.to_bytes(4, "big")
+        self._plain_starts = {kind + oid + mark: op for kind, mark, op in _PLAIN_MARKS}
+        self._plain: Mapping[bytes, str] = {}
+        """The operation by the first bytes of a message, while plain changes are passed on as they
+        are."""
         self._complete = 0
         """The number of changes of transactions that ended."""
         self._times: list[tuple[int, int]] = []
@@ -84,6 +106,16 @@ class ChangeReader:
     def ready_count(self) -> int:
         """The number of changes that `take` would return."""
         return len(self._operations) if self._is_large and not self.stop else self._complete
+
+    def add_message(self, data: bytes) -> None:
+        """Take in the next message of pgoutput. Raises the errors of `add`."""
+        operation = self._plain.get(data[:_ROW_START])
+        if operation is None:
+            self.add(pgoutput.decode(data))
+            return
+        self._changes += 1
+        self._operations.append(operation)
+        self._rows.append(data)
 
     def add(self, message: pgoutput.Decoded | None) -> None:
         """Take in the next message.
@@ -129,11 +161,15 @@ class ChangeReader:
             self.position = self._next
 
     def take(self) -> ChangedRows:
-        """Return the changes of all transactions that ended, and a large one's so far."""
+        """Return the changes of all transactions that ended, and a large one's so far.
+
+        Raises:
+            BadRecord: A change cannot be passed on exactly. It stays to be taken.
+        """
         count = self.ready_count
         if self._begin is not None and count > self._complete:
             self._add_time(to_unix_ms(self._begin.committed_us))
-        taken = ChangedRows(self._operations[:count], self._rows[:count], tuple(self._times))
+        taken = self._read_changes(self._operations[:count], self._rows[:count])
         self._times.clear()
         self._timed = 0
         del self._operations[:count], self._rows[:count]
@@ -159,6 +195,57 @@ class ChangeReader:
         if cut is not None and begin.commit_lsn > cut.commit_lsn:
             raise self._missing_cut(cut)
         self._begin, self._changes = begin, 0
+        self._choose_plain()
+
+    def _choose_plain(self) -> None:
+        """Pass on plain changes as they are, if no change of the transaction must be left out."""
+        begin, cut, copied = self._begin, self._next.cut, self._next.table.copied
+        is_plain = (
+            begin is not None
+            and self._columns is not None
+            and self.stop is None
+            and not self._table.is_sent_as_text
+            and (cut is None or cut.commit_lsn != begin.commit_lsn)
+            and (copied is None or not copied.may_contain(begin.commit_lsn))
+        )
+        self._plain = self._plain_starts if is_plain else {}
+
+    def _read_changes(
+        self, operations: Sequence[str], rows: Sequence[list[Value] | bytes]
+    ) -> ChangedRows:
+        """Return the changes by columns if there are messages among `rows`, otherwise by rows."""
+        if any(isinstance(row, bytes) for row in rows) and self._columns is not None:
+            messages = [row if isinstance(row, bytes) else self._encode(row) for row in rows]
+            if None not in messages:
+                columns = split_tuples(
+                    cast("list[bytes]", messages), _ROW_START, self._relation_columns, self._columns
+                )
+                if columns is not None:
+                    return ChangedRows(operations, (), columns, tuple(self._times))
+        return ChangedRows(
+            operations, [self._read_row(row) for row in rows], times=tuple(self._times)
+        )
+
+    def _encode(self, row: Sequence[Value]) -> bytes | None:
+        """Return a message with the values of `row`, or None if they are not all binary."""
+        assert self._columns is not None
+        values: list[bytes | None] = [None] * self._relation_columns
+        for at, value in zip(self._columns, row, strict=True):
+            if not isinstance(value, bytes | None):
+                return None
+            values[at] = value
+        return _ROW_PREFIX + encode_tuple(values)
+
+    def _read_row(self, row: list[Value] | bytes) -> list[Value]:
+        if not isinstance(row, bytes):
+            return row
+        change = pgoutput.decode(row)
+        if isinstance(change, pgoutput.Delete):
+            return self._pick(change.key or change.old or ())
+        assert isinstance(change, pgoutput.Insert | pgoutput.Update), change
+        values = self._pick(change.new)
+        self._require_sent(values)
+        return values
 
     def _missing_cut(self, cut: Cut) -> OffsetOutOfRange:
         return OffsetOutOfRange(
@@ -176,7 +263,7 @@ class ChangeReader:
             replace(self._next, lsn=commit.end_lsn, cut=cut, as_of_ms=as_of_ms)
         )
         self._add_time(as_of_ms)
-        self._begin, self._changes = None, 0
+        self._begin, self._changes, self._plain = None, 0, {}
         self._complete = len(self._operations)
         if not self._operations:
             self.position = self._next
@@ -219,7 +306,7 @@ class ChangeReader:
             self._emit(DELETE, before)
         self._emit(UPDATE, new)
 
-    def _emit(self, operation: str, row: Sequence[Value]) -> None:
+    def _emit(self, operation: str, row: list[Value]) -> None:
         """Queue a change, unless the first copy contains it."""
         copied, begin = self._next.table.copied, self._begin
         assert begin is not None
@@ -269,6 +356,10 @@ class ChangeReader:
 
     def _meet_relation(self, relation: pgoutput.Relation) -> None:
         """Find the table's columns in the rows that follow, or stop if they were changed."""
+        self._find_columns(relation)
+        self._choose_plain()
+
+    def _find_columns(self, relation: pgoutput.Relation) -> None:
         if relation.number != self._table.oid:
             if (relation.schema, relation.name) == (self._table.name.schema, self._table.name.name):
                 self.stop = self._refuse_schema("was dropped and created again")
@@ -288,6 +379,9 @@ class ChangeReader:
         if self._table.reads_all and added:
             self.stop = self._refuse_schema(f"has a new column {added[0]!r}")
             return
+        if (indexes, len(relation.columns)) != (self._columns, self._relation_columns):
+            # The queued messages have the columns of before.
+            self._rows = [self._read_row(row) for row in self._rows]
         self._columns = indexes
         self._relation_columns = len(relation.columns)
 

@@ -1,0 +1,253 @@
+"""Messages that are read by columns, many at once, give the rows that one-by-one reading gives."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from onceflow.clients.postgres import pgoutput
+from onceflow.clients.postgres.binary_rows import (
+    BinaryColumn,
+    encode_tuple,
+    split_copied,
+    split_tuples,
+)
+from onceflow.clients.postgres.catalog import PostgresType
+from onceflow.clients.sql.tables import TableName
+from onceflow.core.errors import BadRecord
+from onceflow.sources.postgres.first_copy import CopiedChunks
+from onceflow.sources.postgres.position import Cut, SlotPosition, TablePosition
+from onceflow.sources.postgres.reader import RowBuilder
+from onceflow.sources.postgres.table import SourceColumn, SourceTable
+from onceflow.sources.postgres.transactions import ChangeReader
+
+_OID = 0x01020304
+_ROW = tuple[bytes | None, ...]
+
+
+def _column(name: str, kind: str, number: int, arrow: pa.DataType) -> SourceColumn:
+    return SourceColumn(
+        name, PostgresType(kind, kind), arrow, number, can_be_large=False, is_binary_text=True
+    )
+
+
+_TABLE = SourceTable(
+    TableName("public", "t"),
+    _OID,
+    "d",
+    (
+        _column("id", "int4", 23, pa.int32()),
+        _column("v", "text", 25, pa.string()),
+        _column("b", "bool", 16, pa.bool_()),
+        _column("n", "float8", 701, pa.float64()),
+    ),
+    ("id",),
+    reads_all=False,
+    ignored=frozenset({"left_out"}),
+)
+_TYPES = {"id": 23, "v": 25, "b": 16, "n": 701, "left_out": 25}
+_START = SlotPosition("s", "1", 1, 100, TablePosition("public.t", _OID, None))
+
+
+def _relation(*names: str) -> bytes:
+    columns = b"".join(
+        b"\0" + name.encode() + b"\0" + struct.pack("!Ii", _TYPES[name], -1) for name in names
+    )
+    head = b"R" + struct.pack("!I", _OID) + b"public\0t\0d"
+    return head + struct.pack("!H", len(names)) + columns
+
+
+_ALL = _relation("left_out", "id", "v", "b", "n")
+
+
+def _begin(lsn: int, xid: int = 9) -> bytes:
+    return b"B" + struct.pack("!QqI", lsn, 0, xid)
+
+
+def _commit(lsn: int) -> bytes:
+    return b"C\0" + struct.pack("!QQq", lsn, lsn + 5, 0)
+
+
+def _change(kind: bytes, *marks_and_rows: bytes, oid: int = _OID) -> bytes:
+    return kind + struct.pack("!I", oid) + b"".join(marks_and_rows)
+
+
+def _draw_row(draw: random.Random) -> _ROW:
+    text = "".join(draw.choice("aäß漢\n") for _ in range(draw.choice((0, 1, 7, 300)))).encode()
+    return (
+        b"ignored",
+        draw.randrange(-(2**31), 2**31).to_bytes(4, "big", signed=True),
+        draw.choice((None, text)),
+        draw.choice((None, b"\0", b"\1")),
+        draw.choice((None, struct.pack("!d", draw.uniform(-1, 1)))),
+    )
+
+
+def _draw_change(draw: random.Random) -> bytes:
+    row, other = encode_tuple(_draw_row(draw)), encode_tuple(_draw_row(draw))
+    key = encode_tuple((None, _draw_row(draw)[1], None, None, None))
+    return draw.choice(
+        (
+            _change(b"I", b"N", row),
+            _change(b"I", b"N", row),
+            _change(b"U", b"N", row),
+            _change(b"U", b"K", key, b"N", row),
+            _change(b"U", b"O", other, b"N", row),
+            _change(b"D", b"K", key),
+            _change(b"D", b"O", row),
+            _change(b"I", b"N", row, oid=_OID + 1),
+        )
+    )
+
+
+def _read(messages: Sequence[bytes], *, by_columns: bool, take_after: int = 10**9) -> pa.Table:
+    reader = ChangeReader(_TABLE, _START, cut_changes=5)
+    builder = RowBuilder(_TABLE)
+    batches: list[pa.RecordBatch] = []
+    for number, message in enumerate(messages):
+        if by_columns:
+            reader.add_message(message)
+        else:
+            reader.add(pgoutput.decode(message))
+        if number % take_after == take_after - 1 or number == len(messages) - 1:
+            batches.append(_take(reader, builder))
+    return pa.Table.from_batches(batches)
+
+
+def _take(reader: ChangeReader, builder: RowBuilder) -> pa.RecordBatch:
+    taken = reader.take()
+    if taken.columns:
+        return builder.build_columns(taken.columns, taken.operations)
+    return builder.build(taken.rows, taken.operations)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_ways_give_the_same_rows(seed: int) -> None:
+    draw = random.Random(seed)
+    messages = [_begin(200), _ALL]
+    for lsn in range(300, 1_300, 100):
+        messages += [_draw_change(draw) for _ in range(draw.randrange(12))]
+        messages += [_commit(lsn - 100), _begin(lsn)]
+    expected = _read(messages, by_columns=False)
+    assert expected.num_rows > 10
+    for take_after in (1, 7, 10**9):
+        found = _read(messages, by_columns=True, take_after=take_after)
+        assert found.to_pylist() == expected.to_pylist()
+
+
+def test_messages_before_other_columns_are_read_with_their_own() -> None:
+    first = _change(b"I", b"N", encode_tuple((b"x", (1).to_bytes(4), b"a", None, None)))
+    swapped = _relation("v", "b", "n", "id")
+    second = _change(b"I", b"N", encode_tuple((b"b", None, None, (2).to_bytes(4))))
+    messages = [_begin(200), _ALL, first, swapped, second, _commit(200)]
+    rows = _read(messages, by_columns=True).to_pylist()
+    assert [(row["id"], row["v"]) for row in rows] == [(1, "a"), (2, "b")]
+
+
+def test_an_unchanged_large_value_is_refused_and_a_left_out_one_is_not() -> None:
+    row = (b"n" + b"b" + struct.pack("!I", 4) + bytes(4), b"u", b"n", b"n")
+    unsent = _change(b"U", b"N", struct.pack("!H", 5) + b"".join(row))
+    reader = ChangeReader(_TABLE, _START, cut_changes=5)
+    for message in (_begin(200), _ALL, unsent, _commit(200)):
+        reader.add_message(message)
+    with pytest.raises(BadRecord, match="left the large value of column 'v' as it was"):
+        reader.take()
+    assert reader.position == _START
+    left_out = (b"u" + b"b" + struct.pack("!I", 4) + bytes(4), b"n", b"n", b"n")
+    fine = _change(b"U", b"N", struct.pack("!H", 5) + b"".join(left_out))
+    rows = _read([_begin(200), _ALL, fine, _commit(200)], by_columns=True).to_pylist()
+    assert rows == [{"id": 0, "v": None, "b": None, "n": None, "_op": "u"}]
+
+
+def test_a_row_with_too_few_columns_is_refused() -> None:
+    short = _change(b"I", b"N", encode_tuple((b"x", bytes(4))))
+    with pytest.raises(BadRecord, match="has 2 columns, and the table had 5"):
+        _read([_begin(200), _ALL, short, _commit(200)], by_columns=True)
+
+
+def test_changes_that_the_copy_contains_are_left_out() -> None:
+    copied = CopiedChunks().extend(None, "10:20:", 1_000)
+    position = SlotPosition("s", "1", 1, 100, TablePosition("public.t", _OID, copied))
+    reader = ChangeReader(_TABLE, position, cut_changes=5)
+    insert = _change(b"I", b"N", encode_tuple((None, bytes(4), None, None, None)))
+    for lsn, xid in ((200, 9), (300, 25), (2_000, 9)):
+        for message in (_begin(lsn, xid), _ALL, insert, _commit(lsn)):
+            reader.add_message(message)
+    assert len(reader.take().operations) == 2
+
+
+def test_the_part_of_a_cut_transaction_that_was_read_is_skipped() -> None:
+    cut = SlotPosition(
+        "s", "1", 1, 100, TablePosition("public.t", _OID, None), cut=Cut(200, changes=2)
+    )
+    reader = ChangeReader(_TABLE, cut, cut_changes=1)
+    inserts = [
+        _change(b"I", b"N", encode_tuple((None, id_.to_bytes(4), None, None, None)))
+        for id_ in range(3)
+    ]
+    for message in (_begin(200), _ALL, *inserts, _commit(200), _begin(300), inserts[0]):
+        reader.add_message(message)
+    batch = _take(reader, RowBuilder(_TABLE))
+    assert batch.column("id").to_pylist() == [2]
+
+
+def _values(columns: Sequence[BinaryColumn] | None) -> list[list[bytes | None]]:
+    assert columns is not None
+    assert [[column[at] for at in range(len(column))] for column in columns] == list(
+        map(list, columns)
+    )
+    return [list(column) for column in columns]
+
+
+def test_rows_of_copy_are_split_into_columns() -> None:
+    rows: list[_ROW] = [(b"ab", None), (b"", b"x" * 1_000), (None, b"\0\0\0\1")]
+    messages = [encode_copied(row) for row in rows]
+    assert _values(split_copied(messages, 2)) == [
+        list(column) for column in zip(*rows, strict=True)
+    ]
+    assert split_copied(messages, 3) is None
+    assert split_copied([*messages, b"\xff\xff"], 2) is None
+    assert split_copied([messages[0] + messages[1]], 2) is None
+    assert split_copied([messages[0][:-1]], 2) is None
+
+
+def encode_copied(row: _ROW) -> bytes:
+    parts = [struct.pack("!h", len(row))]
+    for value in row:
+        parts += [struct.pack("!i", -1 if value is None else len(value)), value or b""]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        encode_tuple((b"ab", b"c"))[:-1],
+        encode_tuple((b"ab", b"c")) + b"x",
+        encode_tuple((b"ab",)),
+        b"\0\2n",
+        b"\0",
+        b"\0\2nt\0\0\0\1x",
+        b"\0\2nu",
+        b"\0\2nz",
+        b"\0\2nb\xff\xff\xff\xff",
+    ],
+)
+def test_what_is_no_row_of_binary_values_is_left_to_the_reader_of_single_rows(row: bytes) -> None:
+    fine = encode_tuple((b"ab", b"c"))
+    assert _values(split_tuples([fine], 0, 2, (1, 0))) == [[b"c"], [b"ab"]]
+    assert split_tuples([fine, row], 0, 2, (1, 0)) is None
+    assert split_tuples([row, fine], 0, 2, (1, 0)) is None
+
+
+def test_numbers_of_another_size_and_large_values_are_exact() -> None:
+    columns = split_tuples([encode_tuple((b"1234", b"y" * 100_000))], 0, 2, (0, 1))
+    assert columns is not None
+    assert columns[0].to_numbers(">i8") is None
+    numbers = columns[0].to_numbers(">i4")
+    assert numbers is not None
+    assert numbers.tolist() == [0x31323334]
+    assert columns[1].to_arrow().to_pylist() == [b"y" * 100_000]
