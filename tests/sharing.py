@@ -11,6 +11,7 @@ import importlib
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,12 +29,15 @@ _WITHOUT_SERVERS = "tests/unit/"
 
 def servers_of(node_ids: Iterable[str]) -> frozenset[str]:
     """Return which servers the tests start, going by their ids."""
-    return frozenset(
-        word
-        for node_id in node_ids
-        if not node_id.startswith(_WITHOUT_SERVERS)
-        for word in _WORDS.findall(node_id.lower())
-    )
+    return frozenset(word for node_id in node_ids for word in _words_in(node_id))
+
+
+@cache
+def _words_in(node_id: str) -> frozenset[str]:
+    # All that waits is looked at whenever a process gets its next tests.
+    if node_id.startswith(_WITHOUT_SERVERS):
+        return frozenset()
+    return frozenset(_WORDS.findall(node_id.lower()))
 
 
 def import_share(number: int, count: int) -> None:

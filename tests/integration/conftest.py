@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tests.integration.each_reader import each_reader as each_reader
 
 from onceflow.integration.servers.kinds import KafkaServer
-
-_HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -19,5 +15,5 @@ def servers(onceflow_kafka: KafkaServer) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _HERE in item.path.parents:
+        if item.nodeid.startswith("tests/integration/"):
             item.add_marker(pytest.mark.integration)

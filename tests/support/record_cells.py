@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -96,19 +96,20 @@ def column_groups(nested: Iterable[EdgeColumn] = NESTED) -> list[Any]:
     """
     short = [edge for edge in (*SCALARS, *nested) if edge.is_short]
     shapes = [
-        pytest.param(
-            _columns(edge for edge in NESTED if not edge.is_short and _shape_of(edge) == shape),
-            id=shape,
-            marks=pytest.mark.slow,
-        )
+        pytest.param(_columns(_long_edges(shape)), id=shape, marks=pytest.mark.slow)
         for shape in SHAPES
     ]
     return [pytest.param(_columns(short), id="short form"), *shapes]
 
 
-def _shape_of(edge: EdgeColumn) -> str:
+def _long_edges(shape: str) -> list[EdgeColumn]:
+    return [edge for edge in NESTED if not edge.is_short and _shape_of(edge.name) == shape]
+
+
+@cache
+def _shape_of(name: str) -> str:
     # The longest: "list of list of int64" begins with "list", too.
-    shapes = [shape for shape in SHAPES if edge.name.startswith(f"{shape} of ")]
+    shapes = [shape for shape in SHAPES if name.startswith(f"{shape} of ")]
     return max(shapes, key=len, default="")
 
 
