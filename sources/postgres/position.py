@@ -1,8 +1,8 @@
 """The position of a source in one slot, and its encoding in a split.
 
     {"slot":"onceflow_job_orders","system":"7350…","timeline":1,"lsn":"0/16B3748","cut":null,
-     "as_of":1767225600000,"tables":{"public.orders":{"oid":16384,"ends_at":"0/16B3700","rows":500,
-     "chunks":[[[500],"10:20:"],…]}}}
+     "as_of":1767225600000,"tables":{"public.orders":{"oid":16384,"published":"16390.750 16391.750",
+     "ends_at":"0/16B3700","rows":500,"chunks":[[[500],"10:20:"],…]}}}
 
 `lsn` is the end of the last transaction that was returned as a whole. Transactions that begin their
 commit record at or after it are still to be read. `cut` is null, or the commit LSN of the next
@@ -44,6 +44,9 @@ class TablePosition:
     oid: int
     copied: CopiedChunks | None
     """None if there is no first copy, or if the stream has passed it."""
+    published: str = ""
+    """The version of the publication when the slot was created. Another version may have left out
+    changes."""
 
     @property
     def is_copying(self) -> bool:
@@ -81,6 +84,7 @@ class SlotPosition:
         copied = self.table.copied
         table = {
             "oid": self.table.oid,
+            "published": self.table.published,
             "ends_at": None if copied is None else format_lsn(copied.ends_at),
             "rows": 0 if copied is None else copied.rows,
             "chunks": None
@@ -116,7 +120,9 @@ class SlotPosition:
                 system=str(fields["system"]),
                 timeline=int(fields["timeline"]),
                 lsn=parse_lsn(fields["lsn"]),
-                table=TablePosition(str(name), int(table["oid"]), _read_copied(table)),
+                table=TablePosition(
+                    str(name), int(table["oid"]), _read_copied(table), str(table["published"])
+                ),
                 cut=None if cut is None else Cut(parse_lsn(cut[0]), int(cut[1])),
                 as_of_ms=int(fields["as_of"]),
             )

@@ -39,13 +39,22 @@ _SLOT = """
 _PUBLICATION = """
     SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate,
            EXISTS (SELECT FROM pg_catalog.pg_publication_tables AS t
-                   WHERE t.pubname = p.pubname
-                       AND t.schemaname = {schema} AND t.tablename = {table}),
+                   JOIN pg_catalog.pg_class AS c ON c.relname = t.tablename
+                   JOIN pg_catalog.pg_namespace AS n
+                       ON n.oid = c.relnamespace AND n.nspname = t.schemaname
+                   WHERE t.pubname = p.pubname AND c.oid = {oid}),
            EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r
                    WHERE r.prpubid = p.oid AND r.prrelid = {oid}
                        AND coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs')
-                           IS NOT NULL)
+                           IS NOT NULL),
+           p.oid || '.' || p.xmin || coalesce(
+               (SELECT ' ' || r.oid || '.' || r.xmin FROM pg_catalog.pg_publication_rel AS r
+                WHERE r.prpubid = p.oid AND r.prrelid = {oid}), '')
     FROM pg_catalog.pg_publication AS p WHERE p.pubname = {publication}
+"""
+_PRESENT_LSN = """
+    SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+           ELSE pg_catalog.pg_current_wal_flush_lsn() END::text
 """
 _SERVER = """
     SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()),
@@ -126,23 +135,24 @@ def check_server(session: PostgresSession) -> ClusterIdentity:
     return ClusterIdentity(str(system), int(timeline))
 
 
-def check_publication(session: PostgresSession, name: str, table: SourceTable) -> bool:
-    """Return True if publication `name` exists; it then sends every change of `table`.
+def check_publication(session: PostgresSession, name: str, table: SourceTable) -> str | None:
+    """Return the version of publication `name`, which sends every change of `table`.
+
+    The version is another one after each change of the publication that concerns the table. The
+    result is None if there is no such publication.
 
     Raises:
         ConfigError: It exists and does not send every change of `table`.
     """
     rows = session.query(
         _PUBLICATION.format(
-            schema=literal(table.name.schema or ""),
-            table=literal(table.name.name),
             oid=table.oid,
             publication=literal(name),
         )
     )
     if not rows:
-        return False
-    ((has_all_kinds, has_table, is_limited),) = rows
+        return None
+    ((has_all_kinds, has_table, is_limited, version),) = rows
     alter = f"ALTER PUBLICATION {quote(name)}"
     if not has_table:
         raise ConfigError(
@@ -162,15 +172,19 @@ def check_publication(session: PostgresSession, name: str, table: SourceTable) -
             f"publication {name} does not send every kind of change. Run: {alter} SET (publish ="
             f" '{kinds}'). {_DROP_OLD_SLOT}"
         )
-    return True
+    return str(version)
 
 
-def create_publication(session: PostgresSession, name: str, table: SourceTable) -> None:
-    """Create publication `name` of `table`."""
+def create_publication(session: PostgresSession, name: str, table: SourceTable) -> str:
+    """Create publication `name` of `table`, and return its version."""
     session.execute(
         f"CREATE PUBLICATION {quote(name)} FOR TABLE {identifier(table.name)}"
         " WITH (publish_via_partition_root = true)"
     )
+    version = check_publication(session, name, table)
+    if version is None:
+        raise SourceUnavailable(f"publication {name} was dropped as soon as it was created")
+    return version
 
 
 def drop_publication(session: PostgresSession, name: str) -> None:
@@ -259,6 +273,13 @@ def check_position(
             " standby was promoted or a backup restored, and changes that were read may not exist"
             f" any more. {position.copy_anew}"
         )
+    ((present,),) = session.query(_PRESENT_LSN)
+    if parse_lsn(present) < position.lsn:
+        raise OffsetOutOfRange(
+            f"the server's WAL ends at {present}, before the checkpoint's position"
+            f" {format_lsn(position.lsn)}: a backup was restored, and changes that were read do not"
+            f" exist any more. {position.copy_anew}"
+        )
     slot = find_slot(session, position.slot)
     if slot is None:
         raise OffsetOutOfRange(
@@ -286,8 +307,11 @@ def _check_still_published(
     """
     reason = f"publication {publication} does not exist any more"
     try:
-        if check_publication(session, publication, table):
+        version = check_publication(session, publication, table)
+        if version == position.table.published:
             return
+        if version is not None:
+            reason = f"publication {publication} was altered, or dropped and created again"
     except ConfigError:
         reason = f"publication {publication} no longer sends every change of table {table.name}"
     raise OffsetOutOfRange(

@@ -164,14 +164,16 @@ class PostgresChanges(ChangesOptions, Source):
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
             cluster = slots.check_server(session)
             table = self.described_table
-            lsn = self._prepare_slot(session, name, table)
+            lsn, published = self._prepare_slot(session, name, table)
         is_copied = choice_of(FirstCopy, self.first_copy, setting="first_copy") is FirstCopy.ALL
         position = SlotPosition(
             slot=name,
             system=cluster.system,
             timeline=cluster.timeline,
             lsn=lsn,
-            table=TablePosition(str(table.name), table.oid, CopiedChunks() if is_copied else None),
+            table=TablePosition(
+                str(table.name), table.oid, CopiedChunks() if is_copied else None, published
+            ),
         )
         return [position.to_split()]
 
@@ -225,13 +227,17 @@ class PostgresChanges(ChangesOptions, Source):
     def _describe(self, session: PostgresSession) -> SourceTable:
         return describe_table(session, self._table_name, self._columns)
 
-    def _prepare_slot(self, session: PostgresSession, name: str, table: SourceTable) -> int:
-        """Return the position of the slot. A new slot is behind its publication.
+    def _prepare_slot(
+        self, session: PostgresSession, name: str, table: SourceTable
+    ) -> tuple[int, str]:
+        """Return the position of the slot, and the publication's version.
+
+        A new slot is behind its publication.
 
         pgoutput looks for the publication as of each change, so it must exist before the slot.
         """
         publication = self.publication_name
-        is_published = slots.check_publication(session, publication, table)
+        published = slots.check_publication(session, publication, table)
         state = slots.find_slot(session, name)
         if state is not None:
             if state.is_active:
@@ -239,20 +245,21 @@ class PostgresChanges(ChangesOptions, Source):
                     f"slot {name} is in use by another reader: stop that reader, or give slot="
                     " another name"
                 )
-            if not is_published:
+            if published is None:
                 raise ConfigError(
                     f"slot {name} exists, and publication {publication} does not: changes before"
                     " the publication cannot be read. Drop the slot (SELECT"
                     f" pg_drop_replication_slot('{name}')), or give publication= the right name"
                 )
             slots.logger.info("slot %s exists, and is read from its position", name)
-            return state.confirmed
-        if not is_published:
-            slots.create_publication(session, publication, table)
+            return state.confirmed, published
+        is_own = published is None
+        if published is None:
+            published = slots.create_publication(session, publication, table)
         try:
-            return slots.create_slot(session, name)
+            return slots.create_slot(session, name), published
         except BaseException:
-            if not is_published and session.is_open:
+            if is_own and session.is_open:
                 slots.drop_publication(session, publication)
             raise
 

@@ -23,7 +23,11 @@ _NOTHING = "n"
 _WHOLE_NUMBERS = frozenset({"int2", "int4", "int8"})
 _BINARY_TEXTS = frozenset({"text", "varchar"})
 _FACTS = """
-    SELECT c.oid::bigint, c.relreplident::text, c.relkind::text
+    SELECT c.oid::bigint, c.relreplident::text, c.relkind::text,
+           c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT EXISTS (
+               SELECT FROM pg_catalog.pg_partition_tree(c.oid) AS l
+               JOIN pg_catalog.pg_class AS p ON p.oid = l.relid
+               WHERE l.isleaf AND l.level > 0 AND (p.relkind <> 'r' OR p.relpersistence <> 'p'))
     FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass({name})
 """
 # This process compares texts by code point. The server does so with a collation that compares
@@ -135,8 +139,8 @@ def describe_table(session: Session, name: TableName, columns: pa.Schema | None)
     if table is None:
         raise ConfigError(f"there is no table {name}: create it, or correct table=")
     quoted = _literal(identifier(table.name))
-    ((oid, identity, kind),) = session.query(_FACTS.format(name=quoted))
-    if table.unfit is not None and kind not in ("r", "p"):
+    ((oid, identity, kind, is_logged),) = session.query(_FACTS.format(name=quoted))
+    if table.unfit is not None and not is_logged:
         raise ConfigError(f"{table.name} cannot be read: {table.unfit}")
     if table.inherited_by:
         raise ConfigError(

@@ -31,7 +31,7 @@ from onceflow.clients.postgres.replication import to_unix_ms
 from onceflow.core.errors import BadRecord, OffsetOutOfRange
 from onceflow.sources.postgres.keys import key_of
 from onceflow.sources.postgres.position import Cut, SlotPosition
-from onceflow.sources.postgres.table import SourceTable
+from onceflow.sources.postgres.table import FULL, SourceTable
 from onceflow.sources.postgres.text_values import Encode, binary_encoder
 
 INSERT, UPDATE, DELETE = "c", "u", "d"
@@ -289,7 +289,9 @@ class ChangeReader:
             case pgoutput.Insert():
                 self._emit(INSERT, self._pick(change.new))
             case pgoutput.Delete():
-                self._emit(DELETE, self._pick(change.key or change.old or ()))
+                old = self._pick(change.key or change.old or ())
+                self._require_key(old)
+                self._emit(DELETE, old)
             case pgoutput.Update():
                 self._add_update(change)
 
@@ -302,8 +304,10 @@ class ChangeReader:
                 for before, value in zip(old, new, strict=True)
             ]
         before = old if update.key is None else self._pick(update.key)
-        if before is not None and self._key(before) != self._key(new):
-            self._emit(DELETE, before)
+        if before is not None:
+            self._require_key(before)
+            if self._key(before) != self._key(new):
+                self._emit(DELETE, before)
         self._emit(UPDATE, new)
 
     def _emit(self, operation: str, row: list[Value]) -> None:
@@ -318,6 +322,15 @@ class ChangeReader:
             self._require_sent(row)
         self._operations.append(operation)
         self._rows.append(row)
+
+    def _require_key(self, old: Sequence[Value]) -> None:
+        """Raise BadRecord if the server sent another key than the table's: a partition's own."""
+        if self._table.identity != FULL and None in self._key(old):
+            raise BadRecord(
+                f"a change of table {self._table.name} does not have the key"
+                f" {', '.join(self._table.key)} of its old row: a partition has another replica"
+                f" identity. Give all partitions the same one. {self._next.copy_anew}"
+            )
 
     def _require_sent(self, row: Sequence[Value]) -> None:
         for column, value in zip(self._table.columns, row, strict=True):
@@ -375,6 +388,11 @@ class ChangeReader:
                 self.stop = self._refuse_schema(f"has column {column.name!r} of another type")
                 return
             indexes.append(at)
+        key = {column.name for column in relation.columns if column.is_key}
+        # The server sends the key of an old row alone, and only if it changes.
+        if relation.identity != FULL and key != set(self._table.key):
+            self.stop = self._refuse_schema("has another replica identity")
+            return
         added = sorted(set(present) - self._table.ignored)
         if self._table.reads_all and added:
             self.stop = self._refuse_schema(f"has a new column {added[0]!r}")

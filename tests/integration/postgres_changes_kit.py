@@ -1,0 +1,65 @@
+"""What tests of a source of Postgres changes share: a source of one table, and reading it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg.rows import TupleRow
+
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import ReaderContext, SourceReader
+from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.sources import PostgresChanges
+
+CONTEXT = ReaderContext("job", "t", 0, 1, AttemptId(1))
+_TIMEOUT_S = 90
+
+
+def source_of(server: EmbeddedPostgres, **options: Any) -> PostgresChanges:
+    """Return a source of table t that belongs to a job."""
+    given: dict[str, Any] = {"table": "t", **options}
+    return PostgresChanges(server.url, **given).bind("job", "t")
+
+
+def read_rows(reader: SourceReader, count: int) -> list[dict[str, Any]]:
+    """Return the next rows, at least `count` of them."""
+    rows: list[dict[str, Any]] = []
+    deadline = time.monotonic() + _TIMEOUT_S
+    while len(rows) < count:
+        assert time.monotonic() < deadline, rows
+        batch = reader.poll(0.05)
+        if isinstance(batch, pa.RecordBatch):
+            rows += batch.to_pylist()
+    return rows
+
+
+def read_to_error(reader: SourceReader) -> None:
+    """Read until the reader raises; decide each position, as checkpoints do."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        reader.poll(0.05)
+        reader.commit(reader.snapshot())
+    raise AssertionError("the reader goes on")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when `condition` holds."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def drop_slots(database: psycopg.Connection[TupleRow]) -> None:
+    """Drop all publications, and all slots as soon as they are free."""
+    database.execute(
+        "DO $$ DECLARE p text; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP"
+        " EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$"
+    )
+    active = "SELECT FROM pg_replication_slots WHERE active"
+    wait_until(lambda: not database.execute(active).fetchall())
+    database.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")

@@ -1,0 +1,191 @@
+"""A slot, a publication or a server that no longer has every change: the job ends by name."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+from tests.integration.postgres_changes_kit import (
+    CONTEXT,
+    drop_slots,
+    read_rows,
+    read_to_error,
+    source_of,
+    wait_until,
+)
+
+from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable
+from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.sources.postgres import reader as postgres_reader
+
+_SETTINGS = {
+    "wal_level": "logical",
+    # A slot is invalidated as soon as it keeps two segments.
+    "max_slot_wal_keep_size": "1MB",
+    "wal_keep_size": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(_SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        yield connection
+        drop_slots(connection)
+        connection.execute("DROP TABLE IF EXISTS t")
+
+
+def _invalidate(database: psycopg.Connection[TupleRow]) -> None:
+    """Write WAL until the server has removed what the slot needs."""
+    lost = "SELECT FROM pg_replication_slots WHERE wal_status = 'lost'"
+
+    def write() -> bool:
+        database.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000))")
+        database.execute("SELECT pg_switch_wal()")
+        database.execute("CHECKPOINT")
+        return bool(database.execute(lost).fetchall())
+
+    wait_until(write)
+
+
+def test_a_slot_whose_wal_was_removed_ends_the_job_and_is_not_tried_for_ever(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = source_of(server, first_copy="none")
+    splits = source.splits()
+    _invalidate(database)
+    with pytest.raises(OffsetOutOfRange, match=r"invalidated \(wal_removed\).*keep_size"):
+        source.discover(splits)
+    with (
+        contextlib.closing(source.reader(splits, CONTEXT)) as reader,
+        pytest.raises(OffsetOutOfRange, match="invalidated"),
+    ):
+        read_rows(reader, 1)
+
+
+def test_a_slot_that_is_invalidated_while_it_is_read_ends_the_next_attempt(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """The server ends the stream like any other; what it lost is seen at the next start."""
+    source = source_of(server, first_copy="none")
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("INSERT INTO t VALUES (1, 'a')")
+        assert len(read_rows(reader, 1)) == 1
+        decided = reader.snapshot()
+        # Nothing is acknowledged, so the slot keeps its WAL.
+        _invalidate(database)
+        with pytest.raises((SourceUnavailable, OffsetOutOfRange)):
+            read_rows(reader, 1)
+    with pytest.raises(OffsetOutOfRange, match="invalidated"):
+        source.discover(decided)
+
+
+def test_a_slot_that_another_program_moved_is_refused(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = source_of(server, first_copy="none")
+    splits = source.splits()
+    database.execute("INSERT INTO t VALUES (1, 'a')")
+    database.execute(
+        "SELECT pg_replication_slot_advance('onceflow_job_t', pg_current_wal_flush_lsn())"
+    )
+    with pytest.raises(OffsetOutOfRange, match="past the checkpoint's position"):
+        source.discover(splits)
+
+
+def test_a_slot_for_prepared_transactions_is_refused(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """It would send a transaction when it is prepared, before it is known to be committed."""
+    database.execute("CREATE PUBLICATION onceflow_job_t FOR TABLE t")
+    database.execute(
+        "SELECT pg_create_logical_replication_slot('onceflow_job_t', 'pgoutput', false, true)"
+    )
+    with pytest.raises(ConfigError, match="two_phase True"):
+        source_of(server).splits()
+
+
+_DROPPED = "DROP PUBLICATION onceflow_job_t", "CREATE PUBLICATION onceflow_job_t FOR TABLE t"
+_ALTER = "ALTER PUBLICATION onceflow_job_t"
+_WITHOUT_TABLE = f"{_ALTER} DROP TABLE t", f"{_ALTER} ADD TABLE t"
+_WITHOUT_INSERTS = (
+    f"{_ALTER} SET (publish = 'delete')",
+    f"{_ALTER} SET (publish = 'insert, update, delete, truncate')",
+)
+
+
+@pytest.mark.parametrize(
+    ("broken", "repaired"),
+    [_DROPPED, _WITHOUT_TABLE, _WITHOUT_INSERTS],
+    ids=["dropped", "without-the-table", "without-inserts"],
+)
+def test_a_publication_that_lacked_changes_for_a_moment_ends_the_job(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    repaired: str,
+) -> None:
+    """It looks as before when it is checked, and the server reports nothing to the reader."""
+    monkeypatch.setattr(postgres_reader, "PUBLICATION_CHECK_S", 0.0)
+    source = source_of(server, first_copy="none")
+    splits = source.splits()
+    with contextlib.closing(source.reader(splits, CONTEXT)) as reader:
+        reader.poll(0.05)
+        for statement in (broken, "INSERT INTO t VALUES (1, 'lost')", repaired):
+            database.execute(statement.encode())
+        with pytest.raises(OffsetOutOfRange, match="was altered, or dropped and created again"):
+            read_to_error(reader)
+    with pytest.raises(OffsetOutOfRange, match="was altered, or dropped and created again"):
+        source.discover(splits)
+
+
+def test_other_tables_of_a_publication_come_and_go(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = source_of(server, first_copy="none")
+    splits = source.splits()
+    database.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    database.execute("ALTER PUBLICATION onceflow_job_t ADD TABLE other")
+    database.execute("VACUUM FREEZE pg_publication, pg_publication_rel")
+    assert source.discover(splits) == splits
+    database.execute("DROP TABLE other")
+    assert source.discover(splits) == splits
+
+
+def test_a_server_that_was_restored_from_a_backup_is_refused(tmp_path: Path) -> None:
+    """It has the same identity and timeline: only its WAL ends earlier than before."""
+    backup = tmp_path / "backup"
+    with EmbeddedPostgres({"wal_level": "logical"}, tmp_path / "server") as server:
+        with psycopg.connect(server.url, autocommit=True) as database:
+            database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+            source = source_of(server, first_copy="none")
+            splits = source.splits()
+        server.stop()
+        shutil.copytree(tmp_path / "server" / "data", backup)
+        server.start()
+        with (
+            psycopg.connect(server.url, autocommit=True) as database,
+            contextlib.closing(source.reader(splits, CONTEXT)) as reader,
+        ):
+            database.execute("INSERT INTO t VALUES (1, 'lost')")
+            assert len(read_rows(reader, 1)) == 1
+            decided = reader.snapshot()
+        server.stop()
+        shutil.rmtree(tmp_path / "server" / "data")
+        shutil.copytree(backup, tmp_path / "server" / "data")
+        server.start()
+        assert source.discover(splits) == splits
+        with pytest.raises(OffsetOutOfRange, match="a backup was restored"):
+            source.discover(decided)
