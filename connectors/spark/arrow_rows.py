@@ -28,8 +28,8 @@ def spark_schema(columns: pa.Schema) -> StructType:
     for column in columns:
         if holds(column.type, _is_decimal_beyond_spark):
             raise ConfigError(
-                f"column {column.name!r} is {column.type}, and decimals of Spark have at most"
-                f" {_PRECISION_MAX} digits, of which 0 or more are behind the point"
+                f"column {column.name!r} is {column.type}, but Spark's decimals have at most"
+                f" {_PRECISION_MAX} digits, and 0 or more of them after the point"
             )
         try:
             kind = spark_types.from_arrow_type(_plain(column.type), True)
@@ -61,8 +61,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             except Exception as error:  # pyspark raises errors of several kinds
                 cause = error
         raise ConfigError(
-            f"column {column.name!r} is {kind.simpleString()}, whose values Arrow batches do not"
-            " hold; cast it to a type that they hold, such as STRING, or leave it out"
+            f"column {column.name!r} is {kind.simpleString()}, a type whose values Arrow batches"
+            " cannot hold; cast it to another type, such as STRING, or leave it out"
         ) from cause
     return pa.schema(fields)
 
@@ -86,7 +86,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     index = batch.schema.get_field_index(field.name)
     if index < 0:
         raise ConfigError(
-            f"column {field.name!r} is not among those that are read:"
+            f"column {field.name!r} is not among the columns that are read:"
             f" {', '.join(batch.schema.names)}"
         )
     column = batch.column(index)
@@ -96,7 +96,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         return cast_rows(column, field.type)
     except pa.ArrowException as error:
         raise ConfigError(
-            f"column {field.name!r} is {column.type} and is to be read as {field.type}: {error}"
+            f"column {field.name!r} is {column.type} and cannot be read as {field.type}: {error}"
         ) from error
 
 

@@ -87,7 +87,7 @@ def archive_classes() -> str:
             raise NoArchive(str(error)) from error
     if option := _option(archive / _FILE):
         return option
-    raise NoArchive(f"it could not be made; delete the empty {archive} to try again")
+    raise NoArchive(f"the archive could not be made; delete the empty {archive} to try again")
 
 
 def _option(archive: Path) -> str:

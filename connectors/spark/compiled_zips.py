@@ -47,7 +47,7 @@ def compile_zips(home: Path) -> Sequence[Path]:
     """
     zips = sorted((home / "python" / "lib").glob("*.zip"))
     if not zips:
-        raise ConfigError(f"{home} holds no Spark with Python: python/lib has no zip")
+        raise ConfigError(f"{home} has no Spark with Python: python/lib has no zip")
     try:
         return [path for path in zips if _compile_zip(path)]
     except OSError as error:

@@ -75,21 +75,22 @@ def _unpacker() -> Callable[[str, str, bytes], object]:
 
         process = f"on {platform.node()} ({sys.executable})"
         advice = (
-            f"the driver runs {driver_python}. Where that Python is, too, let Spark's workers run"
-            " it: os.environ['PYSPARK_PYTHON'] = sys.executable before the session is made;"
-            " elsewhere ship onceflow with --py-files, spark.archives or the executors' image, as"
-            " the page 'Spark formats' shows"
+            f"the driver runs {driver_python}. If that Python is on the executors, too, let"
+            " Spark's workers run it: set os.environ['PYSPARK_PYTHON'] = sys.executable before"
+            " you make the session. Otherwise send onceflow with --py-files or spark.archives,"
+            " or put it into the executors' image, as the page 'Spark formats' shows"
         )
         try:
             version: str = import_module("onceflow.core.version").VERSION
         except ImportError as error:
             raise RuntimeError(
-                f"onceflow {driver_version} of the driver is missing {process}: {error}; {advice}"
+                f"onceflow {driver_version}, which the driver has, is missing {process}:"
+                f" {error}; {advice}"
             ) from None
         if version != driver_version:
             raise RuntimeError(
-                f"onceflow is {version} {process}, and {driver_version} on the driver;"
-                f" both must be one version: {advice}"
+                f"onceflow is {version} {process}, but {driver_version} on the driver; both must"
+                f" have the same version: {advice}"
             )
         pickle: Any = import_module("pickle")
         return pickle.loads(pickled)()

@@ -68,7 +68,7 @@ def session(
 
     if master is not None and master.startswith("sc://"):
         raise ConfigError(
-            f"onceflow.session starts Spark's driver in this process, and {master} is an address"
+            f"onceflow.session starts Spark's driver in this process, but {master} is an address"
             " of Spark Connect: use SparkSession.builder.remote"
         )
     builder = SparkSession.Builder().appName(name)

@@ -61,6 +61,6 @@ def require(interface: SparkInterface, needed_by: str) -> None:
     if not has(interface):
         major, minor = interface.value.since
         raise ConfigError(
-            f"{needed_by} needs {interface.value.what}, which came with Spark {major}.{minor};"
+            f"{needed_by} needs {interface.value.what}, which Spark has since {major}.{minor};"
             f" this is pyspark {pyspark.__version__}: install pyspark>={major}.{minor}"
         )

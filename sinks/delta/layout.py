@@ -68,7 +68,7 @@ def make_columns(
         expected = schema.field(field.name).type
         if not fits(field.type, expected):
             raise ConfigError(
-                f"{name}, column {field.name!r}: the table has {expected}, and the rows have"
+                f"{name}, column {field.name!r}: the table has {expected}, but the rows have"
                 f" {field.type}; cast it before the sink"
             )
     return columns
@@ -88,16 +88,16 @@ def list_merge_rules(table: DeltaTable) -> Iterator[ValueRule]:
         yield ValueRule(
             column,
             _make_trait(_is_default_name),
-            f"is a partition column, in which a merge takes {_NULL_DIRECTORY!r} for null, and the"
-            " row has this text",
+            f"is a partition column, and the row has the text {_NULL_DIRECTORY!r}, which a merge"
+            " would read as null",
         )
         kind = schema.field(column).type
         if _is_fraction(kind):
             yield ValueRule(
                 column,
                 _make_trait(_is_negative),
-                f"is a partition column of type {kind}, whose negative values a merge writes into"
-                " the log as text that no reader takes, and the row has a negative one",
+                f"is a partition column of type {kind}, and the row has a negative value, which"
+                " a merge would write into the log as text that no reader can parse",
             )
 
 
@@ -105,8 +105,8 @@ def _check_partitions(name: str, partitions: Sequence[pa.Field]) -> None:
     for field in partitions:
         if is_bytes(field.type):
             raise ConfigError(
-                f"{name}, column {field.name!r}: it is a partition column of bytes, which every"
-                " library writes in another way into the log; partition by another column"
+                f"{name}, column {field.name!r}: it is a partition column of bytes, which each"
+                " library writes into the log in its own way; partition by another column"
             )
 
 
@@ -118,8 +118,8 @@ def _list_partition_rules(partitions: Sequence[pa.Field]) -> Iterator[ValueRule]
             yield ValueRule(
                 field.name,
                 _make_trait(_is_empty),
-                "is a partition column, in which the table has null in place of an empty value, and"
-                " the row has an empty one",
+                "is a partition column, and the row has an empty value, which the table would"
+                " store as null",
             )
 
 
@@ -169,8 +169,8 @@ def _make_time_rule(column: str) -> ValueRule:
     return ValueRule(
         column,
         TIMES_BEYOND_PYTHON,
-        "has a date that is not in the years 1 to 9999, which deltalake writes into no partition"
-        " and into no bound",
+        "has a date outside the years 1 to 9999, which deltalake can write into no partition"
+        " and no bound",
     )
 
 
@@ -210,7 +210,7 @@ def check_replaceable(location: TableLocation, table: DeltaTable) -> None:
     """
     if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
         raise ConfigError(
-            f"{location} has delta.appendOnly=true, and write_mode='upsert' replaces and deletes"
+            f"{location} has delta.appendOnly=true, but write_mode='upsert' replaces and deletes"
             " rows: remove this property from the table, or append to it"
         )
     harmful = _find_harmful_partition(table)
@@ -285,12 +285,12 @@ def make_schema(location: TableLocation, rows: pa.Schema, partition_by: Sequence
     """
     missing = [name for name in partition_by if name not in rows.names]
     if missing:
-        raise ConfigError(f"partition_by names {missing}, and the rows have {rows.names}")
+        raise ConfigError(f"partition_by names {missing}, but the rows have {rows.names}")
     for field in rows:
         if holds(field.type, _is_beyond_delta):
             raise ConfigError(
-                f"{location} cannot be made: column {field.name!r} has type {field.type}, which the"
-                " sink does not write into Delta tables; cast it before the sink"
+                f"{location} cannot be created: column {field.name!r} has type {field.type},"
+                " which the sink does not write into Delta tables; cast it before the sink"
             )
     plain = to_plain_schema(rows)
     _check_partitions(str(location), [plain.field(name) for name in partition_by])
@@ -299,7 +299,7 @@ def make_schema(location: TableLocation, rows: pa.Schema, partition_by: Sequence
         _probe_naive_times(plain)
     except Exception as error:
         raise ConfigError(
-            f"{location} cannot be made from columns {rows.names}: {describe_error(error)}"
+            f"{location} cannot be created from columns {rows.names}: {describe_error(error)}"
         ) from error
     return schema
 
@@ -355,8 +355,8 @@ def find_new_columns(location: TableLocation, table: DeltaTable, rows: pa.Schema
         same = known.get(field.name.lower())
         if same is not None:
             raise ConfigError(
-                f"{location} has column {same!r}, and the rows have {field.name!r}. Delta has no"
-                " names that differ in upper and lower case alone: rename the column of the rows"
+                f"{location} has column {same!r}, but the rows have {field.name!r}. Delta does"
+                " not distinguish names by upper and lower case: rename the column of the rows"
                 f" to {same!r}"
             )
     return new
@@ -406,21 +406,21 @@ def find_misfit(written: TableLayout, table: TableLayout, statistics: Sequence[s
     """
     if written.partition_by != table.partition_by:
         return (
-            f"it is partitioned by {table.partition_by} now, and the files were written for"
+            f"it is now partitioned by {table.partition_by}, but the files were written for"
             f" partitions by {written.partition_by}"
         )
     old = {field.name: field for field in written.columns.fields}
     new = {field.name: field for field in table.columns.fields}
     for name, field in old.items():
         if name not in new:
-            return f"it has no column {name!r} any more"
+            return f"it no longer has the column {name!r}"
         if new[name].type != field.type:
-            return f"column {name!r} has type {new[name].type} now, and {field.type} in the files"
+            return f"column {name!r} now has type {new[name].type}, but {field.type} in the files"
     for name, field in new.items():
         if field.nullable:
             continue
         if name not in old or (old[name].nullable and _may_have_nulls(old[name], statistics)):
-            return f"column {name!r} takes no null any more, and the files may have nulls in it"
+            return f"column {name!r} no longer takes null, but the files may have nulls in it"
     return ""
 
 
@@ -431,16 +431,16 @@ def find_change_misfit(rows: pa.Table, table: DeltaTable) -> str:
         if field.name == DELETES:
             continue
         if field.name not in schema.names:
-            return f"it has no column {field.name!r} any more"
+            return f"it no longer has the column {field.name!r}"
         kind = schema.field(field.name).type
         if not fits(field.type, kind):
-            return f"column {field.name!r} has type {kind} now, and {field.type} in the rows"
+            return f"column {field.name!r} now has type {kind}, but {field.type} in the rows"
     puts = rows.filter(pc.invert(rows[DELETES]))
     for field in schema:
         if field.nullable or not puts.num_rows:
             continue
         if field.name not in rows.column_names or puts[field.name].null_count:
-            return f"column {field.name!r} takes no null any more, and a row has a null in it"
+            return f"column {field.name!r} no longer takes null, but a row has a null in it"
     return ""
 
 

@@ -51,7 +51,7 @@ class DeltaSink(LakeSink):
     storage_options: Mapping[str, str] = field(
         default_factory=dict[str, str],
         metadata=option(
-            "What deltalake reaches the storage with: credentials, endpoint. A value may refer to a"
+            "deltalake's options for the storage: credentials, endpoint. A value may refer to a"
             " secret: `${env:NAME}` or `${file:/path}`",
             secret=True,
         ),
@@ -77,12 +77,15 @@ class DeltaSink(LakeSink):
         super().__post_init__()
         for setting in ("partition_by", "properties"):
             if getattr(self, setting) and not self.create:
-                raise ConfigError(f"{setting} is for a table that is created; say create=True")
+                raise ConfigError(
+                    f"{setting} is only for a table that the sink creates; add create=True"
+                )
         unsafe = [name for name in self.storage_options if name.lower() in _UNSAFE_OPTIONS]
         if unsafe:
             raise ConfigError(
-                f"storage option {unsafe[0]!r}: two drivers could make the same version, and one of"
-                " them would be lost; leave it out, and deltalake commits by a conditional write"
+                f"storage option {unsafe[0]!r}: two drivers could write the same version, and"
+                " one of them would be lost; leave the option out: deltalake then commits by a"
+                " conditional write"
             )
         # Make the path absolute now, because executors may have another working directory.
         url = self.url.removeprefix("file://")
@@ -114,7 +117,7 @@ class DeltaSink(LakeSink):
         elif self.create:
             layout.make_schema(self._location, rows, self.partition_by)
         else:
-            raise ConfigError(f"{self._location} does not exist; create it, or say create=True")
+            raise ConfigError(f"{self._location} does not exist; create it, or set create=True")
 
     @override
     def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:

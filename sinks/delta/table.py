@@ -122,9 +122,10 @@ class DeltaVersion(TableVersion):
         if restored is None:
             return ""
         return (
-            f"{self.location}: version {restored} has restored an older version, after sink id"
-            f" {self.sink_id!r} had committed checkpoint {self._through}: rows that the job has"
-            f" committed may be gone. Restore version {restored - 1}, the one before it"
+            f"{self.location}: version {restored} restored an older version after sink id"
+            f" {self.sink_id!r} had committed checkpoint {self._through}, so committed rows of"
+            f" the job may be gone. Restore version {restored - 1}, the version before the"
+            " restore"
         )
 
     @property
@@ -135,8 +136,8 @@ class DeltaVersion(TableVersion):
             check_table(self.location, self.table)
         except ConfigError as error:
             return (
-                f"{error}. Before that: rows wait for their commit that were written without such"
-                " rules. Remove these from the table, start the job and stop it"
+                f"{error}. Rows that were written without such rules wait for their commit."
+                " First remove the rules from the table, start the job, and stop it"
             )
         return ""
 
@@ -165,7 +166,7 @@ class DeltaVersion(TableVersion):
         if other:
             return self.describe_replaced(other)
         paths = [file.path for staged_files in decoded for file in staged_files.files]
-        with library_errors(f"{self.location}: data files cannot be looked for"):
+        with library_errors(f"{self.location}: the sink cannot check whether data files exist"):
             missing = self._first_missing(paths)
         return f"{self.location}: data file {missing} is gone" if missing else ""
 
@@ -228,8 +229,8 @@ class DeltaVersion(TableVersion):
     @override
     def describe_replaced(self, table_id: str) -> str:
         return (
-            f"{self.location} has id {self.table_id}, and the rows were written for the table with"
-            f" id {table_id}, which was here before: it was deleted and created anew"
+            f"{self.location} has id {self.table_id}, but the rows were written for the table"
+            f" with id {table_id}: that table was deleted, and another one created in its place"
         )
 
     @override
@@ -284,7 +285,7 @@ class DeltaVersion(TableVersion):
             raise CommitConflict(f"{self.location}: {describe_error(error)}") from error
         except Exception as error:
             raise CommitUnknown(
-                f"{self.location}: whether the version was made is not known:"
+                f"{self.location}: it is unknown whether the version was written:"
                 f" {describe_error(error)}"
             ) from error
 

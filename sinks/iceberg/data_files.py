@@ -113,7 +113,7 @@ def parse_spec(terms: Sequence[str], schema: Schema) -> PartitionSpec:
         except ValueError as error:
             raise ConfigError(f"partition_by names {term!r}: {error}") from error
         if not accepted:
-            raise ConfigError(f"partition_by names {term!r}, and the column is {source.field_type}")
+            raise ConfigError(f"partition_by names {term!r}, but the column is {source.field_type}")
         suffix = "" if name == "identity" else f"_{name}"
         fields.append(
             PartitionField(
@@ -371,8 +371,8 @@ def list_files(io: FileIO, location: str) -> Iterator[tuple[str, datetime]]:
     """
     if not isinstance(io, PyArrowFileIO):
         raise SinkError(
-            f"{location} is reached by {type(io).__name__}, which lists no files; leave out the"
-            " catalog's property py-io-impl, or remove orphan files by an engine"
+            f"{location} is read by {type(io).__name__}, which cannot list files; leave out the"
+            " catalog's property py-io-impl, or let an engine remove orphan files"
         )
     root = location.rstrip("/")
     with library_errors(f"the files below {location} cannot be listed"):

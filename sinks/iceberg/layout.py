@@ -46,13 +46,13 @@ def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: 
     kind = table.properties.get("write.format.default", "parquet")
     if kind.lower() != "parquet":
         raise ConfigError(
-            f"{address} has write.format.default={kind}, and the sink writes Parquet. Set this"
+            f"{address} has write.format.default={kind}, but the sink writes Parquet. Set this"
             " property of the table to parquet, or write to another table"
         )
     if address.branch != "main" and table.snapshot_by_name(address.branch) is None:
         raise ConfigError(
-            f"{address}: the table has no such branch; create it: ALTER TABLE … CREATE BRANCH"
-            f" `{address.branch}`"
+            f"{address}: the table does not have this branch; create it: ALTER TABLE … CREATE"
+            f" BRANCH `{address.branch}`"
         )
     schema = _union(address, table, rows) if evolve else table.schema()
     make_columns(str(address), schema, table.spec(), rows)
@@ -156,15 +156,15 @@ def _new_schema(address: TableAddress, rows: pa.Schema) -> Schema:
     for field in rows:
         if holds(field.type, _is_decimal_beyond_parquet):
             raise ConfigError(
-                f"{address} cannot be made: column {field.name!r} has type {field.type}, and"
-                " decimals of Iceberg have a scale from 0 to their precision; cast it before the"
-                " sink"
+                f"{address} cannot be created: column {field.name!r} has type {field.type}, but"
+                " decimals of Iceberg have a scale from 0 to their precision; cast it before"
+                " the sink"
             )
     try:
         return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(to_plain_schema(rows)))
     except Exception as error:
         raise ConfigError(
-            f"{address} cannot be made from columns {rows.names}: {describe_error(error)}"
+            f"{address} cannot be created from columns {rows.names}: {describe_error(error)}"
         ) from error
 
 

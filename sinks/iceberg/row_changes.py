@@ -183,15 +183,18 @@ def rewrite_files(
         advice = "give it its name again"
         if missing[0] in changes.key:
             advice += (
-                ". If it was dropped, do not add a column of this name: it would be null for the"
-                " rows of the table, and their keys would be there twice. A new job has to write"
-                " the input into a new table"
+                ". If the column was dropped, do not add a column of this name: it would be"
+                " null in all rows of the table, and each key would be there twice. Let a new"
+                " job write the input into a new table"
             )
         else:
-            advice += ". If it was dropped, add it, and drop it again after their commit"
+            advice += (
+                ". If the column was dropped, add it, and drop it again after these rows"
+                " are committed"
+            )
         raise TargetRefused(
-            f"the table has no column {missing[0]!r} any more, which rows that wait for their"
-            f" commit have: {advice}"
+            f"the table no longer has the column {missing[0]!r}, but rows that wait for their"
+            f" commit have it: {advice}"
         )
     now = to_file_schema(table.schema())
     for name, kind in zip(known, now.types, strict=True):
@@ -224,9 +227,9 @@ def _require_same_fields(column: str, staged: pa.DataType, now: pa.DataType) -> 
         given = [field.name for field in staged]
         if given != [field.name for field in now][: len(given)]:
             raise TargetRefused(
-                f"records in column {column!r} have the fields {[field.name for field in now]} in"
-                f" the table, and {given} in rows that wait for their commit: give the table's"
-                " fields their former names and order"
+                f"records in column {column!r} have the fields {[field.name for field in now]}"
+                f" in the table, but {given} in rows that wait for their commit: give the"
+                " table's fields their former names and order"
             )
     for index in range(min(staged.num_fields, now.num_fields)):
         _require_same_fields(column, staged.field(index).type, now.field(index).type)
@@ -317,6 +320,6 @@ def _to_term(name: str, column: pa.ChunkedArray) -> BooleanExpression:
     except (TypeError, ValueError, OverflowError, pa.ArrowNotImplementedError) as error:
         # Python has no dates and times outside of the years 1 to 9999.
         _logger.debug(
-            "key column %s does not tell which files may have its values: %s", name, error
+            "key column %s has no bounds by which files could be skipped: %s", name, error
         )
         return AlwaysTrue()

@@ -68,7 +68,7 @@ class IcebergSink(LakeSink):
     partition_by: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "Of a table that is created: `country`, `day(at)`, `bucket(16, id)`,"
+            "Partitions of a table that is created: `country`, `day(at)`, `bucket(16, id)`,"
             " `truncate(4, name)` and so on. An existing table keeps its own"
         ),
     )
@@ -93,7 +93,9 @@ class IcebergSink(LakeSink):
             )
         for setting in ("partition_by", "properties"):
             if getattr(self, setting) and not self.create:
-                raise ConfigError(f"{setting} is for a table that is created; say create=True")
+                raise ConfigError(
+                    f"{setting} is only for a table that the sink creates; add create=True"
+                )
         object.__setattr__(self, "table", names)
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
 
@@ -116,7 +118,7 @@ class IcebergSink(LakeSink):
                 layout.check_new_table(self._address, rows, self.partition_by)
             else:
                 raise ConfigError(
-                    f"{self._address} is not in catalog {self.catalog_name!r}; create it, or say"
+                    f"{self._address} is not in catalog {self.catalog_name!r}; create it, or set"
                     " create=True"
                 )
 

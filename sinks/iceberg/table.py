@@ -214,7 +214,7 @@ class IcebergVersion(TableVersion):
         transactions: Sequence[TransactionId],
     ) -> int:
         commit = _Commit(self.table)
-        with library_errors(f"{self.address}: no snapshot was made"):
+        with library_errors(f"{self.address}: no snapshot was written"):
             decoded = self._decode(staged)
             self._check_columns(decoded, staged, record, transactions)
             self._check_specs(decoded)
@@ -240,7 +240,7 @@ class IcebergVersion(TableVersion):
             rewritten = rewrite_files(self.table, branch, changes, names)
         commit = _Commit(self.table)
         try:
-            with library_errors(f"{self.address}: no snapshot was made"):
+            with library_errors(f"{self.address}: no snapshot was written"):
                 summary = self._summarize(record, transactions)
                 last = commit.replace_files(rewritten, summary, branch)
                 self._set_record(commit, record, last)
@@ -258,8 +258,9 @@ class IcebergVersion(TableVersion):
     @override
     def describe_replaced(self, table_id: str) -> str:
         return (
-            f"{self.address} has UUID {self.table_id}, and the rows were written for the table with"
-            f" UUID {table_id}, which stood here before: it was dropped and created anew"
+            f"{self.address} has UUID {self.table_id}, but the rows were written for the table"
+            f" with UUID {table_id}: that table was dropped, and another one created in its"
+            " place"
         )
 
     @override
@@ -337,10 +338,11 @@ class IcebergVersion(TableVersion):
         for staged_files, (name, is_reused) in zip(decoded, dropped, strict=True):
             if is_reused:
                 raise TargetRefused(
-                    f"{self.address}: column {name!r} was dropped and created anew, and rows that"
-                    " wait for their commit have values of the old column, which no reader would"
-                    " find. Give the new column another name, and start the job without the column"
-                    f" {name!r}: it then commits the waiting rows without these values"
+                    f"{self.address}: column {name!r} was dropped and created anew, but rows"
+                    " that wait for their commit have values of the old column, which no reader"
+                    " would find. Give the new column another name, and start the job without"
+                    f" the column {name!r}: it then commits the waiting rows without these"
+                    " values"
                 )
             if name and staged_files.schema in running:
                 raise self._refuse_dropped(name)
@@ -376,9 +378,9 @@ class IcebergVersion(TableVersion):
 
     def _refuse_dropped(self, column: str) -> TargetRefused:
         return TargetRefused(
-            f"{self.address}: column {column!r} was dropped while the job writes it, and no"
-            " reader would find its values. Stop the job and start it without the column:"
-            " it then commits the waiting rows without these values"
+            f"{self.address}: column {column!r} was dropped while the job writes it, so readers"
+            " would not find its values. Stop the job and start it without the column: it then"
+            " commits the waiting rows without these values"
         )
 
     @property
@@ -437,7 +439,7 @@ class IcebergVersion(TableVersion):
         def exists(path: str) -> bool:
             return self.table.io.new_input(path).exists()
 
-        with library_errors(f"{self.address}: data files cannot be looked for"):
+        with library_errors(f"{self.address}: the sink cannot check whether data files exist"):
             answers = zip(paths, self.requests.ask(exists, paths), strict=True)
             return next((path for path, there in answers if not there), "")
 
@@ -539,7 +541,7 @@ class _Commit(Transaction):
             raise CommitConflict(f"{table}: {describe_error(error)}") from error
         except Exception as error:
             raise CommitUnknown(
-                f"{table}: whether the snapshot was made is not known: {describe_error(error)}"
+                f"{table}: it is unknown whether the snapshot was written: {describe_error(error)}"
             ) from error
 
 
@@ -553,7 +555,8 @@ def _check_own_paths(table: Table, sink_id: str, paths: Sequence[str]) -> None:
         root = next((candidate for candidate in roots if path.startswith(f"{candidate}/")), None)
         if root is None:
             raise SinkError(
-                f"a staged description is damaged: {path!r} is not in the table's place {roots[0]}"
+                f"a staged description is damaged: {path!r} is not in the table's location"
+                f" {roots[0]}"
             )
         url = urlparse(root)
         directory = Path(url.path) if url.scheme in ("", "file") else None

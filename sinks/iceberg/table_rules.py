@@ -35,8 +35,8 @@ def refuse_format_version(address: str, table: Table) -> str:
     if version == FORMAT_VERSION:
         return ""
     refusal = (
-        f"{address} has format version {version}, and the sink writes version"
-        f" {FORMAT_VERSION} alone: "
+        f"{address} has format version {version}, but the sink writes only version"
+        f" {FORMAT_VERSION}: "
     )
     if version < FORMAT_VERSION:
         return (
@@ -108,8 +108,8 @@ def _list_partition_rules(schema: Schema, spec: PartitionSpec) -> Iterator[Value
         yield ValueRule(
             column,
             TIMES_BEYOND_PYTHON,
-            "partitions the table, and the row has a date that is not in the years 1 to 9999, which"
-            " pyiceberg does not make a partition of",
+            "partitions the table, and the row has a date outside the years 1 to 9999, for"
+            " which pyiceberg makes no partition",
         )
 
 
@@ -144,7 +144,7 @@ def _refuse(expected: IcebergType, given: IcebergType) -> str:
             )
         case _:
             fits = _is_promoted(expected, given)
-            return "" if fits else f"the table has {expected}, and the rows have {given}"
+            return "" if fits else f"the table has {expected}, but the rows have {given}"
 
 
 def _is_promoted(expected: IcebergType, given: IcebergType) -> bool:
@@ -160,7 +160,9 @@ def _is_promoted(expected: IcebergType, given: IcebergType) -> bool:
 def _refuse_struct(expected: StructType, given: StructType) -> str:
     names = [field.name for field in expected.fields]
     if names != [field.name for field in given.fields]:
-        return f"the table has the fields {names}, and the rows {[f.name for f in given.fields]}"
+        return (
+            f"the table has the fields {names}, but the rows have {[f.name for f in given.fields]}"
+        )
     pairs = zip(expected.fields, given.fields, strict=True)
     refusals = (_refuse(mine.field_type, theirs.field_type) for mine, theirs in pairs)
     return next(filter(None, refusals), "")
@@ -178,12 +180,12 @@ def find_broken_requirement(written: Schema, table: Schema, files: Sequence[Data
     for field_id in _list_required(written, table):
         name = table.find_column_name(field_id)
         if field_id not in known:
-            return f"the table has got the required column {name!r}, which the files lack"
+            return f"the table now has the required column {name!r}, which the files lack"
         if written.find_field(field_id).required:
             continue
         counts = [(file.null_value_counts or {}).get(field_id) for file in files]
         if any(count != 0 for count in counts):
-            return f"column {name!r} is required by now, and a data file may have nulls in it"
+            return f"column {name!r} is now required, but a data file may have nulls in it"
     return ""
 
 

@@ -58,7 +58,7 @@ def test_a_table_that_was_restored_is_noticed_at_start_and_at_a_commit(tmp_path:
     assert isinstance(outcome, RetryLater), outcome
     assert outcome.until_mended
     DeltaTable(job.path).restore(1)
-    with pytest.raises(PreparedTransactionLost, match=r"version 4 has restored .* version 3"):
+    with pytest.raises(PreparedTransactionLost, match=r"version 4 restored .* version 3"):
         job.sink.target_record(job.context(3))
     DeltaTable(job.path).restore(3)
     assert job.commit(2, prepared, attempt=2) == Committed()
@@ -172,7 +172,7 @@ def test_rows_that_wait_are_not_added_to_a_table_that_has_got_a_rule(tmp_path: P
 
 def test_an_empty_partition_value_which_would_be_read_as_null_is_a_bad_row(tmp_path: Path) -> None:
     job = DeltaJob(tmp_path, partition_by=("v",)).open()
-    with pytest.raises(BadRow, match="the table has null in place of an empty value"):
+    with pytest.raises(BadRow, match="which the table would store as null"):
         job.prepare(1, [{"id": 1, "v": ""}])
     assert job.commit(1, job.prepare(1, [{"id": 1, "v": " "}, {"id": 2, "v": None}])) == Committed()
     assert [row["v"] for row in job.rows()] == [" ", None]
@@ -229,7 +229,7 @@ def test_a_table_with_rules_that_files_do_not_show_is_refused(tmp_path: Path) ->
         ({"partition_by": "id", "create": True}, "takes a list"),
         (
             {"storage_options": {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}},
-            "could make the same version",
+            "could write the same version",
         ),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_column_whose_name_differs_in_case_alone_is_refused_with_its_name_in_t
 def test_a_missing_table_and_a_missing_extra_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="does not exist; create it, or say create=True"):
+    with pytest.raises(ConfigError, match="does not exist; create it, or set create=True"):
         DeltaJob(tmp_path, create=False).open()
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(ConfigError, match=r"install onceflow\[delta\]"):

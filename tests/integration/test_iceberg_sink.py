@@ -205,7 +205,9 @@ def test_a_table_or_branch_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"shop\.orders is not in catalog 'default'; create it"):
         job.open()
     job = IcebergJob(tmp_path).open()
-    with pytest.raises(ConfigError, match="the table has no such branch; create it: ALTER TABLE"):
+    with pytest.raises(
+        ConfigError, match="the table does not have this branch; create it: ALTER TABLE"
+    ):
         job.with_settings(branch="audit").open(attempt=2)
 
 

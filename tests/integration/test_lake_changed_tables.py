@@ -69,7 +69,7 @@ def test_iceberg_columns_that_are_renamed_widened_and_added_find_their_values(
 
 @pytest.mark.parametrize(
     ("rows", "answer"),
-    [(_NULL, "column 'v' is required by now"), (one(1), "")],
+    [(_NULL, "column 'v' is now required"), (one(1), "")],
     ids=["null", "no null"],
 )
 def test_iceberg_column_that_gets_required_never_gets_a_null(
@@ -146,12 +146,12 @@ def test_iceberg_record_whose_fields_are_changed_gets_no_value_of_another_field(
 @pytest.mark.parametrize(
     ("other", "partition_by", "reason"),
     [
-        ([_ID, pa.field("v", pa.int64())], [], "column 'v' has type"),
-        ([_ID], [], "no column 'v' any more"),
-        ([_ID, pa.field("w", pa.string())], [], "no column 'v' any more"),
-        ([_ID, pa.field("v", pa.string(), nullable=False)], [], "column 'v' takes no null"),
-        ([_ID, pa.field("v", pa.string())], ["v"], "partitioned by ['v'] now"),
-        ([_ID, pa.field("v", pa.string())], ["id"], "partitioned by ['id'] now"),
+        ([_ID, pa.field("v", pa.int64())], [], "column 'v' now has type"),
+        ([_ID], [], "it no longer has the column 'v'"),
+        ([_ID, pa.field("w", pa.string())], [], "it no longer has the column 'v'"),
+        ([_ID, pa.field("v", pa.string(), nullable=False)], [], "column 'v' no longer takes null"),
+        ([_ID, pa.field("v", pa.string())], ["v"], "it is now partitioned by ['v']"),
+        ([_ID, pa.field("v", pa.string())], ["id"], "it is now partitioned by ['id']"),
     ],
     ids=["type", "dropped", "renamed", "required", "partitioned", "partitioned by a number"],
 )
@@ -172,10 +172,10 @@ def test_delta_table_that_is_overwritten_with_another_schema_gets_no_file_that_d
 @pytest.mark.parametrize(
     ("kind", "value", "other", "reason"),
     [
-        (pa.float64(), 1.5, pa.field("v", pa.int64()), "column 'v' has type int64 now"),
-        (pa.int64(), 1, pa.field("v", pa.int32()), "column 'v' has type int32 now"),
-        (pa.string(), "a", pa.field("w", pa.string()), "no column 'v' any more"),
-        (pa.string(), None, pa.field("v", pa.string(), nullable=False), "takes no null any more"),
+        (pa.float64(), 1.5, pa.field("v", pa.int64()), "column 'v' now has type int64"),
+        (pa.int64(), 1, pa.field("v", pa.int32()), "column 'v' now has type int32"),
+        (pa.string(), "a", pa.field("w", pa.string()), "it no longer has the column 'v'"),
+        (pa.string(), None, pa.field("v", pa.string(), nullable=False), "no longer takes null"),
         (pa.decimal128(9, 2), "1.25", pa.field("v", pa.decimal128(9, 1)), "changes cannot be"),
     ],
     ids=["fraction", "narrower", "renamed", "required", "scale"],
@@ -273,7 +273,7 @@ def test_iceberg_table_that_is_upgraded_under_a_job_is_refused_with_a_way_on(
     prepared = job.prepare(2, one(2), first_checkpoint=2)
     former = _upgrade(job)
     outcome = job.commit(2, prepared)
-    _refuse(outcome, "has format version 3, and the sink writes version 2 alone")
+    _refuse(outcome, "has format version 3, but the sink writes only version 2")
     _refuse(outcome, f"metadata_file => '{former}'")
     with pytest.raises(ConfigError, match="as another table, in Spark by CALL") as refused:
         job.open(attempt=2)

@@ -73,7 +73,7 @@ def test_changes_that_wait_when_nothing_tells_a_dropped_column_from_a_renamed_on
     _remove_former_schemas(job)
     job.schema = _WITHOUT_COLUMN
     job.open(attempt=2)
-    _require_stuck(job, prepared, "If it was dropped, add it, and drop it again", attempt=2)
+    _require_stuck(job, prepared, "If the column was dropped, add it, and drop it again", attempt=2)
     # The advice.
     with job.table() as table, table.update_schema() as update:
         update.add_column("v", StringType())

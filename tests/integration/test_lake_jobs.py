@@ -219,7 +219,7 @@ class DeltaLakeJob(LakeJob):
     """Versions of a table in a directory."""
 
     format = "delta"
-    rolled_back = "has restored an older version"
+    rolled_back = "restored an older version"
 
     @override
     def checkpoints(self) -> list[int]:

@@ -111,7 +111,7 @@ def test_rows_that_are_staged_where_the_driver_does_not_look_are_not_decided(
     elsewhere = driver_of(database.sink(), tmp_path / "elsewhere")
     away = replace(plan, target=replace(plan.target, staging=elsewhere.target.staging))
     again = driver.task(away, 0, range(5), task_attempt=1)
-    with pytest.raises(SinkError, match="does not see them"):
+    with pytest.raises(SinkError, match="that the driver does not see"):
         driver.commit([again])
     # Nothing is decided: the twin's report may count still.
     driver.commit([twin])

@@ -234,7 +234,7 @@ def test_a_location_that_is_another_querys_is_refused_before_a_row_is_written(
     feed(spark, tmp_path / "in", 0, 10)
     sink = PostgresSink(postgres_database, table="orders", create=True)
     function = foreach_batch(sink, checkpoint_location=str(tmp_path / "other"))
-    with pytest.raises(StreamingQueryException, match="is not in .*other"):
+    with pytest.raises(StreamingQueryException, match="other has no metadata of the query"):
         run(rows_of(spark, tmp_path / "in"), function, tmp_path / "checkpoint", "append")
 
 
@@ -267,7 +267,7 @@ def test_a_function_that_writes_by_itself_and_returns_nothing_is_told_what_to_re
         batch.count()
 
     function = foreach_batch(sink, writes, checkpoint_location=str(checkpoint))
-    with pytest.raises(StreamingQueryException, match="returned None, and must return the Data"):
+    with pytest.raises(StreamingQueryException, match="returned None, but must return the Data"):
         run(rows_of(spark, tmp_path / "in"), function, checkpoint, "append")
 
 
@@ -283,7 +283,7 @@ def test_a_function_that_forgets_a_table_is_told_what_it_returned_and_nothing_is
     )
     with pytest.raises(
         StreamingQueryException,
-        match="returned DataFrames for a, and must return a mapping with a DataFrame for each of a",
+        match="returned DataFrames for a, but must return a mapping with a DataFrame for each of a",
     ):
         run(rows_of(spark, tmp_path / "in"), function, tmp_path / "checkpoint", "append")
     assert not file.exists()
@@ -319,7 +319,7 @@ def test_another_database_in_the_first_place_is_refused_and_nothing_is_doubled(
     write(a=sink("a"), b=sink("b"))
     # The batch comes again: it is decided, as only the first one's database knows.
     forget_last_batch(checkpoint)
-    with pytest.raises(StreamingQueryException, match="'b' first, .* kept with sink 'a'"):
+    with pytest.raises(StreamingQueryException, match="'b' first, but sink 'a' keeps"):
         write(b=sink("b"), a=sink("a"))
     with pytest.raises(StreamingQueryException, match="another database"):
         write(a=sink("c"), b=sink("b"))

@@ -31,7 +31,7 @@ from onceflow.sinks import SQLiteSink
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 SLOW = pytest.mark.slow
-REFUSED = "earlier rows would be in one target and later rows in another"
+REFUSED = "the earlier rows would be in one target and the later rows in another"
 
 
 @pytest.fixture(autouse=True)

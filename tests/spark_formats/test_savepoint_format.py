@@ -214,7 +214,7 @@ def put_without_keys(savepoint: Path) -> None:
 
 def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "bootstrap"
-    with pytest.raises(BadStateValue, match=r"key 'b' comes more than once.*group by it first"):
+    with pytest.raises(BadStateValue, match=r"key 'b' occurs more than once.*group by the key"):
         put(place, {"key": ["a", "b", "b"], "value": [1, 2, 3]}, uid="u", state="s")
     with pytest.raises(BadStateValue, match=r"column 'value' is null in a row: {'key': 'b'"):
         put(place, {"key": ["a", "b"], "value": [1, None]}, uid="u", state="s")

@@ -317,7 +317,7 @@ def test_a_value_of_mysql_that_spark_does_not_have_is_refused_and_never_another_
         "SET sql_mode = 'ALLOW_INVALID_DATES'",
         f"INSERT INTO own VALUES (1, '{value}')",
     )
-    with pytest.raises(ConfigError, match="does not fit the type that its column is read as"):
+    with pytest.raises(ConfigError, match="does not fit the type as which its column is read"):
         Read(own.source("own")).rows()
 
 
@@ -437,7 +437,7 @@ def test_an_infinite_timestamp_is_refused_by_its_column(postgres: Database) -> N
         "CREATE TABLE endless (id int, until timestamptz)",
         "INSERT INTO endless VALUES (1, 'infinity')",
     )
-    with pytest.raises(ConfigError, match="column 'until' holds a time that is infinite"):
+    with pytest.raises(ConfigError, match="column 'until' has a time that is infinite"):
         Read(postgres.source("endless")).rows()
 
 

@@ -71,7 +71,7 @@ def test_two_writes_without_a_token_at_once_are_told_to_take_names(
     case = write_cases.sqlite_case(request, tmp_path, "events").without_token()
     early = Write(case.make_sink, case.options)
     late = Write(case.make_sink, case.options)
-    with pytest.raises(Fenced, match=f"(?s){WHO}.*Nothing of this write is there.*txnAppId"):
+    with pytest.raises(Fenced, match=f"(?s){WHO}.*No row of this write is in the target.*txnAppId"):
         early.write(range(5))
         early.commit()
     late.write(range(5, 9))

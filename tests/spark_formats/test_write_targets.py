@@ -234,10 +234,12 @@ def test_a_lower_version_is_refused_with_the_name_under_which_a_backfill_is_writ
     options = sqlite_options(tmp_path / "a.db", "t_a", txnappid="nightly")
     for version in (20260110, 20260131):
         save(SQLiteFormat.make_sink, {**options, "txnversion": str(version)}, [version])
-    with pytest.raises(ConfigError, match="20260120 is below 20260131.* nor was it before") as told:
+    with pytest.raises(
+        ConfigError, match="20260120 is below 20260131.* not written earlier"
+    ) as told:
         save(SQLiteFormat.make_sink, {**options, "txnversion": "20260120"}, [20260120])
-    assert "give the backfill option txnAppId with a name of its own" in str(told.value)
-    with pytest.raises(ConfigError, match="no write before 20260110 .* Check whether"):
+    assert "give the backfill a txnAppId of its own" in str(told.value)
+    with pytest.raises(ConfigError, match="no record of writes before 20260110 .* Check whether"):
         save(SQLiteFormat.make_sink, {**options, "txnversion": "20260101"}, [20260101])
     # What it says is to be done writes the rows, once.
     for version in (20260101, 20260120, 20260120):
@@ -261,7 +263,7 @@ def test_a_write_to_files_needs_a_name_and_one_that_it_is_told_will_do(tmp_path:
 @pytest.mark.parametrize("option", ["txnappid", "txnversion"])
 def test_a_token_is_no_option_of_a_query(tmp_path: Path, option: str) -> None:
     options = {**sqlite_options(tmp_path / "a.db", "t_a"), option: "1"}
-    with pytest.raises(ConfigError, match="option txn.* is for write: what names a query"):
+    with pytest.raises(ConfigError, match="option txn.* is for `write`. A query"):
         stream_target(SQLiteFormat.make_sink, options, CheckpointLocation(str(tmp_path)))
 
 

@@ -172,7 +172,7 @@ def test_decided_rows_whose_staging_directory_is_lost_are_named_and_given_up_as_
     (one,) = reports[0].committables
     assert f"{one.transaction} (5 rows for " in text
     assert "write 1 of nightly" in text or "nightly to ledger" in text
-    assert "restore that directory" in text
+    assert "Restore the directory" in text
     if place == "emptied":
         shutil.copytree(tmp_path / "away", writes.staging, dirs_exist_ok=True)
         assert driver(**staged).plan(1).decided

@@ -57,7 +57,7 @@ def commit_in_process(commit: Callable[[], object]) -> None:
         if failure is not None:
             raise failure
         return
-    raise SinkError(f"{COMMIT_TRIES_MAX} processes in a row were killed while they committed")
+    raise SinkError(f"{COMMIT_TRIES_MAX} committing processes in a row were killed")
 
 
 def _end_with(commit: Callable[[], object], writing: Connection) -> None:

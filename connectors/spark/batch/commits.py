@@ -188,10 +188,11 @@ class BatchCommits:
         verdict = batches.judge_batch(claim, batch, fingerprint)
         if isinstance(verdict, batches.RefuseBatch):
             raise errors.ConfigError(
-                f"sink id {target.sink_id!r}: {verdict.reason}. This is an older copy of the "
-                "checkpoint, or another job under the same name: nothing of the batch is written, "
-                "for part of its rows may be there. Restore the newest copy; or start with a new "
-                "checkpoint (and sink id) at the place up to which the rows are there"
+                f"sink id {target.sink_id!r}: {verdict.reason}. The checkpoint is an older copy,"
+                " or belongs to another job of the same name. Part of the batch's rows may be"
+                " in the target, so nothing was written. Restore the newest copy; or start with"
+                " a new checkpoint (and sink id) right after the last rows that are in the"
+                " target"
             )
         if isinstance(verdict, batches.RefuseLower):
             raise errors.ConfigError(_lower_version(target, batch, verdict))
@@ -341,10 +342,10 @@ class BatchCommits:
             return
         if not sink.has_table():
             raise errors.ConfigError(
-                f"{batch} is written already, and table {sink.table} no longer exists: it was"
-                " dropped or renamed since. It was not created, for it would have none of these"
-                " rows. Restore it; or write the rows again: a job under another txnAppId, a query"
-                " with a new checkpointLocation"
+                f"{batch} is already written, but table {sink.table} no longer exists: it was"
+                " dropped or renamed since. onceflow did not create it, because it would have"
+                " none of these rows. Restore it; or write the rows again: a job under another"
+                " txnAppId, a query with a new checkpointLocation"
             )
 
     def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> batches.BatchClaim:
@@ -441,10 +442,11 @@ class BatchCommits:
             for committable in report.committables:
                 if committable.transaction not in seen:
                     raise errors.SinkError(
-                        f"{report.batch}: partition {report.partition} was tried again and has"
-                        f" staged its rows as {committable}, for {report.beside} holds them"
-                        " prepared; the driver does not see them. Give option stagingLocation, a"
-                        " place that driver and executors share; the next run rolls both back"
+                        f"{report.batch}: the first task of partition {report.partition} holds"
+                        f" its rows prepared as {report.beside}, and its repetition has staged"
+                        f" them as {committable} in a directory that the driver does not see."
+                        " Give option stagingLocation: a directory or bucket URL that driver"
+                        " and executors share. The next run rolls both back"
                     )
 
     def _around_roll_backs(
@@ -512,18 +514,18 @@ def _lower_version(
 ) -> str:
     message = (
         f"sink id {target.sink_id!r}, {target.owner}: txnVersion {batch.number} is below"
-        f" {refused.last}, which is written, and versions rise from write to write. Nothing of it"
-        " is written now"
+        f" {refused.last}, which is already written. Versions must rise from write to write."
+        " Nothing was written"
     )
     anew = (
-        "give the backfill option txnAppId with a name of its own, whose versions begin anew and"
-        " rise, too; several names write to one table"
+        "give the backfill a txnAppId of its own. Its versions begin anew, and must rise, too;"
+        " several txnAppIds may write to one table"
     )
     if batch.number > refused.oldest:
-        return f"{message}, nor was it before. To write it, {anew}"
+        return f"{message}. It was not written earlier either. To write it, {anew}"
     return (
-        f"{message}. onceflow remembers no write before {refused.oldest} under this name: either"
-        " there was none, or it is too old to be remembered. Check whether the rows are in the"
+        f"{message}. onceflow has no record of writes before {refused.oldest} under this name:"
+        " either there was none, or its record was deleted. Check whether the rows are in the"
         f" target. If they are not, {anew}"
     )
 
@@ -577,7 +579,7 @@ def _error_of(step: Step, failed: StepFailed) -> errors.SinkError:
             )
         case _:
             text = (
-                f"{committable} is not decided, and its rows are in the target. Either these"
+                f"{committable} is not decided, but its rows are in the target. Either these"
                 " decisions are an older copy, or another query writes under this sink id, or a"
                 " person has committed it. The batch would write its rows a second time, so"
                 " nothing was written. Delete its rows from the target together with their"

@@ -39,7 +39,9 @@ def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
         sink = next(iter(sink.parts.values()))
     if isinstance(sink, SqlSink):
         if sink.delivery != Delivery.EXACTLY_ONCE.value:
-            raise ConfigError(f"{sink}: as a format of Spark a sink is always exactly_once")
+            raise ConfigError(
+                f"{sink}: a Spark format always writes exactly once; leave delivery out"
+            )
         parts = _parts_beside(sink, target)
         return target, SqlBatchDecisions(
             sink.settings,
@@ -55,8 +57,8 @@ def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
         )
     if named.directory is None:
         raise ConfigError(
-            f"{type(sink).__name__}: the decisions of its batches are kept in stagingLocation. Give"
-            " the option: a directory or bucket that driver and executors see"
+            f"{type(sink).__name__} keeps the decisions of its batches in stagingLocation. Give"
+            " this option: a directory or the URL of a bucket that driver and executors see"
         )
     files = files_of(named.directory)
     if is_kafka(target.sink):
@@ -145,7 +147,7 @@ def files_of(directory: str) -> CreatesAtomically:
     files = location.open(CHECKPOINT_STORAGE)
     if not isinstance(files, CreatesAtomically):
         raise ConfigError(
-            f"{location}: if two writers create one file there at once, both may believe that they"
-            " have; give option stagingLocation, a directory or an s3:// or gs:// bucket"
+            f"{location} cannot ensure that only one of two writers creates a file. Give option"
+            " stagingLocation: a directory or an s3:// or gs:// bucket"
         )
     return files

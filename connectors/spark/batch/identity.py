@@ -59,29 +59,29 @@ def check_replaces(sink: Sink, mode: str, *, is_staged: bool) -> SqlSink:
     """
     if not isinstance(sink, SqlSink):
         raise ConfigError(
-            f"{mode}: {type(sink).__name__} cannot delete what is there and add the new rows in one"
-            f" step. {sink.instead_of_replacing}"
+            f"{mode}: {type(sink).__name__} cannot delete the old rows and add the new rows in"
+            f" one step. {sink.instead_of_replacing}"
         )
     if sink.commit_mode == "two_phase":
         raise ConfigError(
-            f"{mode}: the old rows are deleted and the new ones added by one transaction, and"
-            " commitMode=two_phase has one for each partition. Leave commitMode out; rows then wait"
-            " in stagingLocation"
+            f"{mode}: one transaction deletes the old rows and adds the new ones, but"
+            " commitMode=two_phase has one transaction for each partition. Leave commitMode"
+            " out; rows then wait in stagingLocation"
         )
     if sink.table_column is not None:
         raise ConfigError(
-            f"{mode}: with tableColumn nobody says which tables are to be replaced. Write each"
-            " table by itself"
+            f"{mode}: with tableColumn it is unknown which tables to replace. Write each table"
+            " by itself"
         )
     if sink.write_mode not in _REPLACING_MODES:
         raise ConfigError(
-            f"{mode}: writeMode={sink.write_mode} goes by the rows that are there, and they are"
+            f"{mode}: writeMode={sink.write_mode} depends on the existing rows, but these are"
             f" replaced. Use writeMode {' or '.join(_REPLACING_MODES)}"
         )
     if not is_staged:
         raise ConfigError(
-            f"{mode}: the new rows wait in files until one transaction replaces the old ones. Give"
-            " option stagingLocation: a directory, or the URL of a bucket, that driver and"
+            f"{mode}: the new rows wait in files until one transaction replaces the old rows."
+            " Give option stagingLocation: a directory, or the URL of a bucket, that driver and"
             " executors see"
         )
     return sink
@@ -137,11 +137,11 @@ class NotedTarget:
         names = sorted(facts.keys() | self.facts.keys())
         other = [name for name in names if facts.get(name) != self.facts.get(name)]
         raise ConfigError(
-            f"sink id {self.sink_id!r} has written with another value of {', '.join(other)}: what"
-            " it has decided there must not be taken for this target. Nothing was written. Is this"
-            " another target? Then give option sinkId, a name of its own for each target. Is it the"
-            " same target, of which only such an option has changed? Then delete"
-            f" {location}/{path}; keep everything else in that directory"
+            f"sink id {self.sink_id!r} has written with another value of {', '.join(other)}. Its"
+            " decisions must not be used for this target. Nothing was written. If this is"
+            " another target, give option sinkId a name of its own. If it is the same target,"
+            f" and only such an option has changed, delete {location}/{path}; keep everything"
+            " else in that directory"
         )
 
 
@@ -189,8 +189,8 @@ def stream_target(
         (name for name in ("txnAppId", "txnVersion") if name.lower() in options), None
     ):
         raise ConfigError(
-            f"option {token} is for write: what names a query, and each of its batches, is its"
-            " checkpointLocation. Leave txnAppId and txnVersion out"
+            f"option {token} is for `write`. A query, and each of its batches, is identified by"
+            " its checkpointLocation. Leave txnAppId and txnVersion out"
         )
     query_id = location.query_id()
     sink_id = options.get("sinkid") or location.sink_id()
@@ -215,13 +215,15 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
             ("txnAppId", "txnVersion") if version is None else ("txnVersion", "txnAppId")
         )
         raise ConfigError(
-            f"option {given} is given without {missing}: the two together tell a write that comes"
-            " again from a new one"
+            f"option {given} is given without {missing}. Both together distinguish a repeated"
+            " write from a new one"
         )
     if app is not None and version is not None:
         number = _version(version)
         if not 0 < len(app) <= APP_LENGTH_MAX:
-            raise ConfigError(f"option txnAppId has {len(app)} characters: 1-{APP_LENGTH_MAX}")
+            raise ConfigError(
+                f"option txnAppId has {len(app)} characters; it must have 1 to {APP_LENGTH_MAX}"
+            )
     directory = _staging_directory(options)
     where = locate_target(sink)
     sink_id = options.get("sinkid") or _sink_id_of_write(sink, where, app)
@@ -293,7 +295,7 @@ def _on_bad_row(options: Mapping[str, str]) -> OnBadRow:
     given = options.get("onbadrow", OnBadRow.FAIL.value).lower()
     if given == OnBadRow.DEAD_LETTER.value:
         raise ConfigError(
-            "onBadRow=dead_letter writes to a second table, which a format has not: use"
+            "onBadRow=dead_letter writes to a second table, which a format does not have: use"
             " connectors.foreach_batch, or onBadRow=fail or drop"
         )
     try:
@@ -308,7 +310,7 @@ def _version(text: str) -> int:
     except ValueError:
         number = -1
     if not 0 <= number <= VERSION_MAX:
-        raise ConfigError(f"option txnVersion={text!r} must be a whole number from 0 on")
+        raise ConfigError(f"option txnVersion={text!r} must be a whole number of 0 or more")
     return number
 
 
@@ -380,8 +382,8 @@ def _sink_id_of_write(sink: Sink, where: TargetLocation, app: str | None) -> str
     """Return a sink id that is common to all writes to a table, or specific to a txnAppId."""
     if app is None and not isinstance(sink, SqlSink):
         raise ConfigError(
-            f"a write to {where.name} needs a name, by which the next run knows what a killed one"
-            " has left: give options txnAppId and txnVersion, or sinkId"
+            f"a write to {where.name} needs a name, by which the next run finds what a killed"
+            " run has left: give options txnAppId and txnVersion, or sinkId"
         )
     # Add a digest, because the readable part is cut, and two long names may begin alike.
     digest = _digest(f"{where.server}/{where.name}/{app or ''}")

@@ -69,20 +69,22 @@ def describe_lost_rows(
     )
     more = f" and {len(lost) - _IDS_MAX} more" if len(lost) > _IDS_MAX else ""
     text = (
-        f"{', '.join(batches)} of {owner} is decided, and staged rows of it are missing:"
+        f"{', '.join(batches)} of {owner} is decided, but some of its staged rows are missing:"
         f" {rows}{more}. Nothing is written under this name until they are restored or given up."
-        " Give option stagingLocation (of a query perhaps checkpointLocation) as it was when the"
-        " batch was written, or restore that directory, and run again: that commits them"
+        " Restore the directory, or give option stagingLocation (for a query perhaps"
+        " checkpointLocation) the value that it had when the batch was written. Then run again:"
+        " the run commits them"
     )
     command = _command(decisions[0], owner) if can_give_up and decisions else ""
     if not command:
         return text
     ids = " ".join(str(committable.transaction) for committable in lost[:_IDS_MAX])
     return (
-        f"{text}. If it is lost for good, give them up: onceflow txn abort {ids} --force --url"
-        f" URL {command} --storage DIRECTORY, which is today's stagingLocation and may be"
-        " empty. The batch then counts as written without them; without any other rows, as never"
-        " written, and its repeat writes it anew"
+        f"{text}. If the directory is lost for good, give the rows up: onceflow txn abort {ids}"
+        f" --force --url URL {command} --storage DIRECTORY. DIRECTORY is the present"
+        " stagingLocation, and may be empty. The batch then counts as written without these"
+        " rows. If it has no other rows, it counts as never written, and a repeated write"
+        " writes it"
     )
 
 

@@ -132,8 +132,8 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
             if twice is not None:
                 key = _describe_key(twice, self._table)
                 raise BadStateValue(
-                    f"{key} comes more than once in the DataFrame, and state"
-                    f" {self._table.name!r} has one row for it: group by it first"
+                    f"{key} occurs more than once in the DataFrame, but state"
+                    f" {self._table.name!r} has one row for each key: group by the key first"
                 )
 
 
@@ -156,7 +156,7 @@ def _check(write: SavepointWrite, known: Savepoint | None, encoder: bootstrap.St
 def already_there(write: SavepointWrite, state: str) -> SavepointRefused:
     """Return the error for a savepoint that already has the state."""
     return SavepointRefused(
-        f"{write.directory()} has state {state!r} of operator {write.uid!r} already: write to"
+        f"{write.directory()} already has state {state!r} of operator {write.uid!r}: write to"
         " another directory"
     )
 
@@ -289,7 +289,7 @@ def savepoint_writer(
     """Return the writer of a DataFrame. Raises the errors of the two writers."""
     if overwrite:
         raise ConfigError(
-            "mode('overwrite') would delete a savepoint from which a job may start right now: write"
+            "mode('overwrite') would delete a savepoint from which a job may be starting: write"
             " to a new directory with mode('append'), or delete the old one first"
         )
     write, columns = SAVEPOINT_WRITE.make(options), arrow_schema(schema)

@@ -49,7 +49,7 @@ class SinkGroup(Sink):
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:
-        raise NotImplementedError("tasks write through the parts")
+        raise NotImplementedError("a group has no writer: tasks write through its parts")
 
     @override
     def committer(self, context: CommitterContext) -> Committer:
@@ -123,8 +123,8 @@ class _GroupCommitter(Committer):
         committer = self._committers.get(committable.transaction.sink_id)
         if committer is None:
             raise ConfigError(
-                f"{committable} is decided, and no sink is named here that it is of: there are"
-                f" {', '.join(self._committers)}; run once more with the sinks of that batch"
+                f"{committable} is decided, but none of the sinks {', '.join(self._committers)}"
+                " owns it. Run once more with the sinks of that batch"
             )
         return committer
 

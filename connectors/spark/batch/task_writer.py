@@ -151,8 +151,8 @@ def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
             coalesce = f"; or write fewer partitions: .coalesce({error.room})" if error.room else ""
             raise errors.PreparedLimitReached(
                 f"{error}. Give option stagingLocation, a directory or the URL of a bucket that"
-                " driver and executors see: the rows of further partitions wait there"
-                f"{coalesce}; or raise max_prepared_transactions and restart the server",
+                f" driver and executors see: rows of further partitions wait there{coalesce}; or"
+                " raise max_prepared_transactions and restart the server",
                 room=error.room,
             ) from None
         _log.info("%s; its rows are staged", error)
@@ -167,19 +167,19 @@ def _advice(
         return ""
     if twin is not None:
         return (
-            f"An earlier try of partition {task.partition} holds its rows prepared as"
-            f" {twin.transaction}, and this one waits for their locks; the next run rolls it back."
-            " With option stagingLocation, a place that driver and executors share, a task that is"
-            " tried again does not wait"
+            f"An earlier task of partition {task.partition} has prepared its rows as"
+            f" {twin.transaction}, and this task waits for their locks. The next run rolls that"
+            " transaction back. With option stagingLocation, a directory or bucket URL that"
+            " driver and executors share, a repeated task does not wait"
         )
     key = target.sink.routing_key()
     if not key or not _is_lock_timeout(error):
         return ""
     return (
-        f"Rows of one {', '.join(key)} must not be in two tasks of a batch: the second waits for"
-        " what the first has prepared. Bring them together by"
+        f"Two tasks of a batch have rows of the same {', '.join(key)}: the second task waits for"
+        " the transaction that the first one has prepared. Bring the rows together by"
         f" .repartition({', '.join(map(repr, key))}) before the write, or use"
-        " connectors.foreach_batch, which does"
+        " connectors.foreach_batch, which does so"
     )
 
 
@@ -219,19 +219,19 @@ def _require_planned(plan: BatchPlan, task: TaskIdentity) -> None:
         # A query's own batch.
         if task.batch is None:
             raise errors.ConfigError(
-                f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of no"
-                f" micro-batch. {MICRO_BATCHES_ONLY}"
+                f"sink id {plan.target.sink_id!r}: {batch} was planned, but the task belongs to"
+                f" no micro-batch. {MICRO_BATCHES_ONLY}"
             )
         if task.batch != batch.number:
             raise errors.ConfigError(
-                f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of batch"
-                f" {task.batch}: another query writes to the same checkpoint"
+                f"sink id {plan.target.sink_id!r}: {batch} was planned, but the task belongs to"
+                f" batch {task.batch}: another query writes to the same checkpoint"
             )
         return
     if plan.decided and task.run and task.run == plan.decided_by:
         raise errors.ConfigError(
-            f"sink id {plan.target.sink_id!r}: {batch} was written before by the same run of the"
-            " query: two writes in one batch need different names (txnAppId, or sinkId)"
+            f"sink id {plan.target.sink_id!r}: the same run of the query has already written"
+            f" {batch}. Two writes in one batch need different names (txnAppId, or sinkId)"
         )
 
 

@@ -104,12 +104,12 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
 
 
 _LOOK_FIRST = (
-    "Look into the target before you repeat the write: a repeat writes all of its rows again. With"
-    " options txnAppId and txnVersion it would not"
+    "Check the target before you repeat the write: a repetition writes all of its rows again."
+    " With options txnAppId and txnVersion it would not"
 )
 _AT_ONCE = (
-    "Nothing of this write is there: repeat it. Jobs that write to one table at the same time need"
-    " option txnAppId, each a name of its own, with txnVersion"
+    "No row of this write is in the target: repeat it. Jobs that write to one table at the same"
+    " time each need a txnAppId of their own, with txnVersion"
 )
 
 
@@ -142,30 +142,30 @@ def _settle_failed_commit(
         is_written = commits.is_decided(batch)
         if not is_written and commits.has_forgotten(batch, plan.attempt):
             return errors.SinkError(
-                f"it is no longer known whether {batch} is written: another run has written under"
-                f" this sink id since. {_LOOK_FIRST}"
+                f"it is unknown whether {batch} is written: another run has written under this"
+                f" sink id since. {_LOOK_FIRST}"
             )
     except (errors.CommitFailed, errors.PreparedTransactionLost):
         raise
     except (errors.SinkError, errors.StorageError, errors.CheckpointError) as error:
-        advice = f"A repeat with the same {token} is safe in any case" if app else _LOOK_FIRST
-        return errors.SinkError(
-            f"it is not known now whether {batch} is written: {error}. {advice}"
+        advice = (
+            f"Repeating the write with the same {token} is safe in any case" if app else _LOOK_FIRST
         )
+        return errors.SinkError(f"it is unknown whether {batch} is written: {error}. {advice}")
     if is_written:
         advice = (
-            f"A repeat with the same {token} is safe: it writes nothing"
+            f"Repeating the write with the same {token} is safe: it writes nothing"
             if app
-            else "Do not repeat the write: without txnAppId and txnVersion a repeat writes its rows"
-            " again"
+            else "Do not repeat the write: without txnAppId and txnVersion its rows would be"
+            " written again"
         )
         return errors.SinkError(
-            f"{batch} is completely written, although Spark was not told so. {advice}"
+            f"{batch} is completely written, although Spark has received no confirmation. {advice}"
         )
     if fenced is not None:
         return fenced if plan.batch.source else _with_advice(fenced)
     return errors.SinkError(
-        f"{batch} is not written: its commit has failed before the decision. Nothing of it is seen"
+        f"{batch} is not written: its commit failed before the decision. No row of it is visible"
         " or in doubt in the target. Repeat the write"
     )
 

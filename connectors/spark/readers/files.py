@@ -86,7 +86,7 @@ class FilesStreamReader(Speaker, DataSourceStreamReader):
             ConfigError: `asOfCheckpoint` is given, which is only for `read`.
         """
         if read.as_of_checkpoint is not None:
-            raise ConfigError("asOfCheckpoint is for read: readStream goes on from its own offset")
+            raise ConfigError("asOfCheckpoint is for `read`: a stream continues at its own offset")
         self._table = read.table
         self._schema = schema
 

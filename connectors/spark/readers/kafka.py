@@ -45,8 +45,8 @@ class KafkaBatchReader(Speaker, DataSourceReader):
         self._limits = limits or kafka_stream.BatchLimits()
         if self._limits.offsets_most or self._limits.offsets_least:
             raise ConfigError(
-                "maxOffsetsPerTrigger and minOffsetsPerTrigger are for readStream: read has no"
-                " triggers"
+                "maxOffsetsPerTrigger and minOffsetsPerTrigger are for `readStream`: `read` has"
+                " no triggers"
             )
 
     @in_option_words

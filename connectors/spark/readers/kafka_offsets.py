@@ -80,8 +80,9 @@ class StreamOffsets:
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateIncompatible(
-                f"the checkpoint's offsets {str(document)[:200]!r} are not those of onceflow-kafka:"
-                " the query read another source. Give it another checkpointLocation"
+                f"the checkpoint's offsets {str(document)[:200]!r} are not those of"
+                " onceflow-kafka: the query read another source before. Give it another"
+                " checkpointLocation"
             ) from error
         return cls(positions, began)
 
@@ -114,18 +115,18 @@ def ranges_between(
             first = before.next
             if not _same_topic(before, position):
                 raise OffsetOutOfRange(
-                    f"{position}: offset {first} was to be read next in topic {before.topic_id} of"
-                    f" cluster {before.cluster_id}, and what is there now under that name is topic"
-                    f" {position.topic_id} of cluster {position.cluster_id}: it was deleted and"
+                    f"{position}: the next offset to read is {first} of topic {before.topic_id}"
+                    f" in cluster {before.cluster_id}, but the topic of that name is now"
+                    f" {position.topic_id} in cluster {position.cluster_id}: it was deleted and"
                     f" created again. {_REMEDY}"
                 )
         if position.next < first:
             # Spark has stored the batch and asks for it again in each run: `fail_on_data_loss`
             # does not help.
             raise OffsetOutOfRange(
-                f"{position}: offset {first} was to be read next, but the topic ends at"
-                f" {position.next}: it was deleted and created again, or an unclean leader election"
-                f" cut off its end. {_REMEDY}"
+                f"{position}: the next offset to read is {first}, but the topic ends at"
+                f" {position.next}: it was deleted and created again, or an unclean leader"
+                f" election cut off its end. {_REMEDY}"
             )
         ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
     return [offset_range for offset_range in ranges if len(offset_range)]

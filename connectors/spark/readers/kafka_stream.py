@@ -139,9 +139,9 @@ def check_for_spark(settings: KafkaSettings) -> None:
     """
     if settings.on_bad_record is OnBadRow.DEAD_LETTER:
         raise ConfigError(
-            "onBadRecord=dead_letter: a Spark source has nowhere to put dead letters. Read with"
-            " valueFormat=raw and write what cannot be decoded with connectors.foreach_batch, or"
-            " choose fail or drop"
+            "onBadRecord=dead_letter: a Spark source cannot write dead letters. Read with"
+            " valueFormat=raw, and write the records that cannot be decoded with"
+            " connectors.foreach_batch; or choose fail or drop"
         )
 
 
@@ -161,7 +161,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         self._limits = limits or BatchLimits()
         check_for_spark(settings)
         if settings.ending is not None:
-            raise ConfigError("endingOffsets is for read: a stream has no end")
+            raise ConfigError("endingOffsets is for `read`: a stream has no end")
         if self._limits.offsets_most or self._limits.offsets_least:
             require(SparkInterface.READ_LIMITS, "maxOffsetsPerTrigger and minOffsetsPerTrigger")
         self._forget()
@@ -206,7 +206,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         ]
         if not positions:
             _logger.warning(
-                "Kafka at %s has no %s yet; those that are created later are read",
+                "Kafka at %s has no %s yet; topics that are created later will be read",
                 self._settings.bootstrap_servers,
                 self._settings.what,
             )

@@ -264,8 +264,8 @@ def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
     except pa.ArrowException as error:
         listed = ", ".join(f"{read_column.name}: {read_column.type}" for read_column in columns)
         raise ConfigError(
-            f"a value does not fit the type that its column is read as ({listed}): {error}. Give a"
-            " schema without it"
+            f"a value does not fit the type as which its column is read ({listed}): {error}."
+            " Give a schema without this column"
         ) from error
     return pa.RecordBatch.from_arrays(arrays, names=[read_column.name for read_column in columns])
 

@@ -158,8 +158,8 @@ class PostgresRows(RowSource):
             ((pages, kind),) = session.query(_PAGES.format(name=name))
         if kind not in ("r", "p", "m"):
             raise ConfigError(
-                f"numPartitions={tasks}: {self.table} is a view or a foreign table, whose pages"
-                " cannot be divided; give partitionColumn, lowerBound and upperBound, or"
+                f"numPartitions={tasks}: {self.table} is a view or a foreign table, which has no"
+                " pages to divide; give partitionColumn, lowerBound and upperBound, or"
                 " numPartitions=1"
             )
         count = max(1, min(tasks, int(pages)))
@@ -187,9 +187,9 @@ class PostgresRows(RowSource):
         text = self.endpoint.without_secrets(" ".join(str(error).split()))
         if "snapshot" in text and ("invalid" in text or "does not exist" in text):
             return SinkError(
-                f"reading {self.relation} of {self.endpoint}: the snapshot of its plan is held no"
-                f" longer, for this task began too late: {text}. Give numPartitions= no more tasks"
-                " than run at once, or read with one"
+                f"reading {self.relation} of {self.endpoint}: this task began too late, when the"
+                f" snapshot of its plan was released: {text}. Give numPartitions= at most the"
+                " number of tasks that run at once, or read with one task"
             )
         wrong = error.sqlstate is not None and error.sqlstate.startswith(("42", "28", "3D"))
         kind = ConfigError if wrong else SinkError
@@ -267,8 +267,8 @@ def _array(array: pa.Array, column: ReadColumn) -> pa.Array:
         return cast_rows(array, column.type)
     except pa.ArrowException as error:
         raise ConfigError(
-            f"column {column.name!r}: a value does not fit {column.type}, as which it is read:"
-            f" {error}. Select it as text by query="
+            f"column {column.name!r}: a value does not fit {column.type}, the type as which the"
+            f" column is read: {error}. Select it as text by query="
         ) from error
 
 
@@ -277,8 +277,9 @@ def _require_within(numbers: pa.Array, ends: tuple[int, int], column: ReadColumn
     least, most = span["min"], span["max"]
     if least is not None and most is not None and (least < ends[0] or most > ends[1]):
         raise ConfigError(
-            f"column {column.name!r} holds a time that is infinite, or outside the years 1 to 9999,"
-            " which Spark has not. Leave it out, or select something else in its place, by query="
+            f"column {column.name!r} has a time that is infinite, or outside the years 1 to"
+            " 9999, which Spark does not support. Leave the column out, or select another"
+            " expression by query="
         )
 
 

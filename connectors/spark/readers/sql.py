@@ -79,8 +79,8 @@ def _position(text: str, column: ReadColumn, bounds: Bounds) -> int:
                 return (utc.replace(tzinfo=None) - _TIME) // _MICROSECOND
             case _:
                 raise ConfigError(
-                    f"partitionColumn={bounds.column!r} is {column.type}; name one of numbers,"
-                    " dates or timestamps"
+                    f"partitionColumn={bounds.column!r} is {column.type}; name a column of"
+                    " numbers, dates or timestamps"
                 )
     except (ValueError, TypeError, InvalidOperation) as error:
         raise ConfigError(

@@ -126,7 +126,7 @@ def chosen(read: StateRead) -> _Chosen:
     parts = stored.completed.operator(read.uid)
     if not parts:
         uids = {o.uid for s in stored.completed.snapshots for o in s.operators}
-        raise ConfigError(f"{stored} holds no operator {read.uid!r}: {nearest(read.uid, uids)}")
+        raise ConfigError(f"{stored} has no operator {read.uid!r}: {nearest(read.uid, uids)}")
     pieces = list_pieces(parts, stored.completed.max_parallelism)
     there: dict[tuple[StateKindName, str], StateMeta | OperatorState | None] = {
         ("operator-list", name): None
@@ -146,10 +146,12 @@ def chosen(read: StateRead) -> _Chosen:
         what = f"state {read.state!r}" if read.state else "state"
         what = f"{read.kind} {what}" if read.kind else what
         names = [name for _, name in there]
-        raise ConfigError(f"{label} holds no {what}: {nearest(read.state or '', names)}")
+        raise ConfigError(f"{label} has no {what}: {nearest(read.state or '', names)}")
     if len(kinds) > 1:
         names = [f"{name} ({kind})" for kind, name in kinds]
-        raise ConfigError(f"{label} holds {', '.join(names)}: say which by state= or stateType=")
+        raise ConfigError(
+            f"{label} has several states: {', '.join(names)}. Choose one by state= or stateType="
+        )
     (state_key,) = kinds
     return _Chosen(stored, parts, state_key[1], there[state_key], pieces)
 

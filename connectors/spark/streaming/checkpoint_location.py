@@ -31,8 +31,8 @@ from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 
 _DIGEST_LENGTH = 10
 MICRO_BATCHES_ONLY = (
-    "With trigger(continuous=…) Spark runs no micro-batches, which the formats of onceflow write:"
-    " use trigger(processingTime=…) or trigger(availableNow=True)"
+    "With trigger(continuous=…) Spark runs no micro-batches, but onceflow's formats write"
+    " micro-batches: use trigger(processingTime=…) or trigger(availableNow=True)"
 )
 
 
@@ -120,10 +120,10 @@ class CheckpointLocation:
         """
         if planned.number in self._numbers("commits"):
             raise Fenced(
-                f"the checkpoint {self} records batch {planned.number}, which is still being"
-                " planned, as committed: another run of the query has committed it while this"
-                " run did not proceed. The other run continues, and this run has written nothing"
-                " of the batch. If the other run has ended, start the query again"
+                f"the checkpoint {self} records batch {planned.number} as committed, although it"
+                " is still being planned: another run of the query has committed it while this"
+                " run was frozen. The other run continues, and this run has written nothing of"
+                " the batch. If the other run has ended, start the query again"
             )
 
     def batches(self) -> tuple[int | None, int | None]:
@@ -142,18 +142,18 @@ class CheckpointLocation:
 
     def _unreadable(self) -> StorageError:
         return StorageError(
-            f"metadata of the query is not in {self}, seen from Python on the driver. The query's"
-            " id and the offsets of its batches stand there: without them nobody can tell a batch"
-            " that comes again from another one. Is it another file system? Then write the scheme,"
-            " too: file:///path, hdfs://host/path, s3://bucket/path"
+            f"{self} has no metadata of the query, as seen from Python on the driver. The"
+            " metadata has the query's id and the offsets of its batches, by which a repeated"
+            " batch is recognized. If it is on another file system, give the scheme, too:"
+            " file:///path, hdfs://host/path, s3://bucket/path"
         )
 
     def _without_offsets(self) -> StorageError:
         # The query's id was read, so this is the right file system.
         return StorageError(
-            f"the checkpoint {self} has the query's id, and no offsets of the batch that is being"
-            f" planned. {MICRO_BATCHES_ONLY}. If the query has another trigger, its offsets were"
-            " deleted"
+            f"the checkpoint {self} has the query's id, but no offsets of the batch that is"
+            f" being planned. {MICRO_BATCHES_ONLY}. If the query has another trigger, its"
+            " offsets were deleted"
         )
 
 

@@ -45,7 +45,7 @@ Rows: TypeAlias = "Callable[[DataFrame, int], DataFrame | Mapping[str, DataFrame
 _QUERY_ID = "sql.streaming.queryId"
 _ROWS = "rows"
 _LETTERS = "dead_letters"
-_FUNCTION = "the function that foreach_batch was given"
+_FUNCTION = "the function that was passed to foreach_batch"
 
 
 def foreach_batch(
@@ -84,15 +84,16 @@ def foreach_batch(
     sinks = dict(sink) if isinstance(sink, Mapping) else {_ROWS: sink}
     if not sinks or _LETTERS in sinks:
         raise ConfigError(
-            f"foreach_batch takes at least one sink, and none named {_LETTERS!r}: that is what"
-            " dead_letters= is called"
+            f"foreach_batch needs at least one sink. No sink may be named {_LETTERS!r}: this"
+            " name stands for dead_letters="
         )
     for name, named_sink in sinks.items():
         if named_sink.committed_by is CommittedBy.DRIVER:
             raise ConfigError(
-                f"{type(named_sink).__name__} ({name}) commits on the driver, once per checkpoint,"
-                " and foreach_batch cannot do that. Make it a format instead: register"
-                " connectors.data_source(format, function), and write by writeStream.format(format)"
+                f"{type(named_sink).__name__} ({name}) commits on the driver, once for each"
+                " checkpoint, which foreach_batch does not support. Make it a format instead:"
+                " register connectors.data_source(format, function), and write by"
+                " writeStream.format(format)"
             )
     named = rows if isinstance(sink, Mapping) else _under_one_name(rows)
     if named is None:
@@ -126,9 +127,9 @@ def _frame(made: object, batch_id: int, where: str) -> DataFrame:
     if isinstance(made, DataFrame):
         return made
     raise ConfigError(
-        f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}{where}, and must return the"
-        " DataFrame that is to be written: `return batch.select(…)`, without `.write`. Rows that"
-        " the function has written itself are not part of the batch's decision"
+        f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}{where}, but must return the"
+        " DataFrame to write: `return batch.select(…)`, without `.write`. Rows that the"
+        " function writes itself are not part of the batch's decision"
     )
 
 
@@ -145,8 +146,8 @@ def _under_one_name(rows: Rows | None) -> Rows:
         made = batch if rows is None else rows(batch, batch_id)
         if isinstance(made, Mapping):
             raise ConfigError(
-                f"{_FUNCTION} returned {_describe(made)}, and foreach_batch has one sink without a"
-                " name: give it a mapping of sinks with these names"
+                f"{_FUNCTION} returned {_describe(made)}, but foreach_batch has one sink without"
+                " a name: pass it a mapping of sinks with these names"
             )
         return {_ROWS: made}
 
@@ -180,17 +181,17 @@ class _ForeachBatch:
         # The checkpoint must belong to the calling query, because its offsets are the fingerprint.
         if planned.number != batch_id:
             raise ConfigError(
-                f"batch {batch_id} is written, and {self.location} is planning batch"
-                f" {planned.number}: checkpoint_location= is that of another query"
+                f"batch {batch_id} is being written, but {self.location} is planning batch"
+                f" {planned.number}: checkpoint_location= belongs to another query"
             )
         if hasattr(batch.sparkSession, "_jsparkSession"):
             use_own_interpreter(batch.sparkSession.sparkContext)
         query_id = _query_id(batch)
         if query_id is not None and query_id != planned.query_id:
             raise ConfigError(
-                f"batch {batch_id} is of query {query_id}, and {self.location} is the checkpoint of"
-                f" query {planned.query_id}: give checkpoint_location= what the query that runs has"
-                " as option checkpointLocation. Nothing was written"
+                f"batch {batch_id} belongs to query {query_id}, but {self.location} is the"
+                f" checkpoint of query {planned.query_id}. Give checkpoint_location= the running"
+                " query's option checkpointLocation. Nothing was written"
             )
         several = len(self.sinks) > 1
         if several:
@@ -208,9 +209,9 @@ class _ForeachBatch:
         made = self.rows(batch, batch_id)
         if not isinstance(made, Mapping) or made.keys() != self.sinks.keys():
             raise ConfigError(
-                f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}, and must return a"
-                f" mapping with a DataFrame for each of {', '.join(self.sinks)}; an empty one adds"
-                " no rows"
+                f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}, but must return a"
+                f" mapping with a DataFrame for each of {', '.join(self.sinks)}; an empty one"
+                " adds no rows"
             )
         several = len(self.sinks) > 1
         return {
@@ -253,7 +254,9 @@ class _ForeachBatch:
         return self._commits, plan
 
     def _commit(self, commits: BatchCommits, reports: Sequence[TaskReport]) -> None:
-        assert self._noted_sinks is not None, "only a plan connects, and tells tasks what to write"
+        assert self._noted_sinks is not None, (
+            "only a plan connects to the target and tells tasks what to write"
+        )
         self._noted_sinks.note(reports)
         commits.commit(reports)
 

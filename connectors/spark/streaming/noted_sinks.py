@@ -59,9 +59,9 @@ class FirstSink:
         first = noted.decode()
         if first != self.name:
             raise ConfigError(
-                f"foreach_batch names sink {self.name!r} first, and the decisions of this query are"
-                f" kept with sink {first!r}: name {first!r} first, with the sink that it was. With"
-                f" another one batches would be written twice ({self._where})"
+                f"foreach_batch names sink {self.name!r} first, but sink {first!r} keeps the"
+                f" decisions of this query. Name {first!r} first, with the same sink as before."
+                f" With another one batches would be written twice ({self._where})"
             )
         written, reason = "none", ""
         try:
@@ -70,9 +70,9 @@ class FirstSink:
         except ConfigError as error:
             written, reason = "others", f" ({error})"
         raise ConfigError(
-            f"the decisions of this query are kept with sink {first!r}, its first, and where that"
-            f" one writes now there are {written}{reason}: it is another database, or onceflow's"
-            " own tables (onceflow_sinks, onceflow_batches) are gone. Give the database that has"
+            f"the first sink of this query, {first!r}, keeps its decisions. The target that it"
+            f" writes to now has {written}{reason}: it is another database, or onceflow's own"
+            " tables (onceflow_sinks, onceflow_batches) are gone. Give the database that has"
             f" them; or start with a new checkpoint where the rows end ({self._where})"
         )
 
@@ -98,8 +98,12 @@ class FirstSink:
 
 
 _FILE = "targets.json"
-_TWO_TARGETS = "earlier rows would be in one target and later rows in another. Nothing was written"
-_NEW_QUERY = "To have all rows in the new target, begin a new query, with a new checkpointLocation"
+_TWO_TARGETS = (
+    "the earlier rows would be in one target and the later rows in another. Nothing was written"
+)
+_NEW_QUERY = (
+    "To write all rows into the new target, start a new query, with a new checkpointLocation"
+)
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -130,9 +134,9 @@ class NotedSinks:
         noted = self._read()
         if noted.sink_id != self.target.sink_id:
             raise ConfigError(
-                f"this query has written under sink id {noted.sink_id!r}, and now it would under"
-                f" {self.target.sink_id!r}: what it has decided there would not be known here. Was"
-                f" its checkpoint moved? Then give it option sinkId={noted.sink_id} (foreach_batch:"
+                f"this query has written under sink id {noted.sink_id!r}, and now it would write"
+                f" under {self.target.sink_id!r}, which does not know its decisions. If its"
+                f" checkpoint was moved, give it option sinkId={noted.sink_id!r} (foreach_batch:"
                 " sink_id)"
             )
         for sink_id, (name, sink) in self._sinks().items():
@@ -143,9 +147,9 @@ class NotedSinks:
             if former != target:
                 raise ConfigError(
                     f"this query has written to {former}, and now it would write to {target}:"
-                    f" {_TWO_TARGETS}. To go on with {former}, name it as before. To go on with"
-                    f" {target}, run the query with {former} until its last batch is written, then"
-                    f" delete {self._location}/{_FILE}. {_NEW_QUERY}"
+                    f" {_TWO_TARGETS}. To continue with {former}, name it as before. To continue"
+                    f" with {target}, run the query with {former} until its last batch is"
+                    f" written, then delete {self._location}/{_FILE}. {_NEW_QUERY}"
                 )
             if not self._is_known(sink, sink_id):
                 raise ConfigError(

@@ -208,7 +208,9 @@ class BatchTransactions(by_hand.TransactionSettler):
             ):
                 return SqlBatchDecisions(sink.settings, self._sink_id, self._owner)
             case _ if self._directory is None:
-                raise ConfigError("--storage is missing: the option stagingLocation of the writes")
+                raise ConfigError(
+                    "--storage is missing: give the option stagingLocation of the writes"
+                )
             case _:
                 return open_decision_log(self._directory, self._sink_id)
 
@@ -274,9 +276,9 @@ class BatchTransactions(by_hand.TransactionSettler):
         knows_rows = isinstance(self._manager, (by_hand.SinkResourceManager, SqlResourceManager))
         if is_staged(entry.committable) and not knows_rows:
             raise by_hand.SinkNeeded(
-                f"the rows of transaction {entry.transaction} are staged below {self._directory},"
-                " and only their sink knows where they go: name it (--sink module:name), or start"
-                " the query"
+                f"the rows of transaction {entry.transaction} are staged below"
+                f" {self._directory}, and only their sink knows their table: name the sink"
+                " (--sink module:name), or start the query"
             )
         return self._committer(entry.transaction.sink_id)
 

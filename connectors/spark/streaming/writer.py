@@ -178,8 +178,8 @@ def _keep_query(
     if not checkpoint:
         raise ConfigError(
             "option checkpointLocation is missing: give it to this query by"
-            " .option('checkpointLocation', …). It names the query. Spark does not pass the"
-            " session's spark.sql.streaming.checkpointLocation on to formats"
+            " .option('checkpointLocation', …). It identifies the query. Spark does not pass"
+            " the session's spark.sql.streaming.checkpointLocation on to formats"
         )
     location = CheckpointLocation(checkpoint)
     query_id = location.query_id()

@@ -45,4 +45,4 @@ def test_where_a_query_stands_is_told(
 def test_a_directory_that_is_no_checkpoint_is_a_problem(tmp_path: Path) -> None:
     (finding,) = check_query(str(tmp_path))
     assert finding.level is Level.PROBLEM
-    assert "metadata of the query is not in" in finding.found
+    assert "has no metadata of the query" in finding.found

@@ -67,5 +67,5 @@ def test_a_second_call_changes_nothing_and_modules_of_another_python_are_replace
 
 
 def test_a_directory_without_spark_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{tmp_path} holds no Spark with Python"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} has no Spark with Python"):
         compile_zips(tmp_path)

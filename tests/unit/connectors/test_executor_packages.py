@@ -46,7 +46,7 @@ def test_what_is_sent_arrives_as_it_was() -> None:
 
 def test_an_executor_without_onceflow_says_so_and_what_to_do() -> None:
     done = unpickled(cloudpickle.dumps(Carried("here")))
-    assert f"onceflow {VERSION} of the driver is missing on".encode() in done.stderr
+    assert f"onceflow {VERSION}, which the driver has, is missing on".encode() in done.stderr
     assert b"--py-files" in done.stderr
 
 

@@ -59,7 +59,7 @@ def test_a_batch_over_two_topics_of_one_name_is_refused_unless_it_began_anew() -
 
 
 def test_a_topic_that_ends_before_what_was_read_is_refused() -> None:
-    with pytest.raises(OffsetOutOfRange, match="offset 9 was to be read next") as refused:
+    with pytest.raises(OffsetOutOfRange, match="the next offset to read is 9") as refused:
         kafka_offsets.ranges_between(_at({0: 9}), _at({0: 5}), first_left={})
     # Spark asks for the same batch again in each run, so no option of the source helps.
     assert "ends at 5" in str(refused.value)
