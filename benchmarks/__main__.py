@@ -45,7 +45,7 @@ _SINK_ROWS_MAX = 1_000_000
 
 
 class Scenario(str, Enum):
-    """What can be measured by itself."""
+    """The scenarios that can be measured by themselves."""
 
     LEDGER = "ledger"
     DELIVERY = "delivery"

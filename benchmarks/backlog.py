@@ -1,4 +1,4 @@
-"""How long checkpoints take while rows wait: of barriers that wait too, and that overtake them.
+"""Measures how long checkpoints take while rows wait, with aligned and with unaligned barriers.
 
 No server and no Spark: generated payments, keyed by account, into a sink that takes `pause_s` for a
 batch, so that all channels before it are full. A checkpoint begins when they are.

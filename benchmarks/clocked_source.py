@@ -40,7 +40,7 @@ class ClockedSource(Source):
         return _ClockedReader(self.source.reader(splits, context), path)
 
     def began(self, attempt: int) -> bool:
-        """Whether a reader of `attempt` has been asked."""
+        """True if a reader of `attempt` was created."""
         return any(Path(self.directory).glob(f"reading-{attempt}-*"))
 
     def began_at_s(self, attempt: int) -> float:

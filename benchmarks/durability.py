@@ -1,4 +1,4 @@
-"""What was measured of checkpoints, decisions and recoveries beside the speed of whole jobs."""
+"""The measurements of checkpoints, decisions and recoveries, beside the speed of whole jobs."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _observed(frame: DataFrame, by: str | Observation) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was read, as far as it can be summed up at no cost that counts."""
+    """A summary of the rows that were read. It costs next to nothing to make."""
 
     rows: int
     ids: int
@@ -257,7 +257,7 @@ def jdbc_url(url: str) -> str:
 
 @dataclass
 class Figures:
-    """What one variant took, a turn each."""
+    """The figures of one variant, one for each turn."""
 
     wall_s: list[float] = field(default_factory=list[float])
     cpu_s: list[float] = field(default_factory=list[float])

@@ -1,4 +1,4 @@
-"""What a measured job is told, and what it tells: plain values that cross a process as JSON."""
+"""The specification and the result of a measured job, as plain values that are sent as JSON."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class AttemptStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run measured. Times are seconds since the epoch where named `_at_s`."""
+    """The measurements of one run. Names that end in `_at_s` are seconds since the epoch."""
 
     state: str
     imported_at_s: float

@@ -1,4 +1,4 @@
-"""How long a row takes from its producer until everybody sees it: `python -m benchmarks.latency`.
+"""Measures the time of a row from its producer to its readers: `python -m benchmarks.latency`.
 
 A producer, a process of its own, sends records at an even rate, each with the time at which it is
 sent. A job with default settings reads them, keeps a running balance, and writes a row for each,
@@ -61,14 +61,14 @@ _TIMEOUT_S = 120.0
 
 
 class EngineName(str, Enum):
-    """Whose job is measured."""
+    """The engine that runs the measured job."""
 
     ONCEFLOW = "onceflow"
     FLINK = "flink"
 
     @property
     def warm_up_s(self) -> float:
-        """How long a job runs before it is measured."""
+        """The time that a job runs before it is measured."""
         return WARM_UP_S if self is EngineName.ONCEFLOW else FLINK_WARM_UP_S
 
 
@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def topic(self) -> str:
-        """What it reads; its target is named after it."""
+        """The topic that the job reads. Its target is named after it."""
         return f"{self.name}-{self.engine.value}-{self.interval_ms}-{self.rate}"
 
 
@@ -113,7 +113,7 @@ class MeasuredJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one job took: milliseconds from the sending of a row until it was there."""
+    """The milliseconds of each row of one job, from its sending until it was visible."""
 
     engine: str
     interval_ms: int

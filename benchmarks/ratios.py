@@ -1,4 +1,4 @@
-"""What holds from machine to machine: one figure divided by another of the same turn.
+"""Ratios of two figures of the same turn, which hold on every machine.
 
 Every variant runs once in a turn before any runs again, so a slow turn slows both sides.
 """

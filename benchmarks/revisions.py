@@ -62,7 +62,7 @@ class Comparison:
 
 
 def has_fallen(ratio: Spread) -> bool:
-    """Whether it is below `MEDIAN_MIN`, and below 1 in every turn."""
+    """True if the ratio is below `MEDIAN_MIN`, and below 1 in every turn."""
     return ratio.median < MEDIAN_MIN and ratio.greatest < 1
 
 

@@ -1,4 +1,4 @@
-"""What Spark's own connector and JDBC need to be measured beside ours."""
+"""The jars of Spark's own Kafka connector and of JDBC, which are measured beside onceflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every scenario runs on: the servers, a topic of payments, and a driver process a run."""
+"""The stage of all scenarios: the servers, a topic of payments, and a process for each run."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a driver is started with."""
+    """The things that a driver is started with."""
 
     spec: JobSpec
     directory: Path

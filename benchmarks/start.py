@@ -1,4 +1,4 @@
-"""How long a new job takes to its first visible row, by how its Spark session is started.
+"""Measures the time of a new job until its first visible row, by the kind of its Spark session.
 
     python -m benchmarks.start [--runs 5]
 

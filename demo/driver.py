@@ -31,7 +31,7 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What the driver process is told when it is started."""
+    """The specification that the driver process gets when it is started."""
 
     spark_master: str
     bootstrap_servers: str
@@ -64,7 +64,7 @@ class SlotProcess:
 
 @dataclass(frozen=True, slots=True)
 class SinkTransactions:
-    """What `JobStatus.sinks` says of one sink's transactions."""
+    """The transactions of one sink, as `JobStatus.sinks` reports them."""
 
     uid: str
     open: int
@@ -76,7 +76,7 @@ class SinkTransactions:
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
-    """What the driver process last said."""
+    """The last report of the driver process."""
 
     state: str
     attempt: int

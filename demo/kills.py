@@ -1,4 +1,4 @@
-"""What the demo kills, and when: by the job's progress and a seed, not by the clock.
+"""Chooses the processes to kill, and the time, by the job's progress and a seed, not by the clock.
 
 The stream is cut into one part a kill, and a tail. In each part the job is first let commit
 something (so that there is a checkpoint to come back to), then more records flow, and the kill
@@ -165,7 +165,7 @@ class Killer:
 
     @property
     def finished(self) -> bool:
-        """Whether all is killed, and the job has come back from it."""
+        """True if all kills are done and the job has recovered from the last one."""
         return not self._coming and (not self.done or self.done[-1].recovered_s is not None)
 
     def look(self, progress: Progress) -> None:

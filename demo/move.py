@@ -72,7 +72,7 @@ class Mover:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to move."""
+        """True if no move is left."""
         return self.done is not None or not self._settings.move
 
     @property

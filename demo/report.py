@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs, and its end for a person and for a program."""
+"""Prints the progress of the demo for people, and its result for people and programs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def describe(sink: SinkTransactions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What came out."""
+    """The result of a demo."""
 
     settings: DemoSettings
     verdict: Verdict
@@ -128,7 +128,7 @@ class DemoResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the target is right."""
+        """True if the target is right."""
         return self.verdict.ok
 
     @property

@@ -1,4 +1,4 @@
-"""What the demo is asked to do."""
+"""The settings of the demo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Backend(str, Enum):
 
 
 class SinkKind(str, Enum):
-    """What the job writes to."""
+    """The kind of target that the job writes."""
 
     POSTGRES = "postgres"
     MYSQL = "mysql"
@@ -26,7 +26,7 @@ class SinkKind(str, Enum):
 
     @property
     def target_kind(self) -> str:
-        """What holds the rows."""
+        """The kind of target that holds the rows."""
         return "topic" if self is SinkKind.KAFKA else "table"
 
     @property
@@ -51,7 +51,7 @@ class StorageKind(str, Enum):
 
 
 class DemoCommitMode(str, Enum):
-    """How a database keeps rows between pre-commit and commit."""
+    """The way in which a database keeps rows between pre-commit and commit."""
 
     AUTO = "auto"
     TWO_PHASE = "two_phase"
@@ -59,7 +59,7 @@ class DemoCommitMode(str, Enum):
 
 
 class KillKind(str, Enum):
-    """What is killed with SIGKILL."""
+    """The kind of process that is killed with SIGKILL."""
 
     SLOT = "slot"
     """The Python process of one slot."""

@@ -11,7 +11,7 @@ from onceflow import KeyedFunction, Record, StateAccess, ValueStateDescriptor
 
 @dataclass
 class Average:
-    """What is kept for each account."""
+    """The values that are kept for each account."""
 
     payments: int = 0
     total: int = 0

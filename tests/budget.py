@@ -1,4 +1,4 @@
-"""How long tests took when that was last recorded, and how long all of the default run may take.
+"""The recorded durations of tests, and the time that the whole default run may take.
 
 `durations.json` has each test of the default run that took over a second, by module, and the sum of
 all else: of shorter tests, and of fixtures, which the first of several tests starts.

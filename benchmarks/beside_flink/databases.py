@@ -38,7 +38,7 @@ _DRIVERS: dict[Database, str] = {"postgres": "postgresql", "mysql": "mysql", "ma
 
 @dataclass(frozen=True, slots=True)
 class LedgerRun:
-    """What one run of one engine measured."""
+    """The measurements of one run of one engine."""
 
     rows_per_second: float
     cpu_s_per_million: Mapping[str, float]
@@ -63,7 +63,7 @@ class LedgerWork:
 
     @property
     def title(self) -> str:
-        """What is run."""
+        """The title of the run."""
         return f"ledger into {_TITLES[self.database]}"
 
 

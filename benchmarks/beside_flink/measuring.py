@@ -1,4 +1,4 @@
-"""What runs in both, in turns, and how fast: from the files that the jobs leave.
+"""Runs the same work in both engines, in turns, and measures it by the files that the jobs leave.
 
 A turn is one run of ours and one of Flink's, of which each is first in every second turn. A run is
 measured over as many seconds in both. They begin two seconds after its prologue has been read; in
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """How long a run is measured."""
+    """The durations of a measured run, in seconds."""
 
     warm_s: float = 2.0
     fresh_jvm_cpu_s: float = 20.0
@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of one engine measured."""
+    """The measurements of one run of one engine."""
 
     rows_per_second: float
     cpu_us_per_row: float

@@ -1,4 +1,4 @@
-"""What the comparison with Flink found, for a person and for a program. A ratio is of one turn."""
+"""The results of the comparison with Flink, for people and for programs. A ratio is of one turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows went into a job at what time, and how many must have come out at its end."""
+"""Counts the rows that went into a job over time, and those that must have come out at its end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TOLERANCE = 0.02
 
 
 class Progress:
-    """How many rows each source's subtask had read at what time, from the files they leave."""
+    """The number of rows that each source's subtask had read over time, by its files."""
 
     def __init__(self, directory: Path) -> None:
         paths = sorted(directory.glob("progress-*"))
         self._subtasks = [noted for path in paths if (noted := _noted(path))[0]]
 
     def is_known_of(self, subtasks: int, until_s: float) -> bool:
-        """Whether so many subtasks have told of a time as late as `until_s`."""
+        """True if enough subtasks have reported a time of `until_s` or later."""
         return sum(times[-1] >= until_s for times, _ in self._subtasks) >= subtasks
 
     def rows(self) -> list[int]:

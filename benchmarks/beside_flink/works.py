@@ -1,4 +1,4 @@
-"""What both engines run, and how much of it: flink/src/main/java/onceflow/bench says the same.
+"""The work of both engines, and its size: flink/src/main/java/onceflow/bench has the same.
 
 Payments are those of `DatagenSource`: one a millisecond of event time on each stream.
 """

@@ -29,7 +29,7 @@ _JOB, _UID, _SINK_ID = "bench", "ledger", "bench.ledger"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How long some rows took, by whatever way they went."""
+    """The time that a number of rows took, whichever way they were written."""
 
     rows: int
     seconds: float
@@ -44,7 +44,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Alone(Loaded):
-    """What a sink took, from the first row to the last commit."""
+    """The time of a sink, from the first row to the last commit."""
 
     pre_commit_ms: tuple[float, ...]
     """Of each checkpoint: what the barrier waits for."""

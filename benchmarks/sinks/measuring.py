@@ -57,7 +57,7 @@ class WayFigures:
 
     @property
     def pre_commit_ms(self) -> Spread:
-        """What the barriers of large checkpoints waited for."""
+        """The time that barriers of large checkpoints waited for pre-commits, in milliseconds."""
         return Spread.of(one for run in self.runs for one in run.pre_commit_ms)
 
     @property

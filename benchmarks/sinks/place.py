@@ -1,4 +1,4 @@
-"""What is measured of one kind of target."""
+"""The measurements of one kind of target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onceflow.core.spi import Sink
 
 
 class Effect(Enum):
-    """What the rows leave in the target."""
+    """The effect that the rows have in the target."""
 
     EVERY_ROW = "every row"
     LAST_OF_EACH_ACCOUNT = "the last row of each account"
@@ -43,7 +43,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def ways(self) -> Mapping[str, Way]:
-        """What is measured, by name."""
+        """The ways of writing that are measured, by name."""
 
     @abstractmethod
     def empty(self) -> AbstractContextManager[str]:

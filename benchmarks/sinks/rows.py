@@ -53,7 +53,7 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of rows."""
         return self.payments.records
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What is measured of every database: inserts and upserts, committed in either way."""
+"""The measurements of each database: inserts and upserts, in both commit modes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _FINGERPRINT = "ONCEFLOW_RECIPE"
 
 
 class _ImageImport(Protocol):
-    """What the client's stubs leave untyped."""
+    """The parts of the client that its stubs leave untyped."""
 
     def import_image_from_stream(
         self, stream: IO[bytes] | None, *, repository: str, tag: str, changes: list[str]

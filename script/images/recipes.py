@@ -1,4 +1,4 @@
-"""How an image is made of distribution packages: one recipe for each official image.
+"""Makes images from distribution packages, by one recipe for each official image.
 
 A recipe says in which suite a package of the right major version is looked for, what is laid beside
 it, and what the image declares. An image that is built so answers to the environment variables and

@@ -1,4 +1,4 @@
-"""What every sink of the gallery of broken ones is."""
+"""The base class of all broken sinks of the gallery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the suites of state backends run over, and which clauses of which sink run in which tier.
+"""The state backends that the suites run over, and the tier of each clause for each sink.
 
 By default all clauses run for a sink that prepares transactions in a database, and for one that
 keeps its rows aside until they are decided. For the others `script/test --servers` runs what is
@@ -182,7 +182,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def onceflow_effort(request: pytest.FixtureRequest, onceflow_effort: Effort) -> Effort:
-    """What the options say, and half of it where a sink's jobs are not killed here."""
+    """Return the options' effort, or half of it if a sink's jobs are not killed here."""
     test = request.node.getparent(pytest.Class)
     if test is None or test.name in WHOLE or onceflow_effort.rounds > DEFAULT_RUN_ROUNDS:
         return onceflow_effort

@@ -1,4 +1,4 @@
-"""What the suites of the state backends share: the backends, and a job that runs one of them."""
+"""The state backends that the suites run over, and a job that runs one of them."""
 
 from __future__ import annotations
 

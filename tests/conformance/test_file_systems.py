@@ -1,4 +1,4 @@
-"""What checkpoints, staged rows and the file sink demand of a file system; run over each one."""
+"""Tests what checkpoints, staged rows and the file sink need, on each file system."""
 
 from __future__ import annotations
 

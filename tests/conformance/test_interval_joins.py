@@ -97,7 +97,7 @@ class Model:
 
 
 class Clock:
-    """What the slots' clocks say, in milliseconds."""
+    """The time on the slots' clocks, in milliseconds."""
 
     now_ms = 10_000
 

@@ -1,4 +1,4 @@
-"""What every state backend must do; one suite, run over each of them."""
+"""Tests the contract of state backends on each of them."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def backend(request: pytest.FixtureRequest) -> StateBackend:
 
 @dataclass
 class Kept:
-    """What a store is restored from, and where."""
+    """The snapshot that a store is restored from, and its location."""
 
     job: Job
     handles: tuple[StateHandle, ...]

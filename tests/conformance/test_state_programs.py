@@ -35,7 +35,7 @@ class KeepsWhatHasFired(DomainTimers):
 
 
 class FiresWhatWasDeleted(DomainTimers):
-    """What is in the queue fires, deleted or not."""
+    """A broken queue that fires a deleted timer."""
 
     def delete(self, at_ms: int) -> bool:
         super().delete(at_ms)
@@ -99,7 +99,7 @@ class FollowsTheMachine(StateClock):
 
 
 class HandsOutAll(TimedSerializer):
-    """What has expired is handed out until it is deleted."""
+    """A broken store that returns expired values until they are deleted."""
 
     def is_visible(self, stored: Timed) -> bool:
         return True
@@ -120,7 +120,7 @@ class TakesNoReadingForAUse(TimedSerializer):
 
 
 class BeginsAnew(TimedSerializer):
-    """What was restored lives from then on."""
+    """A broken store that restarts the time to live of restored values."""
 
     def decode(self, data: bytes) -> Timed:
         return Timed(self.clock.now_ms(), super().decode(data).stored)
@@ -171,7 +171,7 @@ def test_a_broken_rule_of_timers_or_expiry_is_caught(
 
 
 def finds_fault(directory: Path, seed: int) -> bool:
-    """Whether the program of `seed` does."""
+    """True if the program of `seed` finds the fault."""
     program = StateProgram([HeapBackend()], directory, seed)
     try:
         program.run(STEPS)

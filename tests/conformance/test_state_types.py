@@ -28,14 +28,14 @@ NEW_YORK = ZoneInfo("America/New_York")
 
 @dataclass
 class _Reading:
-    """What a state declares."""
+    """The types that a state declares."""
 
     value: float = 0.0
 
 
 @dataclass
 class _Labelled(_Reading):
-    """What it may be given by mistake."""
+    """The values of a wrong type that a state may get by mistake."""
 
     label: str = ""
 

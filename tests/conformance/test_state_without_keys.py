@@ -73,7 +73,7 @@ class Subtask:
 
 @dataclass
 class Model:
-    """What each subtask holds, and all of them."""
+    """A model of the elements of each subtask, and of all subtasks together."""
 
     kept: list[list[int]] = field(default_factory=list[list[int]])
     begun: list[list[str]] = field(default_factory=list[list[str]])

@@ -26,7 +26,7 @@ _PATIENCE_S = 60
 
 
 class Dialect(ABC):
-    """How a test speaks to one kind of server."""
+    """The differences of one kind of server that the tests need."""
 
     make: MakeDatabase
 
@@ -210,7 +210,7 @@ def test_refusing_network_keeps_everybody_out_until_it_heals(
 def test_silent_network_holds_an_answer_that_the_server_has_given(
     dialect: Dialect, server: servers.OwnDatabase, url: str
 ) -> None:
-    """What happened is known to the server alone: the worst that a commit can meet."""
+    """Only the server knows the outcome: the worst case for a commit."""
     with closing(dialect.open(url)) as session:
         cursor = session.cursor()
         network: TcpProxy = server.network

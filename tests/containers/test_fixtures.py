@@ -1,4 +1,4 @@
-"""What the plugin's fixtures give, on servers of whatever kind."""
+"""Tests the plugin's fixtures on each kind of server."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class LedgerSpec:
 
 @dataclass(frozen=True)
 class LedgerStatus:
-    """What the driver last said of a job."""
+    """The last report of the driver about a job."""
 
     state: str
     ended: bool

@@ -51,7 +51,7 @@ class LedgerDriver(DriverProcess):
 
     @property
     def died(self) -> bool:
-        """Whether the driver that was started last is gone."""
+        """True if the driver that was started last is gone."""
         return self.exit_status is not None
 
     @override
@@ -66,7 +66,7 @@ class LedgerDriver(DriverProcess):
         (self._points / point).touch()
 
     def reached(self, point: CrashPoint) -> bool:
-        """Whether a process has died at the point armed last."""
+        """True if a process has died at the crash point that was armed last."""
         return not (self._points / point).exists()
 
     def run(self, spec: LedgerSpec) -> LedgerRun:
@@ -157,5 +157,5 @@ class LedgerRun:
 
 
 def killed_by_itself(driver: LedgerDriver) -> bool:
-    """Whether the driver ended by SIGKILL, as it does at a crash point, and not by an error."""
+    """True if the driver ended by SIGKILL, as at a crash point, and not by an error."""
     return driver.exit_status == -signal.SIGKILL

@@ -63,7 +63,7 @@ REMINDERS = pa.schema([("account", pa.string()), ("at_ms", pa.int64())])
 
 @dataclass
 class Account:
-    """What a function remembers of an account."""
+    """The state that a function keeps for an account."""
 
     visits: int
     money: Decimal

@@ -1,4 +1,4 @@
-"""What a released version has written is read by every later one: see docs/versions.md."""
+"""Tests that data of each released version is read by every later one: see docs/versions.md."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class S3Server:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a sink needs to reach it, as s3fs calls it."""
+        """The sink's storage options, with s3fs's names."""
         return {"key": ACCESS_KEY, "secret": SECRET_KEY, "endpoint_url": self.endpoint}
 
     def file_system(self) -> Any:

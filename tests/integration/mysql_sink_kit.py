@@ -1,4 +1,4 @@
-"""What a MySQL or MariaDB holds, as an operator sees it."""
+"""Reads a MySQL or MariaDB as an operator sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Postgres holds, as an operator sees it."""
+"""Reads a Postgres as an operator sees it."""
 
 from __future__ import annotations
 

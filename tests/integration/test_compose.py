@@ -45,7 +45,7 @@ ROWS = 3_000
 
 @dataclass(frozen=True)
 class Composition:
-    """What `compose.yaml` starts, under a name and on ports of its own."""
+    """The services that `compose.yaml` starts, under a name and on ports of their own."""
 
     command: Sequence[str]
     environment: Mapping[str, str]

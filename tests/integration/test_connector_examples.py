@@ -61,7 +61,7 @@ def run_until(
 
 
 def read_or_none(rows: Rows) -> object:
-    """What the target holds; None before the job has created it."""
+    """Return the rows of the target, or None before the job has created it."""
     try:
         return rows()
     except Exception as error:

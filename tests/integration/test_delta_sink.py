@@ -68,7 +68,7 @@ def test_a_table_that_was_restored_is_noticed_at_start_and_at_a_commit(tmp_path:
 def test_a_table_that_was_restored_by_time_is_noticed_and_made_whole_by_version(
     tmp_path: Path,
 ) -> None:
-    """What a time stands for is not in the table's history."""
+    """The table's history does not have the version that belongs to a time."""
     job = DeltaJob(tmp_path).open()
     before = datetime.now(_UTC)
     assert job.commit(1, job.prepare(1, one(1))) == Committed()

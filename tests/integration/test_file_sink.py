@@ -1,4 +1,4 @@
-"""What the file sink leaves in a local directory, step by step."""
+"""Tests the contents of a local directory after each step of the file sink."""
 
 from __future__ import annotations
 

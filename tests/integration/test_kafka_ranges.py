@@ -99,7 +99,7 @@ def test_ranges_are_read_whole_and_in_order_wherever_the_client_stood_before(
 def test_ranges_are_read_natively_and_a_client_goes_back_to_a_partition_that_it_left(
     onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, kept: KeptClients
 ) -> None:
-    """What is led to the native reader stays so only until the partition is unassigned."""
+    """The native reader keeps its part of the records only until the partition is unassigned."""
     require_native()
     topic = kafka_topic(2)
     for partition in range(2):

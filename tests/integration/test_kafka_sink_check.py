@@ -1,4 +1,4 @@
-"""What `open` finds before a row is read, on a real broker: each refusal names what mends it."""
+"""Tests the checks of `open` before a row is read, on a real broker, and their remedies."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_job_killed_at_a_step_writes_each_record_once(runs: Runs, crash: str) ->
 def test_job_killed_after_it_began_a_commit_early_writes_each_record_once(
     runs: Runs, crash: str, decided: int
 ) -> None:
-    """What is begun before the decision is neither seen nor left open, whatever was decided."""
+    """A commit that has begun before the decision is neither visible nor left open in the end."""
     assert runs.run(crash, begins=True) == -signal.SIGKILL
     assert runs.log.decided() == decided
     if crash.startswith(("begun", "decided")):

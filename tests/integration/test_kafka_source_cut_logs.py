@@ -1,4 +1,4 @@
-"""What the Kafka source does where the end of a log was cut off and has grown again."""
+"""Tests the Kafka source on logs whose end was cut off and has grown again."""
 
 from __future__ import annotations
 

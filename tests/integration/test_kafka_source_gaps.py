@@ -1,4 +1,4 @@
-"""What the Kafka source does where records are gone before it read them."""
+"""Tests the Kafka source on records that were deleted before it read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Kafka source makes of records, good and bad, that a real broker keeps."""
+"""Tests how the Kafka source decodes good and bad records of a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sinks of all lake formats keep, over each: one commit a checkpoint, whatever it meets."""
+"""Tests the sinks of all lake formats: one commit for each checkpoint, whatever happens."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_server_that_is_away_before_and_in_a_commit_loses_and_doubles_nothing(
 def test_a_server_that_throttles_writers_and_driver_loses_and_doubles_nothing(
     throttled_job: LakeJob,
 ) -> None:
-    """What is refused is written, or committed, again: here by hand, as the engine does."""
+    """The test repeats refused writes and commits by hand, as the engine does."""
     job = throttled_job
 
     def try_again(step: Callable[[], R]) -> R:

@@ -108,7 +108,7 @@ def test_the_last_change_of_a_key_counts_over_gathered_checkpoints_and_subtasks(
 def test_changes_whose_reply_is_lost_or_wrong_are_applied_once(
     fault: str, answer: object, make_job: MakeLakeJob
 ) -> None:
-    """What another program writes between the two tries is not undone by the second."""
+    """The second try does not undo the rows that another program wrote in between."""
     job = make_job().open()
     change(job, 1, [put(1, "a"), put(2, "b")])
     prepared = job.prepare(2, [put(1, "A"), delete(2)])

@@ -1,4 +1,4 @@
-"""What is of MariaDB alone: a session that ends while what it prepared is committed by another."""
+"""Tests MariaDB's sessions that end while another session commits their prepared transactions."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _job(server: _Server, database: str = "bank", **settings: Any) -> Job:
 
 
 def _forgets_when_killed(server: EmbeddedMariaDB) -> bool:
-    """Whether a row that was said to be committed is gone after a SIGKILL, in one of some tries."""
+    """True if a row whose commit was confirmed is gone after a SIGKILL, in one of several tries."""
     url = server.database_url("bank")
     query(url, "CREATE TABLE IF NOT EXISTS kept (id bigint PRIMARY KEY)", "DELETE FROM kept")
     query(url, "DO SLEEP(2)")

@@ -192,7 +192,10 @@ def test_server_on_a_port_of_somebody_else_is_refused(server: Embedded) -> None:
 
 @pytest.fixture
 def left_behind(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """What a test leaves: checked after the fixtures that the test asked for have cleaned up."""
+    """Yield a list for the URLs of a test's databases.
+
+    They are checked after the fixtures of the test have cleaned up.
+    """
     servers: dict[str, MySQLServer] = {
         "mysql": request.getfixturevalue("onceflow_mysql"),
         "mariadb": request.getfixturevalue("onceflow_mariadb"),

@@ -1,4 +1,4 @@
-"""What is of MySQL and MariaDB alone: XA's names, the sessions that own them, and buffered rows."""
+"""Tests the parts of MySQL and MariaDB alone: XA names, their sessions, and buffered rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is of Postgres alone in changes by key and in ledger mode: roles, names, its settings."""
+"""Tests Postgres alone, in changes by key and in ledger mode: roles, names, its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is of Postgres alone: commits that wait for a standby, roles, and what it cannot prepare."""
+"""Tests Postgres alone: commits that wait for a standby, roles, and unpreparable statements."""
 
 from __future__ import annotations
 

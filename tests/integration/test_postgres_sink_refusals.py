@@ -1,4 +1,4 @@
-"""What Postgres would refuse again and again is refused at the start, a bad row, or a named end."""
+"""Tests that repeated refusals of Postgres end at the start, in a bad row, or in a named error."""
 
 from __future__ import annotations
 

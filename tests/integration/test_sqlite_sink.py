@@ -328,7 +328,7 @@ def test_changes_meet_only_the_row_of_their_key_though_the_column_ignores_case(
 
 
 def test_integer_key_of_a_column_of_floats_is_committed(tmp_path: Path) -> None:
-    """What is staged is a float by then, and a key of floats in the stream would be refused."""
+    """The staged key is a float by then. A key of floats in the stream would be refused."""
     schema = pa.schema([("k", pa.int32()), ("v", pa.string()), ("op", pa.string())])
     by_key = {"primary_key": ("k",), "operation_column": "op", "write_mode": "upsert"}
     job = _Job(tmp_path, schema, create=False, **by_key)

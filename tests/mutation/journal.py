@@ -27,7 +27,7 @@ _SAMPLE_MIN = 20
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What earlier runs found out about a mutant."""
+    """The results of earlier runs for a mutant."""
 
     stage: int
     """The stage that killed it, or 0."""

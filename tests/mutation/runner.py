@@ -37,7 +37,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one mutant: the stage that killed it, from 1, or 0 if it survived."""
+    """The fate of one mutant: the stage that killed it, from 1, or 0 if it survived."""
 
     room: str
     mutant: Mutant

@@ -284,7 +284,7 @@ def buffering(
 def test_lists_without_a_key_are_dealt_out_or_given_to_all_through_kills_and_rescaling(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    """What is kept comes out once; the count of begun subtasks, a union, is known to all."""
+    """Each element comes out once. All subtasks know the count of begun subtasks, a union."""
     begun = 0
     rows: list[Record] = []
     for step, parallelism in enumerate((2, 3, 1)):

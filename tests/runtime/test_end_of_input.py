@@ -1,4 +1,4 @@
-"""What functions make at the end of their input is committed once, whatever is killed."""
+"""Tests that rows of `on_end` are committed once, whatever is killed."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
 def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgotten_its_commits(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    """What it hears of the sink, "lost", is true of nothing but its own old view of the log."""
+    """The answer "lost" of its sink is true only for its own old view of the log."""
     source = CountingSource(6_000)
     plain = ForgetfulSink(str(tmp_path / "out"))
     half = source.held_in_the_middle()

@@ -1,4 +1,4 @@
-"""What functions of keyed streams keep besides keyed state: brought up to date before snapshots."""
+"""Tests the state of keyed functions that is updated before snapshots."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_windows_come_out_up_to_the_latest_split_when_all_become_idle_at_once(
 def test_a_source_that_ends_while_another_is_idle_does_not_end_event_time(
     cluster: AnyCluster, tmp_path: Path, parallelism: int
 ) -> None:
-    """What the idle one brings later is in its window, and the window comes out once."""
+    """A later record of the idle source is in its window, and the window is emitted once."""
     ends, goes_on = (ScriptedSource(str(tmp_path / name)) for name in ("ends", "goes-on"))
     pipeline, sink = begin(cluster, tmp_path, parallelism)
     streams = [

@@ -130,7 +130,7 @@ def ids_of(row: Mapping[str, Any]) -> Ids:
 
 
 def takes_part(side: int, record: int) -> bool:
-    """Whether a source's record is in the stream: so some of each side have no partner."""
+    """True if a source's record is in the stream. So some records of each side have no partner."""
     return record % LEFT.accounts % (3, 7)[side] > 0
 
 

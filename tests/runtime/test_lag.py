@@ -1,4 +1,4 @@
-"""How far a job is behind its sources, as its status says it."""
+"""Tests the lag of a job in its status."""
 
 from __future__ import annotations
 

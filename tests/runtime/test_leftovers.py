@@ -1,4 +1,4 @@
-"""What a job could not tidy up at once is tidied up while it runs, not at its next start."""
+"""Tests that a running job deletes the things that it could not delete at once."""
 
 from __future__ import annotations
 

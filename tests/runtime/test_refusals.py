@@ -1,4 +1,4 @@
-"""What a target refuses for ever ends the job by name, or is shown as stuck when it is decided."""
+"""Tests that permanent refusals of a target end the job by name, or make the sink stuck."""
 
 from __future__ import annotations
 

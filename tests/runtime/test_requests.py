@@ -1,4 +1,4 @@
-"""What the user asks of a running job comes about, whatever fails first; no clock delays it."""
+"""Tests that a user's requests to a running job are carried out, whatever fails first."""
 
 from __future__ import annotations
 

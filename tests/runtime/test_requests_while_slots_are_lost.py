@@ -1,4 +1,4 @@
-"""What is asked for while the driver looks into the loss of a slot is answered."""
+"""Tests requests that arrive while the driver examines the loss of a slot."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _of_split(ids: list[int], split: int) -> list[int]:
 def test_an_older_retained_checkpoint_is_begun_from_when_a_rewind_is_allowed(
     tmp_path: Path, way: str
 ) -> None:
-    """What was committed since comes twice, and nothing is missing; without leave it is refused."""
+    """Rows committed since are written twice. By default the start is refused."""
     first = _run_to_four_checkpoints(tmp_path)
     place = "3" if way == "number" else str(tmp_path / "old" / "moved" / "chk-3")
     with pytest.raises(SavepointRefused, match=r"checkpoint 3 of job 'moved'.*allow_rewind=True"):

@@ -1,4 +1,4 @@
-"""What functions return arrives exactly, or ends the job by column, value and record."""
+"""Tests that returned values arrive exactly, or end the job with column, value and record."""
 
 from __future__ import annotations
 

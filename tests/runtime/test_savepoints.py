@@ -172,7 +172,7 @@ def test_a_savepoint_older_than_the_last_decision_is_refused_and_says_what_was_c
 def test_a_start_from_a_savepoint_that_is_repeated_goes_on_from_the_log(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    """What a supervisor does: the same command again after a crash, or when it is done."""
+    """A supervisor repeats the same command after a crash, or after the end."""
     source = _source(tmp_path)
     pipeline, sink = ledger(cluster, tmp_path, source)
     job = pipeline.start()

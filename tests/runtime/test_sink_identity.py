@@ -135,7 +135,7 @@ def test_retired_sink_is_settled_and_the_job_goes_on_without_it(
 def test_removed_sink_is_refused_though_it_has_nothing_decided(
     cluster: AnyCluster, tmp_path: Path, out: ScriptedSink
 ) -> None:
-    """What its older attempts prepared and nobody decided would stay prepared for ever."""
+    """Transactions of its older attempts that were never decided would stay prepared for ever."""
     second = DirectorySink(str(tmp_path / "second"))
     sinks: dict[str, tuple[str | None, Sink]] = {"out": (None, out), "second": (None, second)}
     leave_decided_and_uncommitted(job_in(cluster, tmp_path, sinks, source=SLOWLY), out)

@@ -1,4 +1,4 @@
-"""What a job tells of its sinks' transactions is what the targets hold."""
+"""Tests that a job's numbers about its sinks' transactions agree with the targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed between a savepoint and the end of its job is part of the savepoint."""
+"""Tests that commits between a savepoint and the end of its job are part of the savepoint."""
 
 from __future__ import annotations
 

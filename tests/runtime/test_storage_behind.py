@@ -157,7 +157,7 @@ def test_an_older_copy_of_the_storage_is_refused_at_every_try_and_the_newer_one_
 def test_an_older_copy_goes_on_once_the_target_is_the_copy_of_that_time(
     moving: moving_job.MovingJob, target: SQLiteTarget
 ) -> None:
-    """What the documents say of storage that is gone for good."""
+    """The test does what the documents advise for storage that is gone for good."""
     moving.stop(moving.start_for_a_while("a"))
     moving.copy("a", "older")
     target.back_up()
@@ -238,7 +238,7 @@ def test_a_target_put_back_to_between_two_subtasks_commits_goes_on_with_the_stor
 def test_a_target_put_back_to_between_two_subtasks_commits_is_refused_until_all_rows_are_back(
     cluster: AnyCluster, tmp_path: Path, goes_on: bool
 ) -> None:
-    """What 'After a loss' says is done word for word: each row is there once in the end."""
+    """The test does exactly what 'After a loss' advises: each row is there once in the end."""
     target = HeldTarget(tmp_path)
     moving = moving_job.MovingJob(cluster, tmp_path, target, parallelism=2)
     job = moving.pipeline("a", interval=None).start()

@@ -84,7 +84,7 @@ def _sweeps_newer(
 def _commits_what_is_listed(
     claim: batches.BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
-    """What is decided and not in doubt counts as committed: nobody asks for the proof."""
+    """Counts a decided transaction that is not in doubt as committed, without a proof."""
     plan = plan_claimed(claim, in_doubt, sink_ids=sink_ids)
     listed = {one.transaction for one in in_doubt}
     return replace(plan, commit=tuple(c for c in plan.commit if c.transaction in listed))

@@ -35,7 +35,7 @@ class Violated(Exception):
 
 
 class Kind(Enum):
-    """What a target is, and so where the decisions about it are kept."""
+    """The kind of a target, which determines the keeper of its decisions."""
 
     DATABASE = "database"
     """It prepares, or rows are staged; decisions are in a table beside, with staged rows."""
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class RowsLost(Exception):
-    """What is decided is neither prepared nor proved to be committed: the query stops for good."""
+    """A decided transaction is neither prepared nor proved to be committed: the query ends."""
 
 
 def _version_of(decided: AttemptId, committing: AttemptId) -> CheckpointId:
@@ -98,7 +98,7 @@ class Rules:
 
 @dataclass
 class Batch:
-    """What Spark's log of offsets says; or what the user writes at once, as one DataFrame."""
+    """A batch of Spark's offset log, or one DataFrame that the user writes at once."""
 
     rows: range
     fingerprint: str
@@ -219,7 +219,7 @@ class World:
 
     @property
     def wanted(self) -> list[int]:
-        """What is to be visible once all input is written."""
+        """Return the rows that must be visible once all input is written."""
         found: list[int] = []
         for _, batch in sorted(self.offsets.items()):
             found = [*(() if batch.replaces else found), *batch.rows]

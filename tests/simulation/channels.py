@@ -23,7 +23,7 @@ Element = Row | Barrier | EndOfStream
 
 
 class Receiver(Protocol):
-    """Who takes what comes through channels."""
+    """The receiver of a channel's rows."""
 
     inputs: Inputs
     release: list[Callable[[int], None]]

@@ -38,7 +38,7 @@ class Clock:
         self._count = 0
 
     def wall_ms(self) -> int:
-        """What the machine says the time is; it may be set at any moment."""
+        """Return the machine's time, which may be set at any moment."""
         return int((self.now_s + self._ahead_s) * 1000)
 
     def set_wall(self, by_s: float) -> None:
@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Sleep:
-    """What a thread yields that has nothing to do until its bell rings, or for `limit_s`."""
+    """The value that a thread yields to wait until its bell rings, or for `limit_s`."""
 
     bell: Bell
     limit_s: float | None = None

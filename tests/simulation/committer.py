@@ -165,7 +165,7 @@ class GlobalCommitter:
 
 
 class Confirmations:
-    """How far a subtask has come: what its thread has heard of, and its sinks have committed."""
+    """The progress of a subtask's commits: the completions that it has received and committed."""
 
     def __init__(self, sinks: int, report: Callable[[CheckpointId], None]) -> None:
         self._through = [GENESIS] * (sinks + 1)

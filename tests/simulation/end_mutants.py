@@ -35,7 +35,7 @@ class _ForgetsItsEnd(CheckpointCoordinator):
 
 
 class _ForgetsThatItDrained(CheckpointCoordinator):
-    """What follows a savepoint that drains does not say that its last rows are made."""
+    """Does not record after a draining savepoint that the last rows were emitted."""
 
     def on_ack(
         self,

@@ -30,7 +30,7 @@ class Exploration:
 
 @dataclass(frozen=True)
 class MutantVerdict:
-    """How a broken variant was caught; `caught` None when it survived."""
+    """The way in which a broken variant was caught. `caught` is None if it survived."""
 
     name: str
     schedules: int

@@ -111,7 +111,7 @@ class Moments:
 
 
 class Faults:
-    """What is done to the job from outside: each fault once, when its moment has come."""
+    """The faults of a schedule, each of which happens once, at its moment."""
 
     def __init__(self, world: World, moments: Moments, kill_all: Callable[[str], None]) -> None:
         self._world = world

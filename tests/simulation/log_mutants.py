@@ -40,7 +40,7 @@ def _a_mark_a_decision(
 
 
 def _one_too_far(before: LogMemory, memory: LogMemory, completed: CompletedCheckpoint) -> LogMemory:
-    """What is named for the checkpoint after the last decided one counts as decided."""
+    """Counts transactions of the checkpoint after the last decided one as decided."""
     last = tuple(Decided(one.attempt, one.checkpoint + 1) for one in memory.decided[-1:])
     return replace(memory, decided=(*memory.decided[:-1], *last))
 
@@ -84,7 +84,7 @@ def _asks_if_nothing_is_listed(
 def _leaves_what_has_returned(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
 ) -> CommitPlan:
-    """What was committed once and is in doubt again stays so."""
+    """Leaves a committed transaction in doubt when it is in doubt again."""
     plan = plan_commits(decided, in_doubt, **named)
     returned = {c.transaction for c in plan.returned}
     kept = tuple(c for c in plan.commit if c.transaction not in returned)

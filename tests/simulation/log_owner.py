@@ -1,4 +1,4 @@
-"""What owns the decision log for one attempt. Mirrors ClaimedLog."""
+"""The owner of the decision log for one attempt. Mirrors ClaimedLog."""
 
 from __future__ import annotations
 

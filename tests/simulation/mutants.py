@@ -453,7 +453,7 @@ def _commits_none(
 def _commits_listed(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
 ) -> CommitPlan:
-    """What the target does not list is not asked for."""
+    """Assumes that a transaction which the target does not list is committed."""
     plan = plan_commits(decided, in_doubt, **named)
     listed = {c.transaction for c in in_doubt}
     return replace(plan, commit=tuple(c for c in plan.commit if c.transaction in listed))

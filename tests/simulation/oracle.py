@@ -1,4 +1,4 @@
-"""What must always hold in a schedule, and at its end: the invariants of docs/ARCHITECTURE.md."""
+"""The invariants of docs/ARCHITECTURE.md, checked in a schedule and at its end."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class Oracle:
         self._versions[sink_id] = number
 
     def moved(self, taken: CompletedCheckpoint) -> None:
-        """What the old log decided after the savepoint, the new one decides by itself."""
+        """Expect the new log to decide the checkpoints after `taken` by itself."""
         numbers = (record.completed.checkpoint for record in self.decided)
         self._left_behind.update(one for one in numbers if one > taken.checkpoint)
 
@@ -292,7 +292,7 @@ class Oracle:
         return {one for one in target.in_doubt if one.attempt < memory.since}
 
     def went_back(self, sink_id: str) -> None:
-        """What was committed since has never been, for this sink."""
+        """Forget the commits of this sink: its target is an older copy that has none of them."""
         self._last_commit = {p: n for p, n in self._last_commit.items() if p[0] != sink_id}
         self._versions.pop(sink_id, None)
 

@@ -29,7 +29,7 @@ class _KeepsNothing(Inputs):
 
 
 class _StopsRecordingAtOnce(Inputs):
-    """What comes between the snapshot and a channel's barrier is not recorded."""
+    """Does not record rows between the snapshot and a channel's barrier."""
 
     def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
         super().record(checkpoint, passed)
@@ -38,7 +38,7 @@ class _StopsRecordingAtOnce(Inputs):
 
 
 class _RecordsOn(Inputs):
-    """What comes after a channel's barrier is recorded, too."""
+    """Records rows behind a channel's barrier, too."""
 
     def put(self, channel: int, element: Row | Barrier | alignment.EndOfStream) -> bool:
         recording = self._recording
@@ -53,7 +53,7 @@ class _RecordsOn(Inputs):
 
 
 class _OldBarrierEndsRecording(Inputs):
-    """What comes behind a barrier of a checkpoint that was given up is not recorded."""
+    """Stops recording at a barrier of an abandoned checkpoint."""
 
     def put(self, channel: int, element: Row | Barrier | alignment.EndOfStream) -> bool:
         recording = self._recording
@@ -64,7 +64,7 @@ class _OldBarrierEndsRecording(Inputs):
 
 
 class _RecordsAligned(Inputs):
-    """What waits behind a barrier that was read is taken for what waits before one."""
+    """Records rows that wait behind a barrier that was read as if they were before it."""
 
     def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
         super().record(checkpoint, ())

@@ -1,4 +1,4 @@
-"""What few schedules have. Drawn apart from the rest, so that all others stay what they are."""
+"""Rare events of schedules, drawn from an own generator, so that other schedules stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver does to sinks and files besides. Mirrors SinkRecovery and CheckpointsCleaner."""
+"""The driver's recovery of sinks and files. Mirrors SinkRecovery and CheckpointsCleaner."""
 
 from __future__ import annotations
 

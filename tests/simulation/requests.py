@@ -1,4 +1,4 @@
-"""What users ask of one driver, and what they are told. Mirrors core/runtime/driver/savepoints.py.
+"""The requests of users to one driver, and the answers. Mirrors core/runtime/driver/savepoints.py.
 
     asked --begun by an attempt--> under way --written--> told the place
       +--the job ends--+--aborted, or the attempt ends--> told why not

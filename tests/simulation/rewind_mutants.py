@@ -49,7 +49,7 @@ def _imports_for_new_storage(
 def _keeps_for_all(
     savepoint: Savepoint, view: LogView, records: Records = (), **named: Any
 ) -> LogView:
-    """What is left decided for a target that does not tell is so for all."""
+    """Keeps the decisions for all targets if they are kept for one target without a record."""
     before = view_before(savepoint, view, records, **named)
     return replace(before, memory=replace(before.memory, kept=()))
 
@@ -57,7 +57,7 @@ def _keeps_for_all(
 def _takes_nothing_back(
     savepoint: Savepoint, view: LogView, records: Records = (), **named: Any
 ) -> LogView:
-    """What was decided since the savepoint stays decided."""
+    """Keeps decisions that were made after the savepoint."""
     before = view_before(savepoint, view, records, **named)
     if not before.starts_over or not view.decided:
         return before

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rewinds:
-    """How often one schedule goes back, and when."""
+    """The number of rewinds in one schedule, and their times."""
 
     times: int
     after_s: float
@@ -55,7 +55,7 @@ class Rewinds:
 
 @dataclass
 class RewindPoint:
-    """What the user has of a savepoint to go back to."""
+    """A savepoint of the user, with the copies that a rewind to it needs."""
 
     kept: Kept
     states: dict[str, tuple[Any, ...]]

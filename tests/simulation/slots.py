@@ -93,7 +93,7 @@ class Slot(Process):
 
     @property
     def first(self) -> StageTask:
-        """What takes from sources."""
+        """The operator that reads from the sources."""
         return self.relay or self.keyed
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ class Slot(Process):
 
     @property
     def stages(self) -> list[StageTask]:
-        """What takes what others send."""
+        """The operators behind the sources, in the order of the rows."""
         return [self.relay, self.keyed] if self.relay else [self.keyed]
 
     @property

@@ -46,7 +46,7 @@ Mail = Callable[[], None]
 
 
 class Mailbox(deque[Mail]):
-    """What one thread is told by others; it wakes when something comes."""
+    """The mailbox of one thread, which wakes when a message arrives."""
 
     def __init__(self, bell: Bell) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ def digest_of(record: LogRecord) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """What an appender sees of the log after its record was created, or was there."""
+    """The view of an appender on the log after its record was created, or existed."""
 
     highest: int
     follows: bool

@@ -1,5 +1,5 @@
-"""What sinks write into: a database that prepares, one whose rows wait in checkpoint storage, and
-a table with versions, of which a whole checkpoint makes one.
+"""The targets of sinks: a database that prepares, one whose rows wait in checkpoint storage, and
+a table with versions, one for each checkpoint.
 
 Each is asked as a committer asks it, in steps between which everybody else goes on. `Staged` takes
 the steps of `onceflow.sinks.base.staged`, in the same order.

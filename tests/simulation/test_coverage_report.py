@@ -1,4 +1,4 @@
-"""What the coverage command excuses is there: an excuse outlives no file, function or line."""
+"""Tests that each excuse of the coverage command names an existing file, function and line."""
 
 from __future__ import annotations
 

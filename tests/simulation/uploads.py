@@ -1,4 +1,4 @@
-"""What a simulated slot uploads beside the stream. Mirrors SnapshotUploads.
+"""The uploads of a simulated slot beside the stream. Mirrors SnapshotUploads.
 
 Uploads begin in the order of the snapshots, two at a time, and end in any: one of checkpoint n may
 end after that of n + 1, and so may its ack be sent.

@@ -54,7 +54,7 @@ LIFETIME_S = 1.5
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What the user has written down by now, as far as it is about sinks."""
+    """The sinks of the user's present program."""
 
     sinks: tuple[str, ...]
     retired: frozenset[str] = frozenset()
@@ -240,7 +240,7 @@ def _patient(seed: int, shape: Shape) -> Shape | None:
 
 @dataclass(frozen=True)
 class Restoring:
-    """What the user puts back, and where a job begins from a savepoint; drawn apart as well."""
+    """The restores of the user, and starts from savepoints. They are drawn apart as well."""
 
     begins_after_s: float | None
     """The time from a savepoint to a start from it while the job runs; None: never."""
@@ -270,7 +270,7 @@ class Restoring:
 
 
 class Asking:
-    """What the user asks at moments of which nothing else depends; drawn apart as well."""
+    """The user's requests at moments on which nothing else depends, drawn apart as well."""
 
     def __init__(self, seed: int) -> None:
         self._rng = rng = random.Random(f"wishes {seed}")

@@ -44,7 +44,7 @@ class Process:
 
 
 class Task:
-    """What the product takes for a thread."""
+    """The simulated thread of the product."""
 
     __slots__ = ("greenlet", "has_ended", "is_parked", "name", "process", "turn", "was_woken")
 

@@ -1,4 +1,4 @@
-"""What all processes of a schedule share, although programs are pickled: sources and targets."""
+"""The sources and targets that all processes of a schedule share, although programs are pickled."""
 
 from __future__ import annotations
 

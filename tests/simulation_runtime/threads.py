@@ -1,4 +1,4 @@
-"""What the product's modules find under the names of the standard library's threads and clocks."""
+"""Replacements of the standard library's threads and clocks for the product's modules."""
 
 from __future__ import annotations
 

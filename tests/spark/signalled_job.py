@@ -28,7 +28,7 @@ _LOOK_S = 0.05
 
 
 def source_in(directory: Path) -> CountingSource:
-    """What the job reads."""
+    """Return the source of the job."""
     return CountingSource(6_000, pause_s=0.01, ends_with=str(directory / "end"))
 
 

@@ -62,7 +62,7 @@ def running(checkpoints: int, restores: int = 0) -> Callable[[dict[str, Any]], b
 
 
 def issuers_at(pid: int) -> list[str]:
-    """Who has signed the certificate at each port on which process `pid` listens; "" without TLS.
+    """Return the issuer of the certificate at each port on which `pid` listens; "" without TLS.
 
     Also sees that who only speaks gRPC, without TLS, is not answered there.
     """

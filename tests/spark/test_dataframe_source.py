@@ -28,7 +28,7 @@ _ROWS = 200_000
 
 
 def _evaluated(directory: Path) -> dict[int, int]:
-    """What the DataFrame was when it was evaluated: id -> drawn."""
+    """Return the evaluated rows of the DataFrame: id -> drawn value."""
     table = ds.dataset(str(inputs_in(directory)), format="parquet").to_table()
     return dict(zip(table["id"].to_pylist(), table["drawn"].to_pylist(), strict=True))
 

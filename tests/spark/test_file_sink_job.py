@@ -68,7 +68,7 @@ def test_job_whose_slots_are_killed_writes_each_row_once_and_spark_reads_them(
 
 
 def test_spark_reads_json_and_odd_partitions_back(spark: SparkSession, tmp_path: Path) -> None:
-    """What the sink calls directories is what Spark calls them."""
+    """The sink and Spark use the same names of directories."""
     import pyarrow as pa
     from tests.integration.file_sink_kit import FileJob
 

@@ -1,4 +1,4 @@
-"""What is secret reaches the slots over the control stream, and nothing else that Spark keeps."""
+"""Tests that secrets reach slots over the control stream only, and not through Spark's records."""
 
 from __future__ import annotations
 

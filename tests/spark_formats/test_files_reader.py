@@ -1,4 +1,4 @@
-"""What a pipeline has published as files is a table of Spark's, by whole checkpoints."""
+"""Tests that Spark reads a pipeline's published files as a table, by whole checkpoints."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Query(Program):
 
     @property
     def batches(self) -> int:
-        """How many batches it has seen done."""
+        """Return the number of batches that the driver has seen completed."""
         return len(self._batches.read_text().splitlines()) if self._batches.exists() else 0
 
     def await_batches(self, count: int) -> None:

@@ -85,7 +85,7 @@ def test_a_write_whose_database_is_killed_after_its_last_commit_waits_for_it(
     tmp_path: Path,
     make: write_cases.MakeCase,
 ) -> None:
-    """What is in doubt is listed next, of a database that is down."""
+    """The next run lists the transactions in doubt of a database that is down."""
     server, case = case_on_own_server(make, request, tmp_path)
     case = replace(case, options={**case.options, "commitmode": "two_phase"})
     write = Write(case.make_sink, case.options)

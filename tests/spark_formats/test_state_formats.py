@@ -25,7 +25,7 @@ from onceflow.core.errors import CheckpointCorrupt, ConfigError
 
 @dataclass(frozen=True)
 class Kept:
-    """What a job has left."""
+    """The results that a job has left."""
 
     storage: str
     savepoint: str

@@ -25,7 +25,7 @@ class Cloud(ABC):
 
     @abstractmethod
     def environment(self, port: int | None = None) -> dict[str, str]:
-        """What leads clients there, or to another `port`, with all rights."""
+        """Return the variables that lead clients there, or to another `port`, with all rights."""
 
     @abstractmethod
     def bucket(self, name: str) -> str:

@@ -34,12 +34,12 @@ class DriverProcess:
 
     @property
     def starts(self) -> int:
-        """How many drivers there have been."""
+        """The number of drivers that have been started."""
         return len(self._drivers)
 
     @property
     def exit_status(self) -> int | None:
-        """How the driver that was started last has ended; None while it runs."""
+        """The exit status of the driver that was started last, or None while it runs."""
         return self._drivers[-1].poll() if self._drivers else None
 
     def kill(self) -> tuple[int, ...]:

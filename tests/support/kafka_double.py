@@ -14,7 +14,7 @@ from onceflow.sinks.kafka import clients
 
 
 class KafkaDouble:
-    """What the broker has: committed records, and the metadata of committed offsets."""
+    """The contents of the broker: committed records, and the metadata of committed offsets."""
 
     def __init__(self, calls: Calls) -> None:
         self.values: list[bytes] = []

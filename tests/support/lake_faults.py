@@ -26,7 +26,7 @@ STEPPING_CATALOG = f"{__name__}.SteppingCatalog"
 
 
 class CommitFaults:
-    """What goes wrong with the next commit of this process."""
+    """The faults of this process's next commit."""
 
     between: ClassVar[list[Callable[[], None]]] = []
     """What runs right before it."""

@@ -32,7 +32,7 @@ _SANITIZED = {"B_x20b": "B b"}
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table has of the rows that were written, by id."""
+    """The expected value of one column in the table, by the row's id."""
 
     refused: dict[int, str] = field(default_factory=dict[int, str])
     """Why a row was refused."""

@@ -1,4 +1,4 @@
-"""What jobs that have ended well have left: in their storage, in savepoints, at their slots."""
+"""Finds what successful jobs have left in their storage, in savepoints, at their slots."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _TIMEOUT_S = 150.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has been measured and read."""
+    """The measurements of a run, and the rows that were read."""
 
     noticed_s: float
     """From the first lost packet to the first failed attempt; infinite without one."""

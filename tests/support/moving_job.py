@@ -25,7 +25,7 @@ RECORDS = 2_000
 
 
 class WrittenTarget(Protocol):
-    """What the job writes to."""
+    """The target of the job."""
 
     def sink(self) -> Sink:
         """Return the sink as a user builds it."""

@@ -45,7 +45,7 @@ class PageJobProcess(DriverProcess):
 
     @property
     def token(self) -> str:
-        """What the driver that runs draws at its start."""
+        """The token that the running driver has drawn at its start."""
         return (Path(self.storage) / "payments" / "driver.token").read_text(encoding="ascii")
 
     def get(self, path: str) -> dict[str, Any]:

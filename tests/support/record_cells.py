@@ -115,7 +115,7 @@ def _shape_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class WrittenRecords:
-    """What a sink made of a batch."""
+    """The records that a sink made of a batch."""
 
     records: list[dict[str, Any]]
     """Key, value and headers of each record, in order."""

@@ -14,7 +14,7 @@ from onceflow.integration.faults.network import TcpProxy
 
 
 class SlotWays:
-    """What other slots send a slot goes through a proxy of its own, anew in each attempt."""
+    """The proxies between slots, new in each attempt."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack

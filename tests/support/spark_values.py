@@ -51,7 +51,7 @@ class SparkColumn:
 
     @property
     def around_null(self) -> object:
-        """What the column has where its scalar is null."""
+        """Return the column's value where its scalar is null."""
         return self.values[-1]
 
 
@@ -178,7 +178,7 @@ TIMES: tuple[SparkColumn, ...] = (_spans(), _clocks())
 
 @dataclass(frozen=True)
 class _Shape:
-    """What is put around a value: in SQL, in the type, and in the exact form."""
+    """A shape around a value: in SQL, in the type, and in the exact form."""
 
     type: str
     expression: str

@@ -63,7 +63,7 @@ class SwitchedSource(CountingSource):
 
     @property
     def end(self) -> int:
-        """How many records have arrived in each split."""
+        """Return the number of records that have arrived in each split."""
         return int((time.time() - self.began_s) * self.per_second)
 
 

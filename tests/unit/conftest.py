@@ -1,4 +1,4 @@
-"""What tests of sinks and of sources have in common."""
+"""Fixtures that tests of sinks and of sources share."""
 
 from __future__ import annotations
 

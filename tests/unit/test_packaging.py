@@ -82,7 +82,7 @@ def names_in(wheel: Path) -> set[str]:
 
 
 def written_modules() -> set[str]:
-    """What the wheel must hold: the real folders' files, under the name that users import."""
+    """Return the modules that the wheel must have, under the names that users import."""
     modules = {
         f"onceflow/{path.relative_to(ROOT).as_posix()}"
         for folder in FOLDERS

@@ -41,7 +41,7 @@ def exported(module: ModuleType) -> dict[str, object]:
 
 
 def is_class(value: object) -> bool:
-    """Whether `value` is a class; to Python 3.10 an alias such as `Callable[[], int]` is one."""
+    """True if `value` is a class. Python 3.10 also counts an alias such as `Callable[[], int]`."""
     return inspect.isclass(value) and get_origin(value) is None
 
 

@@ -1,4 +1,4 @@
-"""What a release is made of, and that the files which describe one go with pyproject.toml."""
+"""Tests the files of a release, and that they agree with pyproject.toml."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ _LAZILY = re.compile(r"\(?__getattr__, __dir__\)? = lazy_names\(")
 
 
 def imports_lazily(node: ast.stmt) -> bool:
-    """Whether `node` imports names for type checkers, and otherwise hands them to `lazy_names`."""
+    """True if `node` imports names for type checkers, and otherwise passes them to `lazy_names`."""
     return (
         isinstance(node, ast.If)
         and ast.unparse(node.test) == "TYPE_CHECKING"

@@ -34,7 +34,7 @@ def test_a_twin_on_another_database_is_left_out_and_what_is_mysqls_own_is_not() 
 
 @pytest.fixture
 def of_default_run(request: pytest.FixtureRequest) -> list[pytest.Item]:
-    """What `script/test` runs, in a run that collects all of it."""
+    """Return the tests of the default run, in a run that collects all tests."""
     if not has_all_folders(item.nodeid for item in request.session.items):
         pytest.skip("not all tests were asked for")
     return default_run(request.session.items)

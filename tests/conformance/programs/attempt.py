@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the chain builder reads of an attempt's plan."""
+    """The part of an attempt's plan that the chain builder reads."""
 
     parallelism: int
     attempt: AttemptId
@@ -91,7 +91,7 @@ class _Scratch:
 
 @dataclass(frozen=True)
 class _Context:
-    """What the chain builder reads of a slot's context."""
+    """The part of a slot's context that the chain builder reads."""
 
     plan: _Plan
     slot: int

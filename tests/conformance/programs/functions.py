@@ -147,7 +147,7 @@ def _lists(version: Version, key: Any, window: TimeWindow, records: list[Record]
 
 
 class Lists(ProcessWindowFunction):
-    """What each window holds."""
+    """A function that returns the records of each window."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
@@ -160,7 +160,7 @@ class Lists(ProcessWindowFunction):
 
 
 class Ids(CoGroupFunction):
-    """What each window holds of both streams."""
+    """A function that returns the ids of each window's records, of both streams."""
 
     def __init__(self, version: Version) -> None:
         self._version = version

@@ -85,7 +85,7 @@ class Program:
 
     @property
     def is_union(self) -> bool:
-        """Whether several sources are one stream."""
+        """True if several sources form one stream."""
         return len(self.sides) > 1 and self.kind not in OF_TWO_STREAMS
 
     def schema(self, version: Version = Version()) -> pa.Schema:  # noqa: B008 - a frozen value

@@ -1,4 +1,4 @@
-"""What a program must write, said by a plain model of it."""
+"""A plain model of a program, which computes the rows that the program must write."""
 
 from __future__ import annotations
 

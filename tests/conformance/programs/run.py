@@ -35,7 +35,7 @@ BACKENDS: dict[str, StateBackend] = {
 
 
 class Clock:
-    """What every slot's clock says."""
+    """The time on every slot's clock."""
 
     def __init__(self) -> None:
         self.now_ms = CLOCK_BEGIN_MS

@@ -1,4 +1,4 @@
-"""What changes in a pipeline between two starts of a job, where its state goes on.
+"""The changes of a pipeline between two starts of a job that keep its state.
 
 Each start may have a later version than the one before. What a record meets is the version of the
 attempt that has processed it for good; see `History`.
@@ -38,7 +38,7 @@ class Version:
 
 @dataclass
 class ProfileOfTwo:
-    """What a function keeps of a key at first."""
+    """The first version of the value that a function keeps for a key."""
 
     count: int = 0
     old: str = ""
@@ -74,7 +74,7 @@ for _class in (ProfileOfTwo, ProfileOfThree, WideProfile, OptionalProfile):
 
 
 class FirstTally(msgspec.Struct):
-    """What another state keeps of a key at first."""
+    """The first version of the value that another state keeps for a key."""
 
     total: int = 0
 

@@ -1,4 +1,4 @@
-"""How each database says what the one suite that runs on all of them needs said."""
+"""The differences of the databases for the suite that runs on all of them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Database(ABC):
     @abstractmethod
     @contextmanager
     def new_schema(self, name: str) -> Generator[str, None, None]:
-        """What another schema may be called, which is dropped afterwards if it is there."""
+        """Yield the name of another schema, which is dropped afterwards if it exists."""
 
     @contextmanager
     def user(self, *grants: str) -> Generator[Self, None, None]:
@@ -154,7 +154,7 @@ class Database(ABC):
     @property
     @abstractmethod
     def grants_of_job(self) -> tuple[str, ...]:
-        """What a user needs for jobs that create all that is missing, and for what is there."""
+        """Return the privileges for jobs that create tables, and for existing tables."""
 
     @abstractmethod
     def _drop_user(self, name: str) -> None:

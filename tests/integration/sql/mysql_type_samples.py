@@ -1,4 +1,4 @@
-"""What goes into the columns of MySQL and MariaDB, type by type, and what does not."""
+"""Samples of values for each column type of MySQL and MariaDB, accepted and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into the columns of Postgres, type by type, and what does not."""
+"""Samples of values for each column type of Postgres, accepted and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ssl_mode` says of a login to MySQL is done, whatever the machine's certificates are."""
+"""Tests that logins to MySQL follow `ssl_mode`, whatever certificates the machine has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may not who writes batches from Spark, or reads, is told with the GRANT."""
+"""Tests that errors about missing privileges of Spark's writes and reads have the GRANT."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.integration.sql.databases import SECRETS, Database
 
 @dataclass(frozen=True)
 class _Dialect:
-    """What is said of one kind of database."""
+    """The expected texts for one kind of database."""
 
     said_when_right: tuple[str, ...]
     owners_affairs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What servers say of a row that holds escape sequences and line breaks is one harmless line."""
+"""Tests that servers' messages with escape sequences and line breaks become harmless lines."""
 
 from __future__ import annotations
 

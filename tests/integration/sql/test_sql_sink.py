@@ -1,4 +1,4 @@
-"""What the databases' sinks promise, on real servers: seen once, or not at all, and never lost."""
+"""Tests the databases' sinks on real servers: rows are visible once or not at all."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def change(request: pytest.FixtureRequest, database: Database) -> Change:
 
 @pytest.fixture(params=["insert", "upsert"])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How rows are put."""
+    """The options by which rows are written."""
     by_key = {"write_mode": "upsert", "primary_key": ("id",)}
     return by_key if request.param == "upsert" else {}
 

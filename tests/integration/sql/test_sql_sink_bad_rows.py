@@ -24,7 +24,7 @@ LENIENT = [OnBadRow.DROP, OnBadRow.DEAD_LETTER]
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a database says of refused rows in words of its own."""
+    """The messages of one database about refused rows."""
 
     trigger: tuple[str, ...]
     """Refuses the row 7: it is not liked."""

@@ -35,7 +35,7 @@ Make = Callable[..., SqlJob]
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a database says of keys and indexes in words of its own."""
+    """The messages of one database about keys and indexes."""
 
     drop_key: str
     add_key: str

@@ -1,4 +1,4 @@
-"""What is refused before a job writes anything, and what the refusal says to do."""
+"""Tests the refusals before a job writes anything, and the advice in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onceflow.core.storage import FileStagingArea
 
 @dataclass(frozen=True)
 class _Dialect:
-    """What these tests say to one kind of database, and hear from it."""
+    """The statements of these tests for one kind of database, and its messages."""
 
     refused_logins: dict[str, str]
     """What is said of each login to the database."""

@@ -34,7 +34,7 @@ SINK_ID = "job.ledger"
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a database says of deadlocks in words of its own."""
+    """The messages of one database about deadlocks."""
 
     outlive_deadlock: tuple[str, ...]
     """Make another than this session the victim."""

@@ -117,7 +117,7 @@ def _interrupted(job: SqlJob, happens: Callable[[], None]) -> _Interrupted:
 def test_commit_elsewhere_between_two_looks_is_not_called_lost(
     job: SqlJob, database: Database
 ) -> None:
-    """What is prepared and committed after the first look at the ledger is found by the last."""
+    """The last look finds a transaction that is prepared and committed after the first."""
     transaction = TransactionId("job.ledger", 1, 1, 0)
 
     def prepare_and_commit() -> None:

@@ -26,7 +26,7 @@ ROUTED = pa.schema([("id", pa.int64()), ("value", pa.string()), ("to", pa.string
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a database says of columns and locks in words of its own."""
+    """The messages of one database about columns and locks."""
 
     text: str
     timestamp: str

@@ -36,7 +36,7 @@ _OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 
 @dataclass(frozen=True)
 class _Dialect:
-    """What one kind of database tells."""
+    """The messages of one kind of database."""
 
     rows_of_undecided: int | None
     """How many rows it says a transaction has that no checkpoint lists."""

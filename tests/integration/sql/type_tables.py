@@ -1,4 +1,4 @@
-"""What the tests of values need to know about the types of one kind of database."""
+"""The type tables of one kind of database for the tests of values."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class EmbeddedAzurite(ServerProcess):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to reach the account with all rights."""
+        """The environment variables by which a process reaches the account with all rights."""
         return {
             "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,

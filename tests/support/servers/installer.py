@@ -1,4 +1,4 @@
-"""How programs that are built or installed for our tests alone get into the cache."""
+"""Installs programs that only tests use into the cache."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class RestCatalogServer(ServerProcess):
 
 @dataclass(frozen=True)
 class CommitFault:
-    """What happens to a commit with rows."""
+    """The fault of a commit with rows."""
 
     reaches_catalog: bool
     """Whether the catalog gets the request."""
@@ -112,7 +112,7 @@ class CatalogGateway:
 
     @property
     def spoils(self) -> bool:
-        """Whether a fault has not happened yet."""
+        """True if a fault has not happened yet."""
         return bool(self._faults)
 
     def take_fault(self, body: bytes) -> CommitFault | None:

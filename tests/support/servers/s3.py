@@ -125,7 +125,7 @@ class EmbeddedS3(ServerProcess):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to reach the server with all rights."""
+        """The environment variables by which a process reaches the server with all rights."""
         return environment_of(self.endpoint, ACCESS_KEY, SECRET_KEY)
 
     @property
@@ -212,7 +212,7 @@ def _has_attributes(directory: Path) -> bool:
 
 
 class S3Factory(Protocol):
-    """What the fixture `s3_server` gives."""
+    """The factory that the fixture `s3_server` returns."""
 
     def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> EmbeddedS3:
         """Return a running server that is this test's own, as `start_s3` does."""

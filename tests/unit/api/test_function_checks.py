@@ -1,4 +1,4 @@
-"""What is given to a method of a stream in place of its function is refused where it is given."""
+"""Tests that a method of a stream refuses an argument that is no function."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def refusal_of(values: list[Any], kind: pa.DataType) -> InexactValue | None:
 
 
 def is_same(value: Any, read: Any, kind: pa.DataType) -> bool:
-    """Whether what is read is what was given, but for what the documents say of a type."""
+    """True if the value that was read equals the given one, apart from the documented changes."""
     is_boolean: bool = isinstance(value, BOOLEANS)
     if is_boolean and not pa.types.is_boolean(kind):
         return pa.types.is_floating(kind) and read == float(value)

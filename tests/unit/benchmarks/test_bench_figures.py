@@ -18,7 +18,7 @@ from benchmarks.throughput import Measured, Variant, variants
 
 
 def ran(seconds: float) -> JobResult:
-    """What a driver process tells of a run, as it comes out of its JSON."""
+    """Return a driver process's report of a run, as it is decoded from JSON."""
     told: dict[str, object] = {
         "state": "finished",
         "imported_at_s": 0.0,

@@ -1,4 +1,4 @@
-"""What `benchmarks.latency` and Flink's JVM say to each other, with a script in its stead."""
+"""Tests the messages between `benchmarks.latency` and Flink's JVM, which a script replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `script/bench --compare` and `--check` say of figures that were measured."""
+"""Tests the verdicts of `script/bench --compare` and `--check` about measured figures."""
 
 from __future__ import annotations
 

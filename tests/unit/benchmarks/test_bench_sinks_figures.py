@@ -1,4 +1,4 @@
-"""What the benchmark of the sinks writes, and how it judges what it measured."""
+"""Tests the output of the benchmark of sinks, and its verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `onceflow doctor` says of Java, Python, a directory, and of checks that fail or hang."""
+"""Tests the findings of `onceflow doctor` about Java, Python, directories, and hanging checks."""
 
 from __future__ import annotations
 

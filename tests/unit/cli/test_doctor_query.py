@@ -1,4 +1,4 @@
-"""What the doctor says of a query, by the files that Spark keeps in its checkpoint."""
+"""Tests the doctor's findings about a query, by the files of its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed and rolled back around a batch."""
+"""Tests the commits and rollbacks around a batch."""
 
 from __future__ import annotations
 

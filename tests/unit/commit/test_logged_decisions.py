@@ -1,4 +1,4 @@
-"""What the log says about a transaction in doubt, and what may be done about it."""
+"""Tests the log's answers about transactions in doubt, and the actions that they allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned is carried out in order, and tried again or given up for a typed reason."""
+"""Tests that plans are carried out in order, and repeated or given up for a typed reason."""
 
 from __future__ import annotations
 

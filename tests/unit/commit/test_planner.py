@@ -1,4 +1,4 @@
-"""What is committed, aborted, kept and refused: S3, S7, S17, S18, S31-S35 of Flink's tests."""
+"""Tests commits, aborts and refusals: S3, S7, S17, S18, S31-S35 of Flink's tests."""
 
 from __future__ import annotations
 

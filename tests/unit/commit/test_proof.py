@@ -1,4 +1,4 @@
-"""How a page judges what log and target say of a sink."""
+"""Tests the page's comparison of the log with the target of a sink."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def commit(number: int, *committables: Committable) -> GlobalCommit:
 
 
 def test_each_decision_is_one_commit_of_all_subtasks() -> None:
-    """What aborted checkpoints had prepared is the next decision's; what is listed again is not."""
+    """Rows that aborted checkpoints had prepared are in the next decision, but not listed twice."""
     queue = GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(3))
     queue.add_decision(decision(5, tx(4), tx(5, 1), tx(5), tx(5, sink_id="job.other")), 0.0)
     queue.add_decision(decision(6, tx(4), tx(5), tx(5, 1), tx(6)), 0.0)

@@ -29,7 +29,7 @@ def _translate(kind: type[KeyedFunction], schema: pa.Schema, output: pa.Schema) 
 
 
 class Run:
-    """What became of batches: the records that came out, and the error that ended it."""
+    """The result of a run over batches: the records, and the error that ended it."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []

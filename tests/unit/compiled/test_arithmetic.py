@@ -1,4 +1,4 @@
-"""What kernels compute with has Python's results to the bit, or says that it does not know."""
+"""Tests that kernels return Python's results to the bit, or report that they cannot."""
 
 from __future__ import annotations
 

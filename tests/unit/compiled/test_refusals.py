@@ -1,4 +1,4 @@
-"""What cannot be compiled is refused where the pipeline is built, with its line and the reason."""
+"""Tests that a pipeline with a function that cannot be compiled is refused with line and reason."""
 
 from __future__ import annotations
 

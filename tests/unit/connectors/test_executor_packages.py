@@ -1,4 +1,4 @@
-"""What executors are sent says so where onceflow is missing there, or is another version."""
+"""Tests the errors of executors without onceflow, or with another version."""
 
 from __future__ import annotations
 

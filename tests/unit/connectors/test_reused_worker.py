@@ -1,4 +1,4 @@
-"""What is imported in one of Spark's workers is no longer looked through for garbage."""
+"""Tests that garbage collection skips modules that a worker of Spark has imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users pass to settings and connectors has the declared type, or is refused by name."""
+"""Tests that arguments of a wrong type are refused by name in settings and connectors."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ LOGGER = logging.getLogger("onceflow.test")
 
 
 class Lines:
-    """What a handler of ours has written."""
+    """The lines that onceflow's handler has written."""
 
     def __init__(self) -> None:
         self._stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""What is decided, refused, forgotten and pruned around a batch."""
+"""Tests decisions, refusals and pruning around a batch."""
 
 from __future__ import annotations
 

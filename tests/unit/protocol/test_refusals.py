@@ -1,4 +1,4 @@
-"""What counts as the same refusal of a sink, and what may heal by itself."""
+"""Tests that repeated refusals of a sink are recognized, and which ones may end by themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot does next, whatever its driver says and its parts report."""
+"""Tests the decisions of a slot for messages of its driver and its parts in any order."""
 
 from __future__ import annotations
 

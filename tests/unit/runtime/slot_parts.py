@@ -1,4 +1,4 @@
-"""What the parts of a slot are given, for tests of one of them alone."""
+"""Doubles for the parts of a slot, for tests of one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is deleted beside an attempt, when, and what is not."""
+"""Tests the deletions beside an attempt."""
 
 from __future__ import annotations
 

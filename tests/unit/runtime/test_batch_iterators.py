@@ -1,4 +1,4 @@
-"""How functions of iterators take turns with their operator."""
+"""Tests that functions of iterators take turns with their operator."""
 
 from __future__ import annotations
 

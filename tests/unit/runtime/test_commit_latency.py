@@ -1,4 +1,4 @@
-"""How long records take until they are visible, over checkpoints that fail and attempts that do."""
+"""Tests the time until records are visible, over failed checkpoints and failed attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint costs the driver goes with the number of subtasks."""
+"""Tests that the driver's work for a checkpoint grows linearly with the number of subtasks."""
 
 from __future__ import annotations
 

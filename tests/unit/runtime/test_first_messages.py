@@ -1,4 +1,4 @@
-"""What a driver hears first, it hears from all slots at once."""
+"""Tests that a driver reads the first messages of all slots at once."""
 
 from __future__ import annotations
 

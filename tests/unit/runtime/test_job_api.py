@@ -1,4 +1,4 @@
-"""What the driver's endpoint tells whom, and what it takes: without a server."""
+"""Tests the driver's endpoint without a server: its answers, permissions and requests."""
 
 from __future__ import annotations
 

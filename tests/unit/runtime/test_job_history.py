@@ -1,4 +1,4 @@
-"""What a page is told of the past, from events alone."""
+"""Tests the history on the page, which is computed from events alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job measures over its attempts, and how Prometheus reads it."""
+"""Tests a job's metrics over its attempts, in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def measure_scrape(subtasks: int) -> float:
 
 
 def test_a_scrape_of_1000_subtasks_costs_no_more_for_each_than_one_of_100() -> None:
-    """How much that is, depends on the machine: docs/internals/measurements.md has a figure."""
+    """The absolute cost depends on the machine: docs/internals/measurements.md has a figure."""
     assert measure_scrape(1_000) <= 20 * measure_scrape(100)
 
 

@@ -1,4 +1,4 @@
-"""What is no address of a collector is refused, and so is a missing SDK, when a job is built."""
+"""Tests that a bad address of a collector and a missing SDK are refused when a job is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot tells its driver, whatever its parts report."""
+"""Tests the reports of a slot to its driver."""
 
 from __future__ import annotations
 

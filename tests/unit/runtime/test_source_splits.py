@@ -1,4 +1,4 @@
-"""What an attempt begins with: the restored checkpoint, and what its sources have besides."""
+"""Tests the start of an attempt: the restored checkpoint, and further splits of its sources."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_splits_that_a_source_makes_anew_need_no_decision_and_keep_their_event_t
 
 
 def test_source_has_no_field_of_the_engine_in_its_hands() -> None:
-    """What a checkpoint keeps of a split besides these two fields is no source's business."""
+    """Sources do not see the other fields that a checkpoint keeps for a split."""
     assert [field.name for field in fields(Split)] == ["id", "position"]
 
 

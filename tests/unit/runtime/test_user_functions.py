@@ -1,4 +1,4 @@
-"""What a function of the user raises is told with its record, wherever batches begin and end."""
+"""Tests that an error of the user's function names its record, at any batch boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a browser gets without the token, and whom the endpoint turns away."""
+"""Tests the requests that need no token, and the requests that the endpoint refuses."""
 
 from __future__ import annotations
 

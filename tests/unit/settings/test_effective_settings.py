@@ -1,4 +1,4 @@
-"""What a page says of each setting: its value in the end, and who says so."""
+"""Tests the settings on the page: their effective values and origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write under a sink id."""
+"""Tests the permission to write under a sink id."""
 
 from __future__ import annotations
 

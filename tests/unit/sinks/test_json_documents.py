@@ -1,4 +1,4 @@
-"""What a column that parses JSON would lose is found before it is sent."""
+"""Tests that a value which a JSON column would lose is found before it is sent."""
 
 from __future__ import annotations
 

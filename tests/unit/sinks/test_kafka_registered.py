@@ -1,4 +1,4 @@
-"""What the Kafka sink writes by registered schemas is what readers of those make of it."""
+"""Tests that readers of registered schemas read back what the Kafka sink has written."""
 
 from __future__ import annotations
 

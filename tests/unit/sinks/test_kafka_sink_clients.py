@@ -1,4 +1,4 @@
-"""What is relied on where librdkafka cannot be."""
+"""Tests the sink's own safeguards where librdkafka gives no guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Postgres sink says about itself before any server is asked."""
+"""Tests the settings of a Postgres sink that need no server."""
 
 from __future__ import annotations
 

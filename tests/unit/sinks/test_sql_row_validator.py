@@ -1,4 +1,4 @@
-"""What the server would refuse for its value alone is refused before anything is staged."""
+"""Tests that values which the server would always refuse are refused before they are staged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is staged says for itself where it goes, and nothing else is taken for an operation."""
+"""Tests that staged rows name their own table, and that no other text counts as an operation."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_though_the_offset
 
 @pytest.mark.parametrize("was_cut", [True, False])
 def test_who_accepts_that_a_log_was_cut_is_told_what_is_read_twice(was_cut: bool) -> None:
-    """Whether the log has grown beyond the offset again, or ends before it."""
+    """The log may have grown beyond the offset again, or end before it."""
     error = (
         cut_error("t", 0, offset_next=100, low=7, high=150)
         if was_cut

@@ -1,4 +1,4 @@
-"""Whose a batch's rows are, so that watermarks are kept for each partition."""
+"""Tests the split of each row, by which watermarks are kept for each partition."""
 
 from __future__ import annotations
 

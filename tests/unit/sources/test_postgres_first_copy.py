@@ -248,7 +248,7 @@ def test_no_change_is_lost_and_none_is_applied_twice(chunk_rows: int, cut_change
 
 
 def test_the_model_notices_a_broken_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it leaves out nothing or too much."""
+    """The broken filter leaves out too little or too much."""
     for answer in (False, True):
         broken = Mock(return_value=answer)
         monkeypatch.setattr(CopiedChunks, "contains", broken)

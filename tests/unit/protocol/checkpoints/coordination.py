@@ -170,7 +170,7 @@ class Coordination:
 
     @property
     def appending(self) -> int | None:
-        """What is to be appended and has not ended."""
+        """Return the decision that is to be appended and is not finished."""
         ends = [d for d in self.decisions if isinstance(d, AppendDecision)]
         number = ends[-1].completed.checkpoint if ends else None
         return number if number in self.pending else None

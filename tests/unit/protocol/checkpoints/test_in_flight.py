@@ -1,4 +1,4 @@
-"""What a snapshot and the rows in flight come to: exactly the rows before the barrier.
+"""Tests that a snapshot and the rows in flight are exactly the rows before the barrier.
 
 Checkpoints are given up while their barriers are under way, by a timeout or by who declines. So
 barriers of older ones arrive after the next has begun to record.

@@ -1,4 +1,4 @@
-"""What the log knows of transactions whose decisions are pruned, and what recovery makes of it."""
+"""Tests the log's memory of transactions whose decisions are pruned, and the recovery from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far back proofs of commits are kept."""
+"""Tests the number of checkpoints for which proofs of commits are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What targets have committed decides whether a log, or a savepoint, may be begun from."""
+"""Tests that the commits of targets decide which log or savepoint a job may start from."""
 
 from __future__ import annotations
 

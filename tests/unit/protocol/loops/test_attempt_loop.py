@@ -1,4 +1,4 @@
-"""What the driver of one attempt does next, whatever happens in which order."""
+"""Tests the decisions of an attempt's driver for facts in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read checkpoint storage: its owner, or whom the user has named; never by the umask."""
+"""Tests the permissions of files in checkpoint storage, which do not depend on the umask."""
 
 from __future__ import annotations
 

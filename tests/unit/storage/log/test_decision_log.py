@@ -262,7 +262,7 @@ def test_a_damaged_record_is_refused_by_its_file_wherever_it_stands(
 def test_an_operator_may_give_up_a_damaged_last_decision(
     storage: JobStorage, tmp_path: Path
 ) -> None:
-    """What the error says to do, done."""
+    """The test does what the error advises."""
     log = storage.log.claim("driver")
     for number in range(3):
         log.append(decision(number, 1))

@@ -36,7 +36,7 @@ ROUNDS = int(os.environ.get("ONCEFLOW_TEST_ROUNDS", "150"))
 
 @dataclass
 class History:
-    """What drivers were told, by attempt."""
+    """The answers that drivers got, by attempt."""
 
     claimed: dict[int, LogView] = field(default_factory=dict[int, LogView])
     appended: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
