@@ -64,7 +64,7 @@ _WITHOUT_STAGE = {Scenario.LAKE, Scenario.FLINK_STATE, Scenario.SINKS}
 
 
 class Backends(str, Enum):
-    """Where keyed state lives."""
+    """The state backends."""
 
     HEAP = "heap"
     ROCKSDB = "rocksdb"

@@ -25,7 +25,7 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class FlinkSink:
-    """Where a job of Flink's writes: a topic, or a table and its database."""
+    """The target of a job of Flink: a topic, or a table and its database."""
 
     words: tuple[str, ...]
     """As Latency.java reads them."""

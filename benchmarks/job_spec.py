@@ -105,7 +105,7 @@ class DriverRecovery(msgspec.Struct, frozen=True):
 
 
 class AttemptStart(msgspec.Struct, frozen=True, kw_only=True):
-    """When an attempt reached each step, in seconds since the epoch."""
+    """The times when an attempt reached each step, in seconds since the epoch."""
 
     claimed_at_s: float
     recovered_at_s: float
@@ -142,5 +142,5 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """From the start of reading to the last row committed."""
+        """The seconds from the start of reading to the last committed row."""
         return self.committed_at_s - self.reading_at_s

@@ -1,4 +1,4 @@
-"""Where the jobs of `python -m benchmarks.latency` write, and when each row was there."""
+"""The targets of the jobs of `python -m benchmarks.latency`, and the time of each row there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Latencies = npt.NDArray[np.float64]
 
 
 class Target:
-    """Where the rows go, and what says when they were there."""
+    """The target of the rows, and the clock that says when they were there."""
 
     def sink(self, topic: str) -> Sink:
         """Return the sink of one job."""

@@ -19,7 +19,7 @@ JOB = "demo"
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Where the driver process is to write."""
+    """The target of the driver process."""
 
     kind: SinkKind
     address: str

@@ -10,7 +10,7 @@ from onceflow.integration.workload import Payments
 
 
 class Backend(str, Enum):
-    """Where keyed state lives."""
+    """The state backends."""
 
     HEAP = "heap"
     ROCKSDB = "rocksdb"
@@ -44,7 +44,7 @@ class SinkKind(str, Enum):
 
 
 class StorageKind(str, Enum):
-    """Where checkpoints are."""
+    """The kinds of checkpoint storage."""
 
     DIRECTORY = "directory"
     S3 = "s3"

@@ -1,4 +1,4 @@
-"""Where the demo can write, and what can be seen of a run from outside."""
+"""The targets of the demo, and the state of a run as it is seen from outside."""
 
 from __future__ import annotations
 

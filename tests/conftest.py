@@ -1,4 +1,4 @@
-"""Where tests run jobs, one Spark session for all that ask for it, and an S3 server."""
+"""The place where tests run jobs, one Spark session for all that ask for it, and an S3 server."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def crash_points(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a file named for a crash point kills the next process of Spark that reaches it."""
+    """Return the directory where a file named for a crash point kills the next process of Spark."""
     return tmp_path_factory.mktemp("crash_points")
 
 

@@ -75,7 +75,7 @@ class KeepServersTogether(LoadScopeScheduling):
     _running: defaultdict[WorkerController, set[str]]
 
     def schedule(self) -> None:
-        """Give out the first ones, or what is left when a process has been replaced."""
+        """Assign the first tests, or those that a replaced process has left."""
         if self.collection is None:
             self._running = defaultdict(set)
         super().schedule()

@@ -258,7 +258,7 @@ def has_all_folders(node_ids: Iterable[str]) -> bool:
 
 
 def mark_left_out(items: Iterable[pytest.Item]) -> None:
-    """Give the mark `servers` to tests that the rules above leave out."""
+    """Add the mark `servers` to tests that the rules above leave out."""
     for item in items:
         if is_left_out(item.nodeid):
             item.add_marker(pytest.mark.servers)

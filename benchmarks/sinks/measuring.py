@@ -49,7 +49,7 @@ class WayFigures:
 
     @property
     def ratio(self) -> Spread:
-        """Of both in the same turn."""
+        """The ratio of both in the same turn."""
         return Spread.of(
             run.rows_per_second / bare.rows_per_second
             for run, bare in zip(self.runs, self.bare, strict=True)
@@ -62,7 +62,7 @@ class WayFigures:
 
     @property
     def commit_ms(self) -> Spread:
-        """From the decision on a large checkpoint to its rows' being seen."""
+        """The milliseconds from the decision on a large checkpoint until its rows are visible."""
         return Spread.of(one for run in self.runs for one in run.commit_ms)
 
     def small_commit_ms(self, percent: float) -> float:
@@ -71,7 +71,7 @@ class WayFigures:
 
     @property
     def cpu_s_per_million(self) -> Spread:
-        """Of the sink's process."""
+        """The processor seconds of the sink's process for a million rows."""
         return Spread.of(run.cpu_s / run.rows * 1e6 for run in self.runs)
 
     @property

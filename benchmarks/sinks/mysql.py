@@ -31,7 +31,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class MySQLPlace(DatabasePlace):
-    """Of MySQL or MariaDB."""
+    """The place of MySQL or MariaDB."""
 
     bare = "LOAD DATA LOCAL"
     sink = MySQLSink

@@ -21,7 +21,7 @@ _CREATE = """
 
 
 class PostgresPlace(DatabasePlace):
-    """Of Postgres."""
+    """The place of Postgres."""
 
     name = "Postgres"
     bare = "COPY, binary"

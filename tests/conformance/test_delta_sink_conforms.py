@@ -49,7 +49,7 @@ class TestDeltaSink(SinkConformance):
 
 
 class TestPartitionedDeltaSink(SinkConformance):
-    """And versions of two checkpoints each."""
+    """Tests the sink with partitions and with versions of two checkpoints each."""
 
     @pytest.fixture
     def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
@@ -59,7 +59,7 @@ class TestPartitionedDeltaSink(SinkConformance):
 
 
 class TestDeltaUpserts(SinkConformance):
-    """And versions of two checkpoints each."""
+    """Tests upserts, in versions of two checkpoints each."""
 
     @pytest.fixture
     def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:

@@ -65,7 +65,7 @@ class TestIcebergSink(SinkConformance):
 
 
 class TestPartitionedIcebergSink(SinkConformance):
-    """And snapshots of two checkpoints each."""
+    """Tests the sink with partitions and with snapshots of two checkpoints each."""
 
     @pytest.fixture
     def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
@@ -77,7 +77,7 @@ class TestPartitionedIcebergSink(SinkConformance):
 
 
 class TestIcebergUpserts(SinkConformance):
-    """And versions of two checkpoints each."""
+    """Tests upserts, in versions of two checkpoints each."""
 
     @pytest.fixture
     def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:

@@ -156,7 +156,7 @@ def expected(holds: Callable[[int, int], bool], *, full: bool) -> Counter[Ids]:
 
 
 def with_ts(stream: Stream, shift_ms: int) -> Stream:
-    """Give each record the time that its id says, and so much more."""
+    """Add a time to each record: its id plus `shift_ms`."""
 
     def timed(rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows.append_column("ts", pc.add(rows["id"], shift_ms))

@@ -242,7 +242,7 @@ def _with_map(
     restart: RestartStrategy | None = None,
     interval: float | None = 0.05,
 ) -> tuple[Pipeline, DirectorySink]:
-    """As `ledger`, with `function` mapped over the records first."""
+    """Return `ledger`, with `function` mapped over the records first."""
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = Pipeline(
         cluster,

@@ -46,7 +46,7 @@ def begin(cluster: AnyCluster, directory: Path) -> tuple[Pipeline, Stream, Direc
 
 
 def priced(record: Record) -> Record:
-    """Give one record a price that no integer holds."""
+    """Add a price to one record that no integer holds."""
     return record | {"amount": 99.99 if record["id"] == 42 else record["amount"]}
 
 

@@ -181,7 +181,7 @@ def test_a_timer_in_the_past_fires_once_after_the_records_at_hand(
 
 
 class EventTimer(TimerForEach):
-    """As its base, by event time; tells what the watermark was when the timer fired."""
+    """Fires by event time, and reports the watermark at that moment."""
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         return super().output_schema(input_schema).append(pa.field("watermark", pa.int64()))

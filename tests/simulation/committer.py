@@ -83,7 +83,7 @@ class Committer:
 
 
 class PreCommitter:
-    """In place of a committer, where the driver commits: confirms what the subtask has heard of."""
+    """Confirms what the subtask has received, in place of a committer, where the driver commits."""
 
     def __init__(self, slot: Slot, target: Versioned, committed: Callable[[CheckpointId], None]):
         self.target = target

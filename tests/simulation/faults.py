@@ -64,7 +64,7 @@ class FaultRates:
 
 @dataclass(frozen=True)
 class StandStill:
-    """For how long nothing arrives that one slot sends another."""
+    """The time for which nothing arrives that one slot sends another."""
 
     sender: int
     receiver: int
@@ -87,7 +87,7 @@ def draw_stand_stills(seed: int, now_s: float) -> tuple[StandStill, ...]:
 
 @dataclass(frozen=True)
 class Moments:
-    """When somebody outside does something, in virtual seconds; None: never."""
+    """The times of actions from outside, in virtual seconds. None: never."""
 
     roll_back_at: float | None
     stop_at: float | None

@@ -1,4 +1,4 @@
-"""Where a broken variant of the protocol can differ; the plain one is what production runs."""
+"""The points where a broken variant of the protocol differs. The plain one runs in production."""
 
 from __future__ import annotations
 

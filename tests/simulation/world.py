@@ -154,7 +154,7 @@ def _drawn_starving(seed: int) -> bool:
 
 
 def _starving(shape: Shape) -> Shape:
-    """Where rows take so long that a savepoint is given up while its barrier waits behind them."""
+    """Return a shape where rows are so slow that savepoints fail while their barriers wait."""
     settings = replace(
         shape.checkpoints,
         interval_s=0.15,
@@ -184,7 +184,7 @@ def _drawn_last_rows(seed: int) -> bool:
 
 
 def _impatient(seed: int, shape: Shape) -> Shape | None:
-    """Where attempts die too soon to work off what waits in channels; drawn apart, as savepoints.
+    """Return a shape where attempts die before they process what waits in channels.
 
     A savepoint takes as long as that does: who asks for one in every attempt gets nowhere.
     """
@@ -201,7 +201,7 @@ def _impatient(seed: int, shape: Shape) -> Shape | None:
 
 
 def _standing(seed: int, shape: Shape) -> Shape:
-    """Where wires stand still: checkpoints are given up while their barriers are under way."""
+    """Return a shape where wires stand still: checkpoints fail while their barriers travel."""
     rng = random.Random(f"shape of stand-stills {seed}")
     settings = replace(
         shape.checkpoints,
@@ -220,7 +220,7 @@ DECISIONS_MANY = ATTEMPTS_MAX + 2
 
 
 def _patient(seed: int, shape: Shape) -> Shape | None:
-    """Where the first attempt decides that many before anything goes wrong; drawn apart, too."""
+    """Return a shape where the first attempt decides so many checkpoints before anything fails."""
     drawn = random.Random(f"patience {seed}").random() < 0.008
     if not drawn or _drawn_saves(seed) or _impatient(seed, shape):
         return None
@@ -317,7 +317,7 @@ def _drawn_retirement(seed: int, sinks: Sequence[str]) -> Retirement | None:
 
 
 def _drawn_interval(seed: int, sink_id: str) -> CommitInterval | None:
-    """When versions are made of several decisions; drawn apart, as savepoints are.
+    """Draw the interval at which versions are made of several decisions.
 
     The number keeps it out of the schedules that `caught` names for what is rarely caught.
     """

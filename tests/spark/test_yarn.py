@@ -54,7 +54,7 @@ def yarn(hdfs: EmbeddedHdfs, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the user submits: the environment that is sent along is there."""
+    """The directory from which the user submits. It has the environment that is sent along."""
     directory = tmp_path_factory.mktemp("home")
     packed_environment.pack_environment(directory, packed_environment.build_wheel(directory))
     return directory
@@ -115,7 +115,7 @@ def payment(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Application:
-    """One that was submitted to YARN."""
+    """An application that was submitted to YARN."""
 
     yarn: YarnCluster
     process: Program

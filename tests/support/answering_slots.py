@@ -135,7 +135,7 @@ class ManySlots:
                 self._told.put((slot, encode_message(answer)))
 
     def _read(self) -> None:
-        """As a thread of the driver's does for each stream: this is the driver's own time."""
+        """Read one stream, as a thread of the driver does, in the driver's own time."""
         assert self._plan is not None
         while (told := self._told.get()) is not None:
             slot, data = told

@@ -1,4 +1,4 @@
-"""Where a test's job runs: on processes of this machine, and a few tests of each kind on Spark too.
+"""Runs a test's job on processes of this machine, and a few tests of each kind on Spark too.
 
 A test that takes the fixture `cluster` runs on local processes; one that is marked `ON_BOTH` also
 runs on Spark, and one that is marked `SLOWLY_ON_SPARK` does so among the slow tests.

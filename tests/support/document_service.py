@@ -29,7 +29,7 @@ class DocumentService(ThreadingHTTPServer):
     @classmethod
     @contextmanager
     def running(cls) -> Generator[DocumentService]:
-        """Give a service that answers on a thread of its own."""
+        """Yield a service that answers on a thread of its own."""
         with cls() as service:
             thread = threading.Thread(target=service.serve_forever, args=(0.01,))
             thread.start()

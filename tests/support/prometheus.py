@@ -1,4 +1,4 @@
-"""Where Prometheus' own programs are: beside the Python that runs the tests, or on PATH."""
+"""Finds Prometheus' own programs beside the Python that runs the tests, or on PATH."""
 
 from __future__ import annotations
 

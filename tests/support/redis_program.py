@@ -1,4 +1,4 @@
-"""Where `redis-server` comes from: the PATH, or on Debian and Ubuntu an unpacked package."""
+"""Finds `redis-server` on the PATH, or on Debian and Ubuntu in an unpacked package."""
 
 from __future__ import annotations
 

@@ -29,5 +29,5 @@ def mount_small_disk(path: Path, size: str) -> Generator[None, None, None]:
 
 
 def grow_disk(path: Path, size: str) -> None:
-    """Give the file system at `path` another size; its files stay."""
+    """Change the size of the file system at `path`. Its files stay."""
     subprocess.run(["mount", "-o", f"remount,size={size}", str(path)], check=True)

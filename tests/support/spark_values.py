@@ -333,7 +333,7 @@ def spark_table(spark: SparkSession, columns: Sequence[SparkColumn]) -> SparkTab
 
 @contextmanager
 def session_zone(spark: SparkSession, zone: str) -> Generator[None, None, None]:
-    """Give the session another time zone for a while, and the type TIME."""
+    """Change the session's time zone for a while, and allow the type TIME."""
     with (
         session_setting(spark, _ZONE_SETTING, zone),
         session_setting(spark, _SETTING_OF_TIME, "true"),
@@ -343,7 +343,7 @@ def session_zone(spark: SparkSession, zone: str) -> Generator[None, None, None]:
 
 @contextmanager
 def session_setting(spark: SparkSession, name: str, value: str) -> Generator[None, None, None]:
-    """Give the session a setting for a while."""
+    """Change a setting of the session for a while."""
     before = spark.conf.get(name, None)
     spark.conf.set(name, value)
     try:

@@ -118,7 +118,7 @@ class CollectingSink(RunningOperator):
         self._rows += batch.rows.to_pylist()
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Give the rows so far to `checkpoint`."""
+        """Write the rows so far into `checkpoint`."""
         self.taken[int(checkpoint)] = self._rows
         self._rows = []
         return PendingSnapshot(self.uid, lambda _: OperatorSnapshot(self.uid))
@@ -357,7 +357,7 @@ class Attempt:
         raise AssertionError("the job never becomes quiet")
 
     def close(self) -> None:
-        """Give the subtasks up, as a kill does."""
+        """Drop the subtasks, as a kill does."""
         for subtask in self._subtasks:
             subtask._close()
 

@@ -109,7 +109,7 @@ def take_other_settings() -> AbstractContextManager[Any]:
 
 
 def keep_keys_in_their_zone() -> AbstractContextManager[Any]:
-    """Give functions keys whose zone repeats an hour."""
+    """Make functions use keys whose zone repeats an hour."""
     return patch.object(user_functions, "has_own_python_keys", _never)
 
 

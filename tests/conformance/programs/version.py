@@ -46,7 +46,7 @@ class ProfileOfTwo:
 
 @dataclass
 class ProfileOfThree:
-    """With another field."""
+    """The profile with another field."""
 
     count: int = 0
     old: str = ""
@@ -55,7 +55,7 @@ class ProfileOfThree:
 
 @dataclass
 class WideProfile:
-    """With a wider type, without a field, and with another name of the class."""
+    """The profile with a wider type, without a field, and with another name of the class."""
 
     count: float = 0
     steps: int = 7
@@ -80,7 +80,7 @@ class FirstTally(msgspec.Struct):
 
 
 class Tally(msgspec.Struct):
-    """With another name of its field."""
+    """The tally with another name of its field."""
 
     amount: int = msgspec.field(name="total", default=0)
 

@@ -121,7 +121,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def staging(tmp_path: Path) -> FileStagingArea:
-    """Where rows wait for their commit in ledger mode."""
+    """Return the directory where rows wait for their commit in ledger mode."""
     return FileStagingArea.in_directory(str(tmp_path / "storage"), "job.ledger")
 
 

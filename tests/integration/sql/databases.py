@@ -116,7 +116,7 @@ class Database(ABC):
 
     @abstractmethod
     def retype(self, column: str, kind: str, table: str = "ledger") -> None:
-        """Give a column another type; it takes nulls if it did."""
+        """Change the type of a column. It takes nulls if it did before."""
 
     @abstractmethod
     def said_of_violation(self, constraint: str) -> str:
@@ -141,7 +141,7 @@ class Database(ABC):
 
     @contextmanager
     def user(self, *grants: str) -> Generator[Self, None, None]:
-        """It, as a new user reaches it who has `PASSWORD` and no privileges but `grants`."""
+        """Yield a copy for a new user who has `PASSWORD` and no privileges but `grants`."""
         name = f"u{self.database_name[-12:]}"
         self.query(f"CREATE USER {name} {self._identified} '{PASSWORD}'")
         try:

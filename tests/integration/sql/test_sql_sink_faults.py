@@ -1,4 +1,4 @@
-"""While servers die, hang, and replies are lost: seen once, and nothing called done or lost."""
+"""Tests the sinks while servers die, hang, and replies are lost: rows are visible once."""
 
 from __future__ import annotations
 

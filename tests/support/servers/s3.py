@@ -130,7 +130,7 @@ class EmbeddedS3(ServerProcess):
 
     @property
     def objects(self) -> Path:
-        """Where buckets are directories, and objects files."""
+        """The directory in which buckets are directories, and objects files."""
         return self.directory / "objects"
 
     def create_bucket(self, name: str) -> str:

@@ -38,7 +38,7 @@ _ADDRESSES = ("yarn.resourcemanager.address", "yarn.resourcemanager.scheduler.ad
 
 @dataclass(frozen=True, slots=True)
 class YarnCluster:
-    """One that runs."""
+    """A running cluster."""
 
     pid: int
     """Of its JVM; containers are its descendants."""

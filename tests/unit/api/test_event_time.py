@@ -1,4 +1,4 @@
-"""Where event time is: columns that hold times, and settings that mean something."""
+"""Tests event time: columns that hold times, and settings that mean something."""
 
 from __future__ import annotations
 

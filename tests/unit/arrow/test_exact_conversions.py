@@ -1,4 +1,4 @@
-"""Only core/arrow converts values by Arrow's own casts and readers, which alter some in silence.
+"""Tests that only core/arrow uses Arrow's own casts and readers, which alter some values silently.
 
 Arrow multiplies decimals past their bits, reads decimals of a CSV field without a look at their
 precision, and cuts off what does not fit when it is told `safe=False`. So the product converts by

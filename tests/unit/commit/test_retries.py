@@ -1,4 +1,4 @@
-"""When a commit is tried again."""
+"""Tests the times at which a commit is repeated."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SINKS = (
 
 
 def at(seconds: float) -> job_events.Moment:
-    """So long after the records were made."""
+    """Return a time that long after the records were made."""
     return job_events.Moment(seconds, MADE_S + seconds)
 
 

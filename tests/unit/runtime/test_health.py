@@ -1,4 +1,4 @@
-"""When a probe is told that a job does not get on, or does not run."""
+"""Tests the answers of probes for a job that makes no progress, or does not run."""
 
 from __future__ import annotations
 

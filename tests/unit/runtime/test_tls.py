@@ -1,4 +1,4 @@
-"""With TLS nobody without a certificate of the attempt is heard by a driver or a slot."""
+"""Tests that driver and slots refuse connections without a certificate of the attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a Kafka reader goes on when the broker does not have its offset, or not its records."""
+"""Tests where a Kafka reader continues if the broker lacks its offset, or its records."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_a_read_only_disk_is_named_and_still_readable(small_disk: Path) -> None:
 
 @pytest.fixture
 def readable_by_all() -> Iterator[Path]:
-    """Not below `tmp_path`: each pytest that begins takes the others' rights to that away."""
+    """Return a directory that all users can read. Pytest makes `tmp_path` private at each start."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
 

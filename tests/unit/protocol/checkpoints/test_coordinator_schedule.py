@@ -1,4 +1,4 @@
-"""When checkpoints are triggered: interval, pause, concurrency, requests, ends (S54, S57, S61)."""
+"""Tests triggers of checkpoints: interval, pause, concurrency, requests, ends (S54, S57, S61)."""
 
 from __future__ import annotations
 

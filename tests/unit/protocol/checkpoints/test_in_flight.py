@@ -133,7 +133,7 @@ class Exchange:
             self.give_up(self.under_way)
 
     def give_up(self, checkpoint: int) -> None:
-        """It has timed out, or somebody declines: the word may come late, or after the next."""
+        """Give up a checkpoint that timed out or was declined, perhaps after the next one."""
         self.under_way = None
         if self.rng.random() < 0.7:
             self.carry_out(self.gate.on_abort(CheckpointId(checkpoint)))

@@ -34,7 +34,7 @@ class Log:
 
     @property
     def view(self) -> rules.LogView:
-        """As somebody reads it who has only what is not pruned."""
+        """Return the log as a reader sees it who has only the records that are not pruned."""
         return rules.replay(self.entries)
 
     def claim(self, *sinks: str) -> AttemptId:

@@ -199,7 +199,7 @@ def test_crash_in_the_middle_of_pruning_leaves_a_readable_log() -> None:
 
 @dataclass
 class _Driver:
-    """One that claimed, works on what it knew then, and may be long gone."""
+    """A driver that claimed the log. It works on its view of that time, and may be long gone."""
 
     view: rules.LogView
     own: AttemptId

@@ -1,4 +1,4 @@
-"""From which savepoint a job may begin, and what the decision that says so lists."""
+"""Tests which savepoints a job may start from, and the contents of the decision that records it."""
 
 from __future__ import annotations
 
