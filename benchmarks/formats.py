@@ -375,7 +375,7 @@ def _write_parquet(payments: Payments, directory: Path) -> None:
         pa.RecordBatch.from_pydict(
             {
                 "id": chunk.ids,
-                "account": [f"acct-{one:06}" for one in chunk.accounts],
+                "account": [f"acct-{account:06}" for account in chunk.accounts],
                 "amount": chunk.amounts,
                 "ts": chunk.ids,
             }

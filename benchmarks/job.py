@@ -135,8 +135,8 @@ def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
     watch = Watch(job)
     watch.until(lambda status: bool(status.attempts) and clock.began(status.attempts[0].attempt))
     slots = job.status().slots
-    daemon_at_s = min((began_at_s(one.parent_pid) for one in slots), default=0.0)
-    forked_at_s = max((began_at_s(one.pid) for one in slots), default=0.0)
+    daemon_at_s = min((began_at_s(slot.parent_pid) for slot in slots), default=0.0)
+    forked_at_s = max((began_at_s(slot.pid) for slot in slots), default=0.0)
     cpu_before = _cpu_s(roots)
     recovery: Recovery | None = None
     if spec.task == "kill_slot":

@@ -360,8 +360,8 @@ def latency(
         postgres = stack.enter_context(EmbeddedPostgres({"track_commit_timestamp": "on"}))
         target = PostgresTarget(postgres) if sink == "postgres" else KafkaTarget(kafka)
         starts = {
-            one: stack.enter_context(run_engine(one, kafka, target, Path(name)))
-            for one in dict.fromkeys(trial.engine for trial in trials)
+            engine: stack.enter_context(run_engine(engine, kafka, target, Path(name)))
+            for engine in dict.fromkeys(trial.engine for trial in trials)
         }
         for trial in trials:
             measured.append(measure(trial, starts[trial.engine], kafka, target, seconds))

@@ -52,13 +52,13 @@ class Report:
             "runs": self.runs,
             "machine": self.machine,
             "load_average_end": self.load_average_end,
-            "jobs": {one.variant.name: _job_as_json(one) for one in self.jobs},
+            "jobs": {job.variant.name: _job_as_json(job) for job in self.jobs},
             "ratios": {name: spread.as_json() for name, spread in ratios(self.jobs).items()},
             **self.durability.as_json(),
             "sinks": sinks_as_json(self.sinks),
             "flink_state": [one.as_json() for one in report.compared(self.beside_flink)],
             "flink_databases": [
-                one.as_json() for one in report.compared_ledgers(self.ledgers_beside_flink)
+                ledger.as_json() for ledger in report.compared_ledgers(self.ledgers_beside_flink)
             ],
         }
 

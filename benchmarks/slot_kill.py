@@ -56,7 +56,7 @@ def kill_a_slot(job: Job, spec: JobSpec) -> Recovery:
                 )
             time.sleep(_LOOK_INTERVAL_S)
     slots = job.status().slots
-    new = next(one for one in job.status().attempts if one.attempt > before.attempt)
+    new = next(attempt for attempt in job.status().attempts if attempt.attempt > before.attempt)
     began_s = new.began_at_s - killed_at
 
     def since_kill(step_s: float) -> float:
@@ -68,7 +68,7 @@ def kill_a_slot(job: Job, spec: JobSpec) -> Recovery:
         slots_ended_s=since_kill(new.slots_ended_s),
         claimed_s=since_kill(new.claimed_s),
         recovered_s=since_kill(new.recovered_s),
-        forked_s=round(max(process_began_at_s(one.pid) for one in slots) - killed_at, 3),
+        forked_s=round(max(process_began_at_s(slot.pid) for slot in slots) - killed_at, 3),
         slots_up_s=since_kill(new.slots_up_s),
         deployed_s=since_kill(new.deployed_s),
         running_s=since_kill(new.running_s),

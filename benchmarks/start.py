@@ -42,7 +42,7 @@ def start(
     table = Table("seconds from the start of the process", *_KINDS.values())
     for step in measured["builder"][0]:
         figures = (Spread.of(turn[step] for turn in measured[kind]) for kind in _KINDS)
-        table.add_row(step, *(one.shown(1) for one in figures))
+        table.add_row(step, *(figure.shown(1) for figure in figures))
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     Console(highlight=False).print(table, f"load average {load}")
 

@@ -72,7 +72,9 @@ class Measured:
 
     def checkpoint_ms(self, part: str) -> Spread | None:
         """One part of all completed checkpoints of all runs."""
-        values = [getattr(one, part) for run in self.results for one in run.checkpoints]
+        values = [
+            getattr(checkpoint, part) for run in self.results for checkpoint in run.checkpoints
+        ]
         known = [float(value) for value in values if value is not None]
         return Spread.of(known) if known else None
 

@@ -83,11 +83,11 @@ class DeltaCommitter(spi.GlobalCommitter):
     ) -> spi.CommitOutcome:
         """Make the version after that of `table`, or none if somebody else has made it."""
         actions: list[AddAction | RemoveAction] = []
-        for one in parts:
-            file, now_ms = self.files.path(one.transaction), int(time.time() * 1000)
+        for part in parts:
+            file, now_ms = self.files.path(part.transaction), int(time.time() * 1000)
             if not file.exists():
                 return spi.Lost(f"{file} is gone")
-            name, stats = str(file.relative_to(self.path)), f'{{"numRecords": {one.rows}}}'
+            name, stats = str(file.relative_to(self.path)), f'{{"numRecords": {part.rows}}}'
             actions.append(AddAction(name, file.stat().st_size, {}, now_ms, True, stats))
         proof = [Transaction(self.sink_id, checkpoint)]
         once = CommitProperties(max_commit_retries=0, app_transactions=proof)
@@ -104,7 +104,7 @@ class DeltaCommitter(spi.GlobalCommitter):
 
     def in_doubt(self) -> Sequence[spi.Committable]:
         """List files that the last version does not name."""
-        return [one for one in self.files.list_files() if not self._is_visible(one)]
+        return [file for file in self.files.list_files() if not self._is_visible(file)]
 
     def abort(self, committable: spi.Committable) -> spi.AbortOutcome:
         """Delete the file."""

@@ -64,7 +64,7 @@ class Run:
     def shown(self) -> str:
         """Its figures for a person."""
         rate = f"{self.rows_per_second:,.0f} rows/s, {self.cpu_us_per_row:.2f} CPU us a row"
-        durations = ", ".join(f"{one.duration_ms:.0f}" for one in self.checkpoints)
+        durations = ", ".join(f"{checkpoint.duration_ms:.0f}" for checkpoint in self.checkpoints)
         return f"{rate}, checkpoints of {durations} ms" if durations else rate
 
 
@@ -189,7 +189,9 @@ def _run(
         Checkpoint(*map(float, line.split()))
         for line in (directory / "checkpoint-times").read_text().splitlines()
     )
-    in_time = tuple(one for one in checkpoints if from_s <= one.triggered_at_s < to_s)
+    in_time = tuple(
+        checkpoint for checkpoint in checkpoints if from_s <= checkpoint.triggered_at_s < to_s
+    )
     if work.is_paced and not in_time:
         raise BenchmarkError(f"{engine.name}: {backend}: no checkpoint in {measured_s} s")
     return Run(rows / (to_s - from_s), (to_cpu_s - from_cpu_s) / rows * 1e6, in_time)

@@ -86,7 +86,7 @@ def _compared_ledger(turns: LedgerTurns) -> Iterator[Compared]:
 
 
 def _median_of(value: Callable[[Checkpoint], float]) -> Callable[[Run], float]:
-    return lambda run: statistics.median(value(one) for one in run.checkpoints)
+    return lambda run: statistics.median(value(checkpoint) for checkpoint in run.checkpoints)
 
 
 _ENGINE_GROUPS = {
@@ -121,11 +121,11 @@ def _table(title: str, figures: Sequence[Compared]) -> Table:
         f"{title}; except rows/s, less is better",
         *("work", "backend", "figure", "ours", "Flink", "ours / Flink"),
     )
-    for one in figures:
-        digits = 0 if one.figure == "rows/s" else 2
+    for figure in figures:
+        digits = 0 if figure.figure == "rows/s" else 2
         table.add_row(
-            *(one.work, one.backend, one.figure, one.ours.shown(digits)),
-            "" if one.flink is None else one.flink.shown(digits),
-            "" if one.ratio is None else one.ratio.shown(2),
+            *(figure.work, figure.backend, figure.figure, figure.ours.shown(digits)),
+            "" if figure.flink is None else figure.flink.shown(digits),
+            "" if figure.ratio is None else figure.ratio.shown(2),
         )
     return table

@@ -109,7 +109,8 @@ def write_alone(
                 committables = writer.pre_commit(CheckpointId(checkpoint))
                 pre_commit_ms.append((time.perf_counter() - began) * 1e3)
                 commits += [
-                    commit_thread.submit(_commit_ms, committer, one) for one in committables
+                    commit_thread.submit(_commit_ms, committer, committable)
+                    for committable in committables
                 ]
             commit_ms = tuple(commit.result() for commit in commits)
     finally:

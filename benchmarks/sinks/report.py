@@ -22,20 +22,20 @@ def sinks_table(figures: Sequence[WayFigures], rows: int) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("CPU s/M", justify="right")
     shown = ""
-    for one in figures:
-        if one.place != shown:
-            shown = one.place
-            table.add_row(one.place, one.bare_name, one.bare_rows_per_second.shown(), "1")
+    for figure in figures:
+        if figure.place != shown:
+            shown = figure.place
+            table.add_row(figure.place, figure.bare_name, figure.bare_rows_per_second.shown(), "1")
         table.add_row(
             "",
-            one.name,
-            one.rows_per_second.shown(),
-            one.ratio.shown(2),
-            _wanted(one),
-            one.pre_commit_ms.shown(1),
-            one.commit_ms.shown(1),
-            f"{one.small_commit_ms(50):.1f}, {one.small_commit_ms(99):.1f}",
-            one.cpu_s_per_million.shown(2),
+            figure.name,
+            figure.rows_per_second.shown(),
+            figure.ratio.shown(2),
+            _wanted(figure),
+            figure.pre_commit_ms.shown(1),
+            figure.commit_ms.shown(1),
+            f"{figure.small_commit_ms(50):.1f}, {figure.small_commit_ms(99):.1f}",
+            figure.cpu_s_per_million.shown(2),
         )
     return table
 
@@ -44,24 +44,24 @@ def sinks_as_json(figures: Sequence[WayFigures]) -> list[dict[str, object]]:
     """Return the same, an object a way."""
     return [
         {
-            "target": one.place,
-            "way": one.name,
-            "rows_per_second": one.rows_per_second.as_json(),
-            "bare": one.bare_name,
-            "bare_rows_per_second": one.bare_rows_per_second.as_json(),
-            "ratio": one.ratio.as_json(),
-            "ratio_min": one.way.ratio_min,
-            "pre_commit_ms": one.pre_commit_ms.as_json(),
-            "commit_ms": one.commit_ms.as_json(),
-            "commit_ms_max": one.way.commit_ms_max,
+            "target": figure.place,
+            "way": figure.name,
+            "rows_per_second": figure.rows_per_second.as_json(),
+            "bare": figure.bare_name,
+            "bare_rows_per_second": figure.bare_rows_per_second.as_json(),
+            "ratio": figure.ratio.as_json(),
+            "ratio_min": figure.way.ratio_min,
+            "pre_commit_ms": figure.pre_commit_ms.as_json(),
+            "commit_ms": figure.commit_ms.as_json(),
+            "commit_ms_max": figure.way.commit_ms_max,
             "small_commit_ms": {
-                "p50": one.small_commit_ms(50),
-                "p99": one.small_commit_ms(99),
+                "p50": figure.small_commit_ms(50),
+                "p99": figure.small_commit_ms(99),
             },
-            "cpu_s_per_million": one.cpu_s_per_million.as_json(),
-            "missed": list(one.missed),
+            "cpu_s_per_million": figure.cpu_s_per_million.as_json(),
+            "missed": list(figure.missed),
         }
-        for one in figures
+        for figure in figures
     ]
 
 

@@ -223,7 +223,7 @@ class AsksForTheFloorInAnotherRequest(StagedSink):
             )
 
     def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
-        columns = [one.to_pylist() for one in pa.Table.from_batches(list(rows)).columns]
+        columns = [column.to_pylist() for column in pa.Table.from_batches(list(rows)).columns]
         sent = [str(transaction), transaction.checkpoint, *columns]
         asked = [transaction.sink_id, transaction.checkpoint]
         below = "SELECT 1 FROM floors WHERE name = %s AND floor > %s"

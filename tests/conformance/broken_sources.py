@@ -121,7 +121,10 @@ class _KeepsPositionsInMemory(ReferenceReader):
     def __init__(
         self, source: ReferenceSource, splits: Sequence[Split], context: ReaderContext
     ) -> None:
-        kept = [one if (os.getpid(), one) in self.known else Split(one.id, b"0") for one in splits]
+        kept = [
+            split if (os.getpid(), split) in self.known else Split(split.id, b"0")
+            for split in splits
+        ]
         super().__init__(source, kept, context)
 
     def snapshot(self) -> Sequence[Split]:
@@ -142,7 +145,9 @@ class _ChoosesItsSplits(ReferenceReader):
         self, source: ReferenceSource, splits: Sequence[Split], context: ReaderContext
     ) -> None:
         count = context.parallelism
-        mine = [one for one in splits if zlib.crc32(one.id.encode()) % count == context.subtask]
+        mine = [
+            split for split in splits if zlib.crc32(split.id.encode()) % count == context.subtask
+        ]
         super().__init__(source, mine, context)
 
 

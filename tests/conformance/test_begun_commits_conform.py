@@ -48,8 +48,8 @@ def test_clauses_about_begun_commits_are_not_passed_by_a_sink_that_begins_none(
     results = conformance.run_clauses(
         lambda: ReferenceTarget(tmp_path, sink), clauses, onceflow_processes
     )
-    ends = {one.clause.id: (one.outcome, one.reason) for one in results}
-    assert ends == {one.id: (conformance.ClauseOutcome.NOT_TESTED, reason) for one in clauses}
+    ends = {result.clause.id: (result.outcome, result.reason) for result in results}
+    assert ends == {clause.id: (conformance.ClauseOutcome.NOT_TESTED, reason) for clause in clauses}
 
 
 def test_each_clause_about_begun_commits_has_a_sink_that_breaks_it() -> None:

@@ -38,7 +38,11 @@ class _SkipsWhatIsGone(DeltaCommitter):
     def commit_checkpoint(
         self, checkpoint: connectors.CheckpointId, committables: Sequence[connectors.Committable]
     ) -> connectors.CommitOutcome:
-        found = [one for one in committables if self.files.path(one.transaction).exists()]
+        found = [
+            committable
+            for committable in committables
+            if self.files.path(committable.transaction).exists()
+        ]
         return super().commit_checkpoint(checkpoint, found)
 
 
@@ -96,7 +100,7 @@ def test_broken_global_committer_fails_on_no_other_clause(
 
 def _failed(kind: str, clauses: Sequence[Clause], tmp: Path, processes: Processes) -> set[str]:
     results = list(run_clauses(_targets(tmp, kind), clauses, processes))
-    return {one.clause.id for one in results if one.outcome is ClauseOutcome.FAILED}
+    return {result.clause.id for result in results if result.outcome is ClauseOutcome.FAILED}
 
 
 def _targets(directory: Path, kind: str) -> Callable[[], DeltaTarget]:

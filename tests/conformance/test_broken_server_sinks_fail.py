@@ -63,4 +63,4 @@ def _failed(
     broken: BrokenKind, clauses: Sequence[Clause], postgres: OwnDatabase, processes: Processes
 ) -> set[str]:
     results = list(run_clauses(lambda: BrokenTarget(postgres, broken), clauses, processes))
-    return {one.clause.id for one in results if one.outcome is ClauseOutcome.FAILED}
+    return {result.clause.id for result in results if result.outcome is ClauseOutcome.FAILED}

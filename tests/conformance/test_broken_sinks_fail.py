@@ -85,7 +85,7 @@ def test_sink_that_refuses_by_an_error_class_of_its_own_passes(
     targets = _targets(tmp_path, _SinkWithErrorsOfItsOwn)
     results = list(run_clauses(targets, clauses, onceflow_processes, Effort(rounds=2)))
     outcomes = {result.clause.id: (result.outcome, result.reason) for result in results}
-    assert outcomes == {one.id: (ClauseOutcome.PASSED, "") for one in clauses}
+    assert outcomes == {clause.id: (ClauseOutcome.PASSED, "") for clause in clauses}
 
 
 @pytest.mark.slow
@@ -134,7 +134,11 @@ def _failed(
 ) -> dict[str, str]:
     effort = Effort(rounds=broken.rounds)
     results = run_clauses(_targets(directory, broken), clauses, processes, effort)
-    return {one.clause.id: one.reason for one in results if one.outcome is ClauseOutcome.FAILED}
+    return {
+        result.clause.id: result.reason
+        for result in results
+        if result.outcome is ClauseOutcome.FAILED
+    }
 
 
 def _targets(

@@ -97,7 +97,11 @@ def _failed(
     broken: type[BrokenSource], clauses: Sequence[Clause], directory: Path, processes: Processes
 ) -> dict[str, str]:
     results = run_clauses(_inputs(directory, broken), clauses, processes, Effort(rounds=2))
-    return {one.clause.id: one.reason for one in results if one.outcome is ClauseOutcome.FAILED}
+    return {
+        result.clause.id: result.reason
+        for result in results
+        if result.outcome is ClauseOutcome.FAILED
+    }
 
 
 def _inputs(directory: Path, broken: type[BrokenSource]) -> Callable[[], ReferenceInput]:

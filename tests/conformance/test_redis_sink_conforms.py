@@ -117,7 +117,7 @@ def test_without_the_floor_a_late_request_is_applied_again(
     assert len(lines) == len(APPLY.splitlines()) - 1
     (late,) = [one for one in overtaking.CLAUSES if one.id == "overtaken-on-the-way"]
     results = run_clauses(lambda: RedisTarget(server, without), [late], onceflow_processes)
-    assert [one.outcome for one in results] == [ClauseOutcome.FAILED]
+    assert [result.outcome for result in results] == [ClauseOutcome.FAILED]
 
 
 def test_scripts_of_the_document_are_those_that_are_tested() -> None:

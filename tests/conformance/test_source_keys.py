@@ -371,11 +371,11 @@ def test_a_record_without_a_value_is_null_in_raw_and_else_a_bad_record_that_keep
         assert letters == []
         return
     assert batch.column("_key").to_pylist() == [b"a", None, b""]
-    assert [(one.offset, one.key, one.value) for one in letters] == [
+    assert [(letter.offset, letter.key, letter.value) for letter in letters] == [
         (1, b"b", None),
         (2, None, None),
     ]
-    assert all("tombstone" in one.reason for one in letters)
+    assert all("tombstone" in letter.reason for letter in letters)
 
 
 # --- headers and times --------------------------------------------------------------------------

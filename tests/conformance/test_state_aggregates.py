@@ -161,7 +161,7 @@ def test_last_values_of_text_and_bytes_equal_a_dict_through_removals_and_snapsho
             more = [AccumulatorColumn("new", "last", pa.string()), *columns[::-1]]
             asked = more if step == 59 else columns
             table = job.open(handles).accumulators("kept", [pa.string()], asked, namespaced=True)
-        places = [table.shape.columns.index(one) for one in columns]
+        places = [table.shape.columns.index(column) for column in columns]
         every = table.select(-3, 4)
         read_back = [table.values(place, every).to_pylist() for place in places]
         found = zip(*read_back, strict=True)

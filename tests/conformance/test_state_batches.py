@@ -33,7 +33,7 @@ class Opened:
     def __init__(self, store: KeyedStateStore, *descriptors: ValueStateDescriptor[Any]) -> None:
         self.states = KeyedBatchStates(store, ["account", "region"], SCHEMA)
         self.by_name: dict[str, BatchValueState] = {
-            one.name: self.states.value_state(one) for one in descriptors
+            descriptor.name: self.states.value_state(descriptor) for descriptor in descriptors
         }
         self.states.finish_open()
         self.dropped = store.finish_open()
@@ -123,7 +123,7 @@ def test_a_savepoint_brings_states_of_batches_to_any_backend(job: Job, target: s
 
 def held(job: Job, *descriptors: ValueStateDescriptor[Any]) -> tuple[StateHandle, ...]:
     opened = Opened(job.open(), *descriptors)
-    opened.change([("a", 1)], {one.name: {("a", 1): 7} for one in descriptors})
+    opened.change([("a", 1)], {descriptor.name: {("a", 1): 7} for descriptor in descriptors})
     return job.snapshot(job.stores[-1])
 
 

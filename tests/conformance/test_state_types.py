@@ -239,13 +239,13 @@ def test_a_time_is_after_a_restore_what_it_was_before(job: Job, declared: Any, v
 
     def read(store: KeyedStateStore) -> str:
         store.set_current_key("a")
-        values = [store.value_state(one).get() for one in descriptors]
+        values = [store.value_state(descriptor).get() for descriptor in descriptors]
         listed, mapped = store.list_state(elements).get(), store.map_state(entries).get("k")
         return repr((values, listed, mapped))
 
     default = repr(store.value_state(descriptors[0]).get())
-    for one in descriptors:
-        store.value_state(one).set(value)
+    for descriptor in descriptors:
+        store.value_state(descriptor).set(value)
     store.list_state(elements).add(value)
     store.map_state(entries).put("k", value)
     before = read(store)

@@ -145,7 +145,7 @@ class Program:
 
     def _put_bytes(self, group: int) -> None:
         """Have the subtask of a key group keep bytes for it, or forget all that it has."""
-        (subtask,) = [one for one in self._subtasks if group in one.raw.key_groups]
+        (subtask,) = [subtask for subtask in self._subtasks if group in subtask.raw.key_groups]
         if self._rng.random() < 0.1:
             subtask.raw.clear()
             for one in subtask.raw.key_groups:

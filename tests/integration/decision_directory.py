@@ -56,7 +56,10 @@ class DecisionDirectory:
 
     def decide(self, decision: Decision) -> bool:
         """Return whether it is this caller's; not when the checkpoint is decided already."""
-        todo = [(str(one.transaction), one.payload.decode()) for one in decision.committables]
+        todo = [
+            (str(committable.transaction), committable.payload.decode())
+            for committable in decision.committables
+        ]
         text = json.dumps([decision.checkpoint, decision.position, todo])
         return _publish(self.path / f"decision-{decision.checkpoint:06d}", text)
 

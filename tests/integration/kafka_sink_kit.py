@@ -128,7 +128,7 @@ def _ends_of(
 
         def blocked() -> bool:
             # The end of what is committed first: it only follows the other.
-            return any(_end_of(committed, one) < _end_of(everything, one) for one in places)
+            return any(_end_of(committed, place) < _end_of(everything, place) for place in places)
 
         yield blocked
     finally:
@@ -172,12 +172,20 @@ class KafkaJob(Job[KafkaSink]):
 
     def staged(self) -> list[str]:
         """Return the names of what is staged, commit records not counted."""
-        return [str(one) for one in self.area.transactions() if one.sequence < 9000]
+        return [
+            str(transaction)
+            for transaction in self.area.transactions()
+            if transaction.sequence < 9000
+        ]
 
     def commit_records(self) -> list[str]:
         """Return the names of the transactions that have commit records."""
-        names = [one for one in self.area.transactions() if one.sequence >= 9000]
-        return [f"{one.sink_id}/{one.attempt}/{one.checkpoint}/{one.subtask}/0" for one in names]
+        names = [
+            transaction for transaction in self.area.transactions() if transaction.sequence >= 9000
+        ]
+        return [
+            f"{name.sink_id}/{name.attempt}/{name.checkpoint}/{name.subtask}/0" for name in names
+        ]
 
 
 def committable_of(name: str) -> Committable:

@@ -99,7 +99,7 @@ class KilledJob:
                 attempt.wait(30)
 
     def start_with(self, *arguments: object) -> Attempt:
-        given = [str(one) for one in arguments]
+        given = [str(argument) for argument in arguments]
         attempt = start(self._main, str(self._points), given)
         self._started.append(attempt)
         return attempt

@@ -187,7 +187,7 @@ def test_changes_of_a_table_make_its_copy(
         {"op": "u", "before": order, "after": order | {"state": "paid"}},
         {"op": "d", "before": order | {"id": 2}, "after": None},
     ]
-    produce(servers, topic, [json.dumps(one).encode() for one in envelopes])
+    produce(servers, topic, [json.dumps(envelope).encode() for envelope in envelopes])
 
     def rows() -> list[tuple[Any, ...]]:
         return postgres.query(url, "SELECT id, state, cents FROM orders_copy")

@@ -123,7 +123,7 @@ def test_each_refused_login_has_the_statement_that_mends_it(
         assert finding["remedy"] == f"GRANT USAGE ON SCHEMA public TO {stranger}"
     query(inside, finding["remedy"])
     _, findings = examine("--url", url, "--table", "ledger")
-    (finding,) = [one for one in findings if one["area"] == "table ledger"]
+    (finding,) = [finding for finding in findings if finding["area"] == "table ledger"]
     assert finding["remedy"].startswith("GRANT SELECT, INSERT")
     strange = url_of(misconfigured, "nobody")
     assert remedy(strange) == "CREATE ROLE \"nobody\" LOGIN PASSWORD '…'"
@@ -131,7 +131,10 @@ def test_each_refused_login_has_the_statement_that_mends_it(
 
 def test_roles_tables_and_connections_that_will_not_do(misconfigured: EmbeddedPostgres) -> None:
     _, findings = examine("--url", url_of(misconfigured, "reader"))
-    assert any("ALTER ROLE" in one["remedy"] and "read-only" in one["found"] for one in findings)
+    assert any(
+        "ALTER ROLE" in finding["remedy"] and "read-only" in finding["found"]
+        for finding in findings
+    )
     _, findings = examine("--url", misconfigured.url, "--table", "fleeting", "--parallelism", "8")
     said = {one["area"]: one["remedy"] for one in worst(findings)}
     assert said["table fleeting"] == 'ALTER TABLE "public"."fleeting" SET LOGGED'
@@ -157,7 +160,7 @@ def test_a_pooler_in_between_is_noticed(postgres_database: str) -> None:
         assert "commit_mode='ledger'" in finding["remedy"]
         for mode, ends, level in (("two_phase", 0, "warning"), ("ledger", 0, "ok")):
             status, findings = examine("--url", pooler.url(parts.path[1:]), "--commit-mode", mode)
-            (finding,) = [one for one in findings if "goes through" in one["found"]]
+            (finding,) = [finding for finding in findings if "goes through" in finding["found"]]
             assert (status, finding["level"]) == (ends, level)
     assert not [
         one for one in examine("--url", postgres_database)[1] if "goes through" in one["found"]
@@ -171,9 +174,9 @@ def test_what_is_left_prepared_is_told_with_its_age(postgres_database: str) -> N
             connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
     status, findings = examine("--url", postgres_database)
     assert status == 0
-    (others,) = [one for one in findings if "of others prepared" in one["found"]]
+    (others,) = [finding for finding in findings if "of others prepared" in finding["found"]]
     assert (others["level"], "'of somebody else'" in others["remedy"]) == ("warning", True)
-    (ours,) = [one for one in findings if "of ours prepared" in one["found"]]
+    (ours,) = [finding for finding in findings if "of ours prepared" in finding["found"]]
     assert (ours["level"], "payments.out/1/7/0/0" in ours["found"]) == ("ok", True)
     assert len(prepared(postgres_database)) == 2
 
@@ -189,7 +192,7 @@ def test_a_paused_database_does_not_keep_the_other_checks_from_being_told(tmp_pa
         finally:
             server.unpause()
         assert time.monotonic() - began < 90
-        by_area = {one["area"]: one["level"] for one in findings}
+        by_area = {finding["area"]: finding["level"] for finding in findings}
         assert (status, by_area) == (1, {"database": "problem", "storage": "ok"})
 
 
@@ -204,7 +207,7 @@ def test_a_broker_that_is_set_up_right_has_nothing_to_mend(
         "--kafka", onceflow_kafka.bootstrap_servers, "--topic", topic, "--group", "payments"
     )
     assert (status, worst(findings)) == (0, [])
-    said = " ".join(one["found"] for one in findings)
+    said = " ".join(finding["found"] for finding in findings)
     for part in ("1 broker(s), cluster", "2 partitions", "allowed to read and write",
                  "may be read", "transactions up to 900 s"):  # fmt: skip
         assert part in said

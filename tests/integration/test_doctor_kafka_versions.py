@@ -14,7 +14,11 @@ _ISSUE = "KAFKA-20734"
 
 def _warned(servers: str) -> list[str]:
     findings = questions_of_kafka(ServerAccess(f"kafka://{servers}"), (), 1)()
-    return [one.found for one in findings if one.level is Level.WARNING and _ISSUE in one.needed]
+    return [
+        finding.found
+        for finding in findings
+        if finding.level is Level.WARNING and _ISSUE in finding.needed
+    ]
 
 
 def test_a_broker_that_ends_its_transactions_is_not_warned_of(onceflow_kafka: KafkaServer) -> None:

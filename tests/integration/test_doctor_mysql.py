@@ -82,4 +82,4 @@ def test_a_server_that_is_set_up_wrong_and_then_paused() -> None:
         finally:
             server.unpause()
         assert time.monotonic() - began < 90
-        assert (status, [one["level"] for one in findings]) == (1, ["problem"])
+        assert (status, [finding["level"] for finding in findings]) == (1, ["problem"])

@@ -436,5 +436,5 @@ def test_whole_checkpoints_are_those_that_all_subtasks_have_published(
     committer.prune(CheckpointId(2))
     listed = list_committed_files(url, job.sink_id)
     assert len(listed.paths()) == 3
-    whole = [pq.read_table(directory / one) for one in listed.paths_of_whole_checkpoints()]
+    whole = [pq.read_table(directory / path) for path in listed.paths_of_whole_checkpoints()]
     assert sorted(row["id"] for one in whole for row in one.to_pylist()) == [0, 1]

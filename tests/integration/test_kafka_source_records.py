@@ -139,7 +139,9 @@ def test_bad_record_becomes_a_letter_with_its_origin_and_is_behind_the_next_snap
             assert reader.poll(0.5) is None
             letters += reader.take_rejected()
         splits = reader.snapshot()
-    assert [(one.topic, one.partition, one.offset, one.value) for one in letters] == [
+    assert [
+        (letter.topic, letter.partition, letter.offset, letter.value) for letter in letters
+    ] == [
         (topic, 1, 0, b"{"),
         (topic, 1, 1, None),
     ]

@@ -164,7 +164,7 @@ class IcebergLakeJob(LakeJob):
     @override
     def checkpoints(self) -> list[int]:
         with self.table() as table:
-            summaries = [one.summary for one in table.snapshots()] if table else []
+            summaries = [snapshot.summary for snapshot in table.snapshots()] if table else []
         found: list[int] = []
         for summary in summaries:
             assert summary is not None
@@ -194,7 +194,7 @@ class IcebergLakeJob(LakeJob):
     def roll_back(self) -> Callable[[], object]:
         with self.table() as table:
             assert table is not None
-            newest, before = (one.snapshot_id for one in reversed(table.snapshots()[-2:]))
+            newest, before = (snapshot.snapshot_id for snapshot in reversed(table.snapshots()[-2:]))
         self._set_branch(before)
         return lambda: self._set_branch(newest)
 
@@ -223,8 +223,8 @@ class DeltaLakeJob(LakeJob):
 
     @override
     def checkpoints(self) -> list[int]:
-        infos = [one["commitInfo"] for one in self._actions() if "commitInfo" in one]
-        made = [one for one in infos if one["operation"] in ("WRITE", "MERGE")]
+        infos = [action["commitInfo"] for action in self._actions() if "commitInfo" in action]
+        made = [info for info in infos if info["operation"] in ("WRITE", "MERGE")]
         return [int(one["onceflow.checkpoint"]) for one in made]
 
     @override

@@ -191,8 +191,8 @@ def test_a_token_that_is_replaced_in_its_file_is_followed_and_printed_nowhere(
     job.assert_each_row_once()
     with job.table() as table:
         assert table is not None
-        summaries = [one.summary for one in table.snapshots()]
-        attempts = {one["onceflow.attempt"] for one in summaries if one is not None}
+        summaries = [snapshot.summary for snapshot in table.snapshots()]
+        attempts = {summary["onceflow.attempt"] for summary in summaries if summary is not None}
     assert attempts == {"1"}
     secret.unlink()
     job.assert_nothing_says(_TOKEN, _NEXT_TOKEN)

@@ -51,7 +51,7 @@ def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def _values(url: str, topic: str, value_format: Any, schema: pa.Schema, count: int) -> list[bytes]:
     """Return the values that a sink writes of `count` rows."""
     records = _records(url, topic, schema, count, format=value_format)
-    return [one["value"] for one in records]
+    return [record["value"] for record in records]
 
 
 def _records(
@@ -109,8 +109,8 @@ def test_keys_that_the_sink_registers_and_writes_the_source_discovers_and_reads(
     servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic()
     records = _records(registry_url, topic, _ROWS, 5, key=key, key_format=key_format)
     producer = Producer({"bootstrap.servers": servers})
-    for one in records:
-        producer.produce(topic, key=one["key"], value=one["value"], partition=0)
+    for record in records:
+        producer.produce(topic, key=record["key"], value=record["value"], partition=0)
     assert producer.flush(60) == 0
     described = KafkaSource(
         servers,

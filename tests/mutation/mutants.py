@@ -165,7 +165,7 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if all(isinstance(one, (ast.Attribute, ast.Subscript)) for one in node.targets):
+        if all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets):
             self._delete(node)
         self.visit(node.value)
 
@@ -174,7 +174,7 @@ class _Finder(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_Delete(self, node: ast.Delete) -> None:
-        if not all(isinstance(one, ast.Name) for one in node.targets):
+        if not all(isinstance(target, ast.Name) for target in node.targets):
             self._delete(node)
 
     def visit_Continue(self, node: ast.Continue) -> None:

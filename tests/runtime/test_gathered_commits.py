@@ -75,11 +75,11 @@ class GatheringJob:
         """Return the checkpoints of each version with rows: after the first, up to the last."""
         log = sorted((self.directory / "table" / "_delta_log").glob("*.json"))
         lines = [json.loads(line) for one in log for line in one.read_text("utf-8").splitlines()]
-        commits = [one["commitInfo"] for one in lines if "commitInfo" in one]
+        commits = [line["commitInfo"] for line in lines if "commitInfo" in line]
         return [
-            (int(one["onceflow.checkpoint-before"]), int(one["onceflow.checkpoint"]))
-            for one in commits
-            if one["operation"] == "WRITE"
+            (int(commit["onceflow.checkpoint-before"]), int(commit["onceflow.checkpoint"]))
+            for commit in commits
+            if commit["operation"] == "WRITE"
         ]
 
     def assert_each_row_once(self) -> None:
@@ -129,8 +129,8 @@ def test_a_job_that_is_stopped_commits_what_waits_and_its_savepoint_begins_with_
     wait_for_checkpoints(job, 3)
     stopped = job.stop(60, savepoint=str(tmp_path / "kept"), drain=drain)
     assert made.ids()
-    assert sum(one.versions for one in commits) == len(made.ranges()) == 1
-    assert sum(one.files for one in commits) == len(made.files()) > 3, "which metrics count"
+    assert sum(commit.versions for commit in commits) == len(made.ranges()) == 1
+    assert sum(commit.files for commit in commits) == len(made.files()) > 3, "which metrics count"
     place = stopped.savepoints[-1].place
     made.finish(made.start(storage="others", parallelism=3, savepoint=place))
     made.assert_each_row_once()

@@ -92,11 +92,11 @@ def test_a_job_with_a_killed_slot_tells_its_whole_life(
         told = [one for one in second if getattr(one, "checkpoint", None) == number]
         assert isinstance(told[0], CheckpointTriggered)
         acks = [one.subtask for one in told if isinstance(one, CheckpointAcked)]
-        assert acks == [one.subtask for one in stats.subtasks]
+        assert acks == [subtask.subtask for subtask in stats.subtasks]
         assert len(set(acks)) == len(acks) == 4
         assert len(names(told, CheckpointCompleted)) == 1
         assert stats.committed_ms is not None
-        assert all(0 < one.ack_ms <= stats.duration_ms for one in stats.subtasks)
+        assert all(0 < subtask.ack_ms <= stats.duration_ms for subtask in stats.subtasks)
 
 
 def test_events_alone_tell_the_status(cluster: LocalProcesses, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def expected(holds: Callable[[int, int], bool], *, full: bool) -> Counter[Ids]:
                 by_account.setdefault(one % source.accounts, ([], []))[side].append(one)
     found: Counter[Ids] = Counter()
     for lefts, rights in by_account.values():
-        pairs = [(one, other) for one in lefts for other in rights if holds(one, other)]
+        pairs = [(left, other) for left in lefts for other in rights if holds(left, other)]
         found.update(pairs)
         if full:
             found.update((one, None) for one in set(lefts) - {one for one, _ in pairs})

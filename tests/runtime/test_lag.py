@@ -88,6 +88,6 @@ def test_lag_is_told_and_a_source_that_does_not_answer_holds_up_nothing(
     last = job.wait(60)
     assert last.state is JobState.FINISHED
     answers.touch()
-    (split,) = [one for event in told for one in event.splits][-1:]
+    (split,) = [split for event in told for split in event.splits][-1:]
     assert 0 <= split.next <= split.end == 4_000
     assert split.lag < 4_000

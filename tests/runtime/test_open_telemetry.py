@@ -79,7 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _read_jobs(resource: Any) -> set[str]:
-    return {one.value.string_value for one in resource.attributes if one.key == "onceflow.job"}
+    return {
+        attribute.value.string_value
+        for attribute in resource.attributes
+        if attribute.key == "onceflow.job"
+    }
 
 
 @contextmanager
@@ -172,7 +176,7 @@ def test_checkpoints_a_restart_and_metrics_arrive_as_the_protocol_says(tmp_path:
     whole = [
         point
         for point in durations.data_points
-        if any(one.value.string_value == "whole" for one in point.attributes)
+        if any(attribute.value.string_value == "whole" for attribute in point.attributes)
     ]
     assert sum(point.count for point in whole) == status.checkpoints_completed
     assert len(whole[0].bucket_counts) == len(whole[0].explicit_bounds) + 1

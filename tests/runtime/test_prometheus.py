@@ -150,7 +150,7 @@ def test_counters_of_a_job_go_on_when_a_slot_is_killed_and_end_at_what_the_targe
 
     def is_quiet(found: Samples) -> bool:
         states = ("open", "prepared", "in_doubt")
-        waiting = sum(find(found, "sink_transactions", sink="out", state=one) for one in states)
+        waiting = sum(find(found, "sink_transactions", sink="out", state=state) for state in states)
         runs = find(found, "job_state", state="running") == 1
         return (
             runs

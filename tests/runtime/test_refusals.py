@@ -142,7 +142,7 @@ def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropp
     pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
     job = pipeline.start()
     deadline = time.monotonic() + 60
-    while not any(one.commit_stuck for one in job.status().sinks):
+    while not any(sink.commit_stuck for sink in job.status().sinks):
         assert time.monotonic() < deadline, job.status()
         time.sleep(0.02)
     assert "; sink ledger is stuck and refuses transaction refused.ledger/" in str(job.status())
@@ -152,11 +152,11 @@ def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropp
 
     # A new start takes up what is decided, and says the same until somebody has mended it.
     job = pipeline.start()
-    while not any(one.commit_stuck for one in job.status().sinks):
+    while not any(sink.commit_stuck for sink in job.status().sinks):
         assert time.monotonic() < deadline, job.status()
         time.sleep(0.02)
     mended.touch()
     status = job.wait(60)
     assert status.state is JobState.FINISHED
-    assert not any(one.commit_stuck or one.commit_refusal for one in status.sinks)
+    assert not any(sink.commit_stuck or sink.commit_refusal for sink in status.sinks)
     assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))

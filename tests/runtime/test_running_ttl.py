@@ -41,7 +41,7 @@ class PhasedSource(CountingSource):
     """The process whose clock is left alone."""
 
     def __reduce__(self) -> Any:
-        return _unpickled, ({one.name: getattr(self, one.name) for one in fields(self)},)
+        return _unpickled, ({field.name: getattr(self, field.name) for field in fields(self)},)
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         return _PhasedReader(self, super().reader(splits, context))

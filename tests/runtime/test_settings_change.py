@@ -116,7 +116,7 @@ def described(work: Work, uid: str = "windows") -> dict[str, str]:
     source = ReadFrom(SOURCE, {None: WatermarkStrategy("id")})
     graph.add(source, uid="records", schema=SOURCE.schema)
     work(Stream(graph, Feed("records", SOURCE.schema)))
-    (operator,) = [one for one in graph.graph().operators if one.uid == uid]
+    (operator,) = [operator for operator in graph.graph().operators if operator.uid == uid]
     return describe_operator(operator)
 
 

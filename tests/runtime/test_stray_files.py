@@ -53,7 +53,9 @@ def test_a_job_starts_and_is_listed_beside_files_and_directories_that_are_no_job
         status, listed, error = run(tmp_path, "checkpoints list", "--json")
     assert (status, '"kind": "checkpoint"' in listed) == (0, True), error
     assert_exactly_once(sink, SOURCE)
-    warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert any(f"{root}/backups" in text and "Permission denied" in text for text in warnings)
     assert not any("README" in text or "lost+found" in text for text in warnings)
 

@@ -70,7 +70,7 @@ def _leaves_undecided(
 def _knows_unsettled(
     claim: batches.BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
-    left = tuple(one for one in claim.decisions if not one.is_committed)
+    left = tuple(decision for decision in claim.decisions if not decision.is_committed)
     return plan_claimed(replace(claim, decisions=left), in_doubt, sink_ids=sink_ids)
 
 

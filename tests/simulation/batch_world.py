@@ -236,7 +236,7 @@ class World:
         decisions = tuple(self.decisions.values())
         if self.retained is not None:
             # A log tells by its next decision that one is committed.
-            before = tuple(replace(one, is_committed=True) for one in decisions[:-1])
+            before = tuple(replace(decision, is_committed=True) for decision in decisions[:-1])
             decisions = (*before, *decisions[-1:])
         return BatchClaim(AttemptId(self.attempt), decisions)
 
@@ -248,17 +248,19 @@ class World:
             raise Failed(verdict.reason)
         if isinstance(verdict, Stands):
             return verdict.decision
-        for one in proposed.committables:
+        for committable in proposed.committables:
             known = self.prepared.keys() | self.staged.keys() | self.taken_away
-            if one.transaction not in known:
-                raise Violated(f"{proposed.batch} decides {one}, which is rolled back or gone")
+            if committable.transaction not in known:
+                raise Violated(
+                    f"{proposed.batch} decides {committable}, which is rolled back or gone"
+                )
         if with_rows and self.kind is Kind.DATABASE and not self.rules.rows_first:
             self.apply_staged(proposed, batch)
         if batch.replaces and self.visible() != list(batch.rows):
             raise Violated(f"{proposed.batch} is to replace all rows: {self.visible()} are visible")
         self.decisions[proposed.batch] = proposed
         self.decided += 1
-        self.ever_decided.update(one.transaction for one in proposed.committables)
+        self.ever_decided.update(committable.transaction for committable in proposed.committables)
         if self.looks:
             self.written.add(self.numbers[proposed.batch])
         self.note(f"attempt {proposed.attempt} decides {proposed.batch.number}")
@@ -305,9 +307,9 @@ class World:
     def apply_staged(self, proposed: BatchDecision, batch: Batch) -> None:
         """Apply what is staged in the database of the decisions, or nothing of it."""
         staged = [
-            one.transaction
-            for one in proposed.committables
-            if is_staged(one) and one.transaction.sink_id in self.in_keeper
+            committable.transaction
+            for committable in proposed.committables
+            if is_staged(committable) and committable.transaction.sink_id in self.in_keeper
         ]
         if any(one not in self.staged for one in staged):
             raise Failed("nothing is staged by this name")
@@ -372,7 +374,7 @@ class World:
         if version <= self.version:
             return
         names = [one.transaction for one in listed]
-        if gone := [one for one in names if one not in self.prepared]:
+        if gone := [name for name in names if name not in self.prepared]:
             if set(gone) <= self.taken_away:
                 raise RowsLost(str(gone))
             raise Violated(f"version {version} is to have {gone}, which are not there")

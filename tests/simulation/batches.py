@@ -381,7 +381,7 @@ def _without_faults(world: batch_world.World) -> None:
     What is left of tasks has ended before, or goes on beside it.
     """
     world.faults = False
-    world.processes = [one for one in world.processes if one.task]
+    world.processes = [process for process in world.processes if process.task]
     if world.chance.random() < 0.5:
         _run_to_end(world)
     world.source += 2

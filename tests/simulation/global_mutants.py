@@ -109,7 +109,7 @@ class _FurthestCommitter(CheckpointCoordinator):
     """Takes for delivered what one committer has committed, and another may not."""
 
     def _find_delivered_through(self) -> CheckpointId:
-        return max((self._delivered[one] for one in self._committers), default=GENESIS)
+        return max((self._delivered[committer] for committer in self._committers), default=GENESIS)
 
 
 class _NamesNoneUndelivered(CheckpointCoordinator):

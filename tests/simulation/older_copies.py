@@ -93,7 +93,7 @@ def check_older_copy(world: World, copy: OlderCopy) -> None:
 def check_kept_savepoint(world: World, kept: Kept) -> None:
     """Raise Violation unless a start in empty storage is refused after later commits."""
     taken = kept.savepoint.completed
-    listed = {one.transaction for one in committables_of(taken)}
+    listed = {committable.transaction for committable in committables_of(taken)}
     targets = world.targets.values()
     whole = frozenset[TransactionId]().union(
         *(t.proofs for t in targets if isinstance(t, Versioned))

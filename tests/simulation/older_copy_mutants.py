@@ -36,7 +36,7 @@ def _savepoint_without_claims(
     savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord], **told: Any
 ) -> None:
     """Judges whole checkpoints by their number alone."""
-    check_targets(savepoint, view, [replace(one, claims=()) for one in records], **told)
+    check_targets(savepoint, view, [replace(record, claims=()) for record in records], **told)
 
 
 OLDER_COPY_MUTANTS: tuple[Variant, ...] = (

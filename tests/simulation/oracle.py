@@ -271,7 +271,7 @@ class Oracle:
     def moved(self, taken: CompletedCheckpoint) -> None:
         """Expect the new log to decide the checkpoints after `taken` by itself."""
         numbers = (record.completed.checkpoint for record in self.decided)
-        self._left_behind.update(one for one in numbers if one > taken.checkpoint)
+        self._left_behind.update(number for number in numbers if number > taken.checkpoint)
 
     def expect_rewind(self, decision: CompletedCheckpoint, taken: CompletedCheckpoint) -> None:
         """Take in that `decision`, if it is made, takes back what was decided after `taken`."""
@@ -301,7 +301,9 @@ class Oracle:
         self.went_back(target.sink_id)
         if isinstance(target, Versioned):
             numbers = (record.completed.checkpoint for record in self.decided)
-            self._lacking[target.sink_id] = {one for one in numbers if one > target.highest}
+            self._lacking[target.sink_id] = {
+                number for number in numbers if number > target.highest
+            }
 
     # --- at the end of an attempt that finishes the job ------------------------------------------
 

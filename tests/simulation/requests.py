@@ -74,7 +74,7 @@ class SavepointDesk:
 
     def check_kept(self, requests: Iterable[Request]) -> None:
         """Raise Violation unless each that waits is once among `requests`."""
-        kept = [one.id for one in requests if isinstance(one, SavepointRequest)]
+        kept = [request.id for request in requests if isinstance(request, SavepointRequest)]
         for asked in self._asked.values():
             waits = not asked.is_under_way and not asked.answers
             times = kept.count(asked.request.id)

@@ -76,7 +76,7 @@ def note_savepoint(world: World, kept: Kept) -> None:
         return
     taken = kept.savepoint.completed
     cut = (taken.attempt, taken.checkpoint)
-    targets = [one for one in world.targets.values() if one.sink_id not in world.silent]
+    targets = [target for target in world.targets.values() if target.sink_id not in world.silent]
     if any((t.attempt, t.checkpoint) > cut for target in targets for t in target.proofs):
         return
     world.rewind_point = RewindPoint(
@@ -138,5 +138,5 @@ def draw_silent(world: World) -> frozenset[str]:
     """Return the sinks whose targets do not tell what they have committed."""
     if world.rewinds is None or not world.rewinds.has_silent:
         return frozenset()
-    silent = [one for one in world.targets.values() if not isinstance(one, Versioned)]
+    silent = [target for target in world.targets.values() if not isinstance(target, Versioned)]
     return frozenset({silent[-1].sink_id}) if len(world.targets) > 1 and silent else frozenset()

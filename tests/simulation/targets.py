@@ -127,7 +127,7 @@ class Target(Server, ABC):
         self.rows.extend(rows)
 
     def _forget(self, before: CheckpointId) -> None:
-        old = {one for one in self.proofs if one.checkpoint < before}
+        old = {proof for proof in self.proofs if proof.checkpoint < before}
         self.proofs -= old
         self.pruned |= old
 
@@ -340,7 +340,7 @@ class Versioned(Target):
 
     @property
     def in_doubt(self) -> list[TransactionId]:
-        return [one for one in self.files if one not in self.proofs]
+        return [file for file in self.files if file not in self.proofs]
 
     def pre_commit(self, transaction: TransactionId, rows: list[Row]) -> Steps[None]:
         if transaction in self.files:

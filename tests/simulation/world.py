@@ -489,10 +489,10 @@ class World:
         """Return the time at which what slot `sender` sends slot `receiver` moves on."""
         return max(
             (
-                one.ends_s
-                for one in self.stand_stills
-                if (one.sender, one.receiver) == (sender, receiver)
-                and one.begins_s <= self.now_s < one.ends_s
+                still.ends_s
+                for still in self.stand_stills
+                if (still.sender, still.receiver) == (sender, receiver)
+                and still.begins_s <= self.now_s < still.ends_s
             ),
             default=self.now_s,
         )

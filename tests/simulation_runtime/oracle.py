@@ -63,7 +63,7 @@ class Oracle:
         expected = Counter(map(_to_row, self._plan.records))
         for name in ("raw", "copy"):
             _require_same(name, Counter(self._targets[name].rows), expected)
-        self._check_windows([one for one in self._plan.records if one.at is not None])
+        self._check_windows([record for record in self._plan.records if record.at is not None])
         for name, target in self._targets.items():
             if target.prepared:
                 raise Violation(f"{name}: {sorted(target.prepared)} are left prepared")
@@ -99,7 +99,9 @@ class Oracle:
 
     def _find_last_due(self) -> int:
         """Return the time at which the last window of all is due."""
-        latest = max((one.at for one in self._plan.records if one.at is not None), default=0)
+        latest = max(
+            (record.at for record in self._plan.records if record.at is not None), default=0
+        )
         return latest - latest % WINDOW_MS + WINDOW_MS - 1
 
     def _check_windows(self, records: Iterable[Record]) -> None:

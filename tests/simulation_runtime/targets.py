@@ -157,7 +157,7 @@ class _Committer(Committer):
     def prune(self, before: CheckpointId) -> None:
         self._target.call()
         proofs = self._target.proofs
-        self._target.proofs = {one for one in proofs if one.checkpoint >= before}
+        self._target.proofs = {proof for proof in proofs if proof.checkpoint >= before}
 
     def close(self) -> None:
         pass

@@ -34,7 +34,7 @@ def examine(*arguments: str, **environment: str) -> tuple[int, list[dict[str, st
 
 def test_executors_that_agree_with_the_driver_are_well(tmp_path: Path) -> None:
     status, findings = examine("--storage", str(tmp_path / "checkpoints"), "--timeout", "120")
-    by_area = {one["area"]: one for one in findings}
+    by_area = {finding["area"]: finding for finding in findings}
     assert status == 0, findings
     assert "Spark 4" in by_area["spark"]["found"]
     assert f"onceflow {onceflow.__version__}" in by_area["executors"]["found"]
@@ -50,12 +50,12 @@ def test_executors_without_our_packages_are_told_what_to_install(tmp_path: Path)
         *("--timeout", "120", "--master", "local[2]", "--parallelism", "3"), PYSPARK_PYTHON=bare
     )
     assert status == 1
-    (executor,) = [one for one in findings if one["area"] == "executors"]
+    (executor,) = [finding for finding in findings if finding["area"] == "executors"]
     assert executor["level"] == "problem"
     assert bare in executor["found"]
     assert "pyarrow missing (ModuleNotFoundError" in executor["found"]
     assert executor["remedy"].startswith(f"{bare} -m pip install 'onceflow @ file://")
-    (slots,) = [one for one in findings if "task slots" in one["found"]]
+    (slots,) = [finding for finding in findings if "task slots" in finding["found"]]
     assert (slots["level"], slots["found"]) == ("problem", "2 task slots")
     assert slots["remedy"] == "--master 'local[3]'"
 
@@ -71,7 +71,7 @@ def test_spark_that_does_not_start_is_killed_at_its_deadline(tmp_path: Path) -> 
     java.chmod(0o755)
     status, findings = examine("--timeout", "8", JAVA_HOME=str(tmp_path))
     assert status == 1
-    (spark,) = [one for one in findings if one["area"] == "spark"]
+    (spark,) = [finding for finding in findings if finding["area"] == "spark"]
     assert "no answer within 8 s" in spark["found"]
     left = [pid for pid in (tmp_path / "pids").read_text().split() if _runs(int(pid))]
     assert left == []

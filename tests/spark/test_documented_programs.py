@@ -56,7 +56,7 @@ def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
     checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
     pages = programs("operators.md") + programs("joins.md")
     run(pages, spark=spark, checkpoints=checkpoints, target=target)
-    large = [one for one in payments() if one["amount"] > 1_000]
+    large = [payment for payment in payments() if payment["amount"] > 1_000]
     assert sorted(one["id"] for one in rows_in(tmp_path / "target/large")) == [
         one["id"] for one in large
     ]
@@ -67,7 +67,7 @@ def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
     assert {account: one["total"] for account, one in last.items()} == sums
     assert all(one["euros"] == one["amount"] / 100 for one in last.values())
     doubled = sorted((one["id"], one["amount"]) for one in rows_in(tmp_path / "target/doubled"))
-    assert doubled == [(one["id"], 2 * one["amount"]) for one in payments()]
+    assert doubled == [(payment["id"], 2 * payment["amount"]) for payment in payments()]
     selected = sorted((one["id"], one["euros"]) for one in rows_in(tmp_path / "target/selected"))
     assert selected == [(one["id"], one["amount"] / 100) for one in large]
 
@@ -87,7 +87,7 @@ def test_programs_of_the_dataframes_page_run_as_shown(spark: SparkSession, tmp_p
     assert sorted(one["total"] for one in rows_in(tmp_path / "target/totals")) in ([1, 3], [2, 3])
     credit = {"acct-000001": 500, "acct-000002": 900}
     assert sorted((one["id"], one["credit"]) for one in rows_in(tmp_path / "target/enriched")) == [
-        (one["id"], credit.get(one["account"])) for one in payments()
+        (payment["id"], credit.get(payment["account"])) for payment in payments()
     ]
 
 
@@ -110,7 +110,7 @@ def test_programs_of_the_pages_on_state_run_as_shown(spark: SparkSession, tmp_pa
     assert {paid["acct-000001"] + 100, paid["acct-000002"] + 250} <= last
     rows = rows_in(tmp_path / "target")
     assert len(rows) == 10_000
-    assert sum(one["first"] for one in rows) == len({one["account"] for one in rows}) == 100
+    assert sum(row["first"] for row in rows) == len({row["account"] for row in rows}) == 100
     reached = defaultdict[tuple[str, date], set[int]](set)
     for one in rows:
         reached[one["account"], date.fromtimestamp(one["ts"] / 1000)].add(one["today"])

@@ -130,7 +130,7 @@ def test_the_attempts_token_and_key_are_in_no_log_line_status_or_stage(
         job.wait(60)
     tracker: Any = spark.sparkContext.statusTracker()
     jobs = [tracker.getJobInfo(one) for one in tracker.getJobIdsForGroup("onceflow-quiet-3")]
-    stages = [tracker.getStageInfo(stage) for one in jobs if one for stage in one.stageIds]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
     assert stages
     assert len(tokens) == len(plans) == 3
     captured = capfd.readouterr()

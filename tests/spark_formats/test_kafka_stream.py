@@ -120,7 +120,7 @@ def test_raw_records_have_the_columns_of_sparks_own_source(
     assert (bytes(first.key), bytes(first.value), first.topic) == (b"k", b"v", topic)
     assert (first.partition, first.offset, first.timestampType) == (0, 0, 0)
     assert first.timestamp.timestamp() == at_ms / 1000
-    assert [(one.key, one.value and bytes(one.value)) for one in first.headers] == [
+    assert [(header.key, header.value and bytes(header.value)) for header in first.headers] == [
         ("trace", b"\x01\x02"),
         ("empty", None),
     ]

@@ -101,7 +101,7 @@ def executor_of_a_waiting_task(url: str) -> int:
     ports = {row[0] for row in query(url, waiting)}
     for process in psutil.process_iter():
         try:
-            found = {one.laddr.port for one in process.net_connections("tcp")}
+            found = {connection.laddr.port for connection in process.net_connections("tcp")}
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
         if found & ports:

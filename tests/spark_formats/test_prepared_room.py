@@ -97,7 +97,7 @@ def test_tasks_leave_alone_the_room_that_others_use(url: str, tmp_path: Path) ->
         other.execute("BEGIN; INSERT INTO ledger VALUES (99); PREPARE TRANSACTION 'of another'")
         reports = [driver.task(plan, index, [index]) for index in range(4)]
         other.execute("ROLLBACK PREPARED 'of another'")
-    staged = [is_staged(one) for report in reports for one in report.committables]
+    staged = [is_staged(committable) for report in reports for committable in report.committables]
     assert staged == [False, False, True, True]
     driver.commit(reports)
     assert (ids_in(url), prepared(url)) == ([0, 1, 2, 3], [])
@@ -168,8 +168,8 @@ def test_dead_letters_count_where_the_server_has_room_for_some_of_a_batch(
             task(1)
 
     task(0)
-    committables = [one for report in reports for one in report.committables]
-    assert [is_staged(one) for one in committables].count(True) == 1
+    committables = [committable for report in reports for committable in report.committables]
+    assert [is_staged(committable) for committable in committables].count(True) == 1
     assert len(prepared(url)) == 3
     driver.commit(reports)
     assert (ids_in(url), prepared(url)) == ([0, 1], [])

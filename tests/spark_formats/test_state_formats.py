@@ -80,7 +80,7 @@ def test_every_kind_of_state_is_read_typed_from_checkpoint_and_savepoint(kept: K
 
 def test_positions_of_a_source_are_read_and_values_as_json_or_bytes(kept: Kept) -> None:
     splits = state(kept.storage, uid="records")["value"].to_pylist()
-    assert {json.loads(one)["id"] for one in splits} == {"0", "1"}
+    assert {json.loads(split)["id"] for split in splits} == {"0", "1"}
     seen = by_key(state(kept.savepoint, uid="remembers", state="seen", valueFormat="json"))
     assert set(json.loads(seen["7"])) == {"id", "amount"}
     last = state(kept.savepoint, uid="remembers", state="last", valueFormat="binary")

@@ -346,7 +346,7 @@ def test_a_value_in_json_records_is_what_was_written_or_its_row_was_dropped(
     _save(rows, "onceflow-kafka", **options, **staging)
     read = {
         value["n"]: value
-        for value in (json.loads(one.value() or b"") for one in messages(servers, topic))
+        for value in (json.loads(message.value() or b"") for message in messages(servers, topic))
     }
     kept = [number for number, (_, value) in places.items() if value is None or _json_takes(value)]
     assert sorted(read) == kept

@@ -188,7 +188,7 @@ def test_several_tables_are_written_at_once_by_one_token_and_without(tmp_path: P
         save(SQLiteFormat.make_sink, sqlite_options(file, table), [0])
     with ThreadPoolExecutor(len(writes)) as threads:
         started = [
-            threads.submit(save, SQLiteFormat.make_sink, one, range(1, 20)) for one in writes
+            threads.submit(save, SQLiteFormat.make_sink, write, range(1, 20)) for write in writes
         ]
         for one in started:
             one.result()

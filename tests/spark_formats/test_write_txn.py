@@ -100,7 +100,7 @@ def test_staged_rows_that_the_table_refuses_are_listed_and_given_up_and_may_be_w
     plan = driver.plan(2)
     reports = [driver.task(plan, 0, range(3, 6)), driver.task(plan, 1, range(6, 9))]
     commits = driver.commits()
-    parts = [(one.partition, one.committables) for one in reports]
+    parts = [(report.partition, report.committables) for report in reports]
     commits.decisions.decide(
         decision_of(plan.batch, plan.attempt, parts, fingerprint=plan.fingerprint)
     )

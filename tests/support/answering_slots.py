@@ -147,7 +147,9 @@ class ManySlots:
             case Deploy():
                 return [Running()]
             case Barrier(checkpoint):
-                return [Acked(checkpoint, one) for one in self._snapshots(slot, checkpoint)]
+                return [
+                    Acked(checkpoint, snapshot) for snapshot in self._snapshots(slot, checkpoint)
+                ]
             case Complete(checkpoint):
                 refs = (SubtaskRef(chain, slot) for chain in (SOURCE, KEYED))
                 return [CommittedThrough(ref, checkpoint, 1.0, checkpoint) for ref in refs]

@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             for key in keys
         )
         found += "".join(
-            f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>"
-            for one in sorted(directories)
+            f"<CommonPrefixes><Prefix>{escape(directory)}</Prefix></CommonPrefixes>"
+            for directory in sorted(directories)
         )
         return f"<ListBucketResult>{found}<IsTruncated>false</IsTruncated></ListBucketResult>"

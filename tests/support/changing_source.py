@@ -49,7 +49,7 @@ class _Reader(SourceReader):
         if not isinstance(polled, pa.RecordBatch):
             return polled
         deletes = map(self._source.deletes, polled.column("id").to_pylist())
-        operations = pa.array(["d" if one else "u" for one in deletes], pa.string())
+        operations = pa.array(["d" if delete else "u" for delete in deletes], pa.string())
         return polled.append_column("op", operations)
 
     @override

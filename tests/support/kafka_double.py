@@ -64,7 +64,7 @@ class _Producer:
         self, offsets: Sequence[TopicPartition], group: str, timeout_s: float
     ) -> None:
         _lose(lost=any(self._call()))
-        self._offsets |= {(group, one.topic): one.metadata or "" for one in offsets}
+        self._offsets |= {(group, offset.topic): offset.metadata or "" for offset in offsets}
 
     def commit_transaction(self, timeout_s: float) -> None:
         before, after = self._call()

@@ -134,7 +134,7 @@ def _read_delta(job: DeltaJob) -> dict[int, dict[str, object]]:
             action = json.loads(line)
             if "metaData" in action:
                 columns = json.loads(action["metaData"]["schemaString"])["fields"]
-                kinds = {one["name"]: one["type"] for one in columns}
+                kinds = {column["name"]: column["type"] for column in columns}
             if "add" in action:
                 files[unquote(action["add"]["path"])] = action["add"]["partitionValues"]
             if "remove" in action:

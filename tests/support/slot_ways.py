@@ -32,7 +32,7 @@ class SlotWays:
     def through_proxies(self, addresses: tuple[str, ...], *rest: Any) -> Deploy:
         """Build the message that tells a slot where the others are: behind their proxies."""
         if tuple(address for address, _ in self._proxies) != addresses:
-            self._proxies = tuple((one, self._proxy_of(one)) for one in addresses)
+            self._proxies = tuple((address, self._proxy_of(address)) for address in addresses)
         ways = (f"{address.rpartition(':')[0]}:{proxy.port}" for address, proxy in self._proxies)
         return Deploy(tuple(ways), *rest)
 

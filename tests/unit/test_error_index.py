@@ -18,9 +18,9 @@ def test_the_index_of_errors_names_every_error_that_a_user_can_meet() -> None:
     text = _PAGE.read_text()
     index = text[text.index("## By the name of the error") : text.index("### After a loss")]
     raised = {
-        one
-        for one in vars(errors).values()
-        if inspect.isclass(one) and issubclass(one, OnceflowError)
+        member
+        for member in vars(errors).values()
+        if inspect.isclass(member) and issubclass(member, OnceflowError)
     }
     wanted = {one.__name__ for one in ({*raised, StorageRefused} - _ROOTS)}
     assert sorted(name for name in wanted if f"`{name}`" not in index) == []

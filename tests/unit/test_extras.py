@@ -149,7 +149,7 @@ def project() -> dict[str, Any]:
 
 
 def names_of(requirements: list[str]) -> set[str]:
-    names = (re.match(r"[\w.-]+", one) for one in requirements)
+    names = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
     return {name[0].replace("-", "_").lower() for name in names if name}
 
 

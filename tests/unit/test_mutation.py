@@ -32,7 +32,7 @@ def f(x: int = 3) -> int:
 
 def test_each_mutant_changes_one_place_and_still_parses() -> None:
     mutants = list_mutants("sample.py", _SAMPLE)
-    assert [one.what for one in mutants] == [
+    assert [mutant.what for mutant in mutants] == [
         "without self.kept = x - 1",
         "x - 1 -> x + 1",
         "1 -> 2",
@@ -45,11 +45,11 @@ def test_each_mutant_changes_one_place_and_still_parses() -> None:
         "min(x, -1) -> max(x, -1)",
         "1 -> 2",
     ]
-    for one in mutants:
-        changed = one.apply(_SAMPLE)
-        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(_SAMPLE)), one
-        assert changed.startswith(_SAMPLE[: one.start])
-        assert changed.endswith(_SAMPLE[one.end :])
+    for mutant in mutants:
+        changed = mutant.apply(_SAMPLE)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(_SAMPLE)), mutant
+        assert changed.startswith(_SAMPLE[: mutant.start])
+        assert changed.endswith(_SAMPLE[mutant.end :])
 
 
 @pytest.mark.parametrize("name", ROOMS)
@@ -94,6 +94,6 @@ def test_the_table_of_scores_says_which_files_were_sampled() -> None:
 def test_each_excuse_names_a_mutant_and_gives_a_reason() -> None:
     excuses = read_excuses()
     files = {name.partition(":")[0] for name in excuses}
-    mutants = [one for file in files for one in list_mutants(file, (ROOT / file).read_text())]
+    mutants = [mutant for file in files for mutant in list_mutants(file, (ROOT / file).read_text())]
     assert set(excuses) <= set(map(name_for_excuse, mutants)), "an excuse of a mutant that is gone"
     assert all(len(reason) > 20 for reason in excuses.values())

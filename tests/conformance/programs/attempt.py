@@ -217,7 +217,9 @@ class Attempt:
             if isinstance(subtask, SourceSubtask) and subtask._source.reader.snapshot():
                 subtask._step()
                 subtask._flush()
-        receiving = [one for one in self._subtasks if not isinstance(one, SourceSubtask)]
+        receiving = [
+            subtask for subtask in self._subtasks if not isinstance(subtask, SourceSubtask)
+        ]
         for _ in range(STEPS_MAX):
             waiting = [one for one in receiving if one.gate.waiting() or not one._flush()]
             if not waiting:
@@ -232,11 +234,13 @@ class Attempt:
         Which records are late is then a matter of the rows alone.
         """
         idle = [
-            one
-            for one in self._subtasks
-            if isinstance(one, SourceSubtask) and not one._source.reader.snapshot()
+            subtask
+            for subtask in self._subtasks
+            if isinstance(subtask, SourceSubtask) and not subtask._source.reader.snapshot()
         ]
-        receiving = [one for one in self._subtasks if not isinstance(one, SourceSubtask)]
+        receiving = [
+            subtask for subtask in self._subtasks if not isinstance(subtask, SourceSubtask)
+        ]
         for _ in range(8 + 8 * self.parallelism):
             for subtask in (*idle, *receiving):
                 subtask._step()
@@ -348,7 +352,9 @@ class Attempt:
             for subtask in self._rng.sample(self._subtasks, len(self._subtasks)):
                 subtask._step()
                 self._raise_failures()
-            seen = sum(one.records_in for subtask in self._subtasks for one in subtask._operators)
+            seen = sum(
+                operator.records_in for subtask in self._subtasks for operator in subtask._operators
+            )
             busy = any(_is_busy(subtask) for subtask in self._subtasks) or seen != before
             before = seen
             quiet = 0 if busy else quiet + 1

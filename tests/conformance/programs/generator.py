@@ -140,7 +140,7 @@ class Program:
                 return first.running(**_ordered(aggregates, version), uid="work")
             case "result":
                 kind, value = INEXACT[self.seed % len(INEXACT)]
-                last = max((one["id"] for one in self.records()), default=0)
+                last = max((record["id"] for record in self.records()), default=0)
                 schema = pa.schema([("id", pa.int64()), ("made", kind)])
                 return streams[0].map(Returned(last, value), schema=schema)
             case "process":

@@ -51,7 +51,8 @@ def check_progress(program: Program, phases: int, rows: Sequence[Row]) -> None:
     match program.kind:
         case "process":
             due: set[Any] = {
-                (plain(one.record["key"]), event_time_of(one.record["at"])) for one in arrivals
+                (plain(arrival.record["key"]), event_time_of(arrival.record["at"]))
+                for arrival in arrivals
             }
             rows = [row for row in rows if row["fired"] is not None and row["part"] == 0]
             written = {(plain(row["key"]), row["fired"]) for row in rows}
@@ -298,7 +299,7 @@ def _check_content(program: Program, history: History, row: Row, records: Sequen
         if "added" in row:
             assert row["added"] == [_added_of(history, one) for one in ordered], row
     else:
-        values = [one["v"] for one in records]
+        values = [record["v"] for record in records]
         found = (row["n"], row["total"], row["low"])
         assert found == (len(values), sum(values), min(values)), (row, values)
 
@@ -315,7 +316,11 @@ def _check_sessions(program: Program, history: History, rows: Sequence[Row]) -> 
         _check_content(program, history, emitted[window][-1], records)
         assert is_late or len(emitted[window]) == 1, emitted[window]
     for key, start, end in emitted.keys() - sessions.keys():
-        wholes = (one for one in sessions if one[0] == key and one[1] <= start <= end <= one[2])
+        wholes = (
+            session
+            for session in sessions
+            if session[0] == key and session[1] <= start <= end <= session[2]
+        )
         is_part = is_late and any(wholes)
         assert is_part, f"{(key, start, end)} is no part of {list(sessions)[:5]}"
 
@@ -324,7 +329,7 @@ def _window_of(program: Program, row: Row) -> Any:
     if "start" in row:
         return plain(row["key"]), row["start"], row["end"]
     bounds = (row["window_start"], row["window_end"])
-    return plain(row["key"]), *(round(one.timestamp() * 1000) for one in bounds)
+    return plain(row["key"]), *(round(bound.timestamp() * 1000) for bound in bounds)
 
 
 def _windows_with(
@@ -332,13 +337,13 @@ def _windows_with(
 ) -> tuple[dict[Any, list[Row]], set[Any]]:
     held: dict[Any, list[Row]] = defaultdict(list)
     again: set[Any] = set()
-    for one in arrivals:
-        for start, end in _windows_of(program, one.record["at"]):
-            is_due = end - 1 <= one.watermark
-            if is_due and end - 1 + program.lateness_ms <= one.watermark:
+    for arrival in arrivals:
+        for start, end in _windows_of(program, arrival.record["at"]):
+            is_due = end - 1 <= arrival.watermark
+            if is_due and end - 1 + program.lateness_ms <= arrival.watermark:
                 continue
-            window = (plain(one.record["key"]), start, end)
-            held[window].append(one.record)
+            window = (plain(arrival.record["key"]), start, end)
+            held[window].append(arrival.record)
             if is_due:
                 again.add(window)
     return held, again
@@ -379,5 +384,5 @@ def _sessions(program: Program) -> dict[Any, list[Row]]:
 
 
 def _bounds(records: Sequence[Row], program: Program) -> tuple[int, int]:
-    times = [one["at"] for one in records]
+    times = [record["at"] for record in records]
     return min(times), max(times) + program.size_ms

@@ -64,8 +64,10 @@ def forget_event_time() -> AbstractContextManager[Any]:
             replace(
                 slot,
                 operators=tuple(
-                    replace(one, lists={k: v for k, v in one.lists.items() if k != EVENT_TIME})
-                    for one in slot.operators
+                    replace(
+                        operator, lists={k: v for k, v in operator.lists.items() if k != EVENT_TIME}
+                    )
+                    for operator in slot.operators
                 ),
             )
             for slot in slots

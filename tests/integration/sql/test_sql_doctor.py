@@ -112,7 +112,7 @@ def test_a_table_that_would_not_keep_rows_is_a_problem_and_the_statement_mends_i
 ) -> None:
     database.query(dialect.loose_table)
     status, findings = examine("--url", database.url, "--table", "payments")
-    (finding,) = [one for one in findings if one["area"] == "table payments"]
+    (finding,) = [finding for finding in findings if finding["area"] == "table payments"]
     assert status == 1
     assert dialect.said_of_loose in finding["found"]
     database.query(finding["remedy"])

@@ -234,10 +234,12 @@ def test_committers_that_race_for_one_transaction_never_call_it_lost(
     for checkpoint in range(1, 41):
         writer.write(rows([checkpoint]))
         (committable,) = writer.pre_commit(CheckpointId(checkpoint))
-        outcomes = _all_at_once([partial(one.commit, committable) for one in committers])
+        outcomes = _all_at_once(
+            [partial(committer.commit, committable) for committer in committers]
+        )
         assert outcomes.count(Committed()) == 1, outcomes
         assert all(
-            isinstance(one, (Committed, AlreadyCommitted, RetryLater)) for one in outcomes
+            isinstance(outcome, (Committed, AlreadyCommitted, RetryLater)) for outcome in outcomes
         ), outcomes
     assert database.ids_in() == list(range(1, 41))
 

@@ -570,4 +570,4 @@ def test_ledger_may_be_in_a_schema_of_choice(database: Database) -> None:
                 assert job.committer().commit(committable) == Committed()
             found = database.query(f"SELECT transaction_id FROM {schema}.onceflow_ledger")
             assert found == [(str(committable.transaction),)]
-            assert [one for one in database.tables() if one == "onceflow_ledger"] == others
+            assert [table for table in database.tables() if table == "onceflow_ledger"] == others

@@ -74,7 +74,7 @@ def job(database: Database, staging: FileStagingArea) -> Iterator[SqlJob]:
 
 def _staged(job: SqlJob) -> list[str]:
     assert job.staging is not None
-    return [str(one) for one in job.staging.transactions()]
+    return [str(transaction) for transaction in job.staging.transactions()]
 
 
 def test_rows_are_seen_at_the_commit_and_nothing_is_held_before(

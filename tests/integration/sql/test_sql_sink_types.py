@@ -214,9 +214,9 @@ def test_random_values_arrive_as_they_were(database: Database, tables: TypeTable
 @pytest.mark.parametrize(
     ("kind", "shown", "column", "value"),
     [
-        pytest.param(kind, *one, id=f"{kind.name}-{one[1].type}-{one[0]}")
+        pytest.param(kind, *misfit, id=f"{kind.name}-{misfit[1].type}-{misfit[0]}")
         for kind, tables in _EVERY
-        for one in tables.misfits
+        for misfit in tables.misfits
     ],
     indirect=["kind"],
 )
@@ -304,8 +304,8 @@ def test_many_rows_go_into_a_table_that_is_called_like_a_part_of_the_statement(
 def test_many_wide_rows_arrive_as_they_were(database: Database, columns: int, engine: str) -> None:
     """Goal: the server has room for what cuts them, in memory and on disk, where MEMORY goes."""
     texts = [f"v{number}" for number in range(columns - 1)]
-    _create(database, "n int PRIMARY KEY, " + ", ".join(f"{one} varchar(99)" for one in texts))
-    schema = pa.schema([("n", pa.int32()), *((one, pa.string()) for one in texts)])
+    _create(database, "n int PRIMARY KEY, " + ", ".join(f"{text} varchar(99)" for text in texts))
+    schema = pa.schema([("n", pa.int32()), *((text, pa.string()) for text in texts)])
     values = pa.array(["x" * (row % 90) if row % 7 else None for row in range(COLUMN_ROWS_MIN)])
     rows = pa.record_batch([range(COLUMN_ROWS_MIN), *[values] * len(texts)], schema=schema)
     database.query(f"SET GLOBAL internal_tmp_mem_storage_engine = {engine}", "SELECT 1")
@@ -395,9 +395,9 @@ def test_types_that_no_table_is_created_for_are_named(
 @pytest.mark.parametrize(
     ("kind", "shown", "keys"),
     [
-        pytest.param(kind, *one, id=f"{kind.name}-{one[1].type}-{one[0]}")
+        pytest.param(kind, *key, id=f"{kind.name}-{key[1].type}-{key[0]}")
         for kind, tables in _EVERY
-        for one in tables.keys
+        for key in tables.keys
     ],
     indirect=["kind"],
 )

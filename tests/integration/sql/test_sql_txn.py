@@ -168,7 +168,7 @@ def test_a_loss_that_was_made_good_by_hand_lets_the_job_go_on(
     log.decide(1, [decided])
     database.settle(database.words.rollback, decided.transaction)
     statements = re.findall(r"```sql\n(.*?)```", _OPERATIONS.read_text(), flags=re.DOTALL)
-    (statement,) = (one for one in statements if "INSERT INTO" in one)
+    (statement,) = (statement for statement in statements if "INSERT INTO" in statement)
     attempt, checkpoint = decided.transaction.attempt, decided.transaction.checkpoint
     for shown, meant in (
         ("onceflow.onceflow_ledger", database.ledger),

@@ -133,8 +133,13 @@ def _adds_rows(body: bytes) -> bool:
     if b"onceflow.checkpoint-before" not in body:
         return False
     updates: list[dict[str, Any]] = json.loads(body)["updates"]
-    summaries = [one["snapshot"]["summary"] for one in updates if one["action"] == "add-snapshot"]
-    return any(one["onceflow.checkpoint"] != one["onceflow.checkpoint-before"] for one in summaries)
+    summaries = [
+        update["snapshot"]["summary"] for update in updates if update["action"] == "add-snapshot"
+    ]
+    return any(
+        summary["onceflow.checkpoint"] != summary["onceflow.checkpoint-before"]
+        for summary in summaries
+    )
 
 
 class _GatewayServer(ThreadingHTTPServer):

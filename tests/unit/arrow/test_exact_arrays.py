@@ -132,7 +132,7 @@ def test_integers_of_any_python_number_are_those_numbers(
     kind: pa.DataType, numbers: list[Any]
 ) -> None:
     inside = pa.types.is_list(kind)
-    column = [[one] for one in numbers] if inside else numbers
+    column = [[number] for number in numbers] if inside else numbers
     refusal = refusal_of(column, kind)
     if refusal is None:
         made = exact_array(column, kind)

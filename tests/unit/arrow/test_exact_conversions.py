@@ -58,7 +58,7 @@ def uses(source: str) -> Iterator[tuple[str, int]]:
         owner, name = node.func.value, node.func.attr
         module = owner.id if isinstance(owner, ast.Name) else ""
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if any(one.arg == "safe" for one in node.keywords):
+        if any(keyword.arg == "safe" for keyword in node.keywords):
             yield "safe=", node.lineno
         if name in {"read_csv", "open_csv", "read_json", "open_json"} and module != "pd":
             yield "reader", node.lineno
@@ -69,7 +69,10 @@ def uses(source: str) -> Iterator[tuple[str, int]]:
         if name == "cast" and not is_of_ours and not is_bytes and not is_written_out(given[0]):
             yield "cast", node.lineno
         if (module, name) == ("pa", "array") and len(given) > 1 and not is_empty(given[0]):
-            kinds = [*node.args[1:2], *(one.value for one in node.keywords if one.arg == "type")]
+            kinds = [
+                *node.args[1:2],
+                *(keyword.value for keyword in node.keywords if keyword.arg == "type"),
+            ]
             if not all(map(is_written_out, kinds)):
                 yield "array", node.lineno
 

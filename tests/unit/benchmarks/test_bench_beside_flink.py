@@ -77,7 +77,7 @@ def test_the_ledgers_of_one_turn_are_compared_and_ours_is_shown_by_its_parts() -
     flinks = LedgerRun.of(2_000_000, 8.0, {"engine": 12.0, "mysql": 8.0, "kafka": 1.0})
     turns = [LedgerTurns(LedgerWork("mysql", "heap"), (ours,), (flinks,))]
     report = Report(records=2_000_000, runs=1, machine={}, ledgers_beside_flink=turns)
-    found = {one.figure: one for one in compared_ledgers(turns)}
+    found = {ledger.figure: ledger for ledger in compared_ledgers(turns)}
     assert {
         name: (one.ours.median, one.ratio and one.ratio.median) for name, one in found.items()
     } == {

@@ -44,7 +44,7 @@ def ran(seconds: float) -> JobResult:
 
 def measured(name: str, *seconds: float) -> Measured:
     spec = JobSpec(records=1_000_000)
-    return Measured(Variant("ledger", name, spec), tuple(ran(one) for one in seconds))
+    return Measured(Variant("ledger", name, spec), tuple(ran(second) for second in seconds))
 
 
 def test_a_ratio_compares_runs_of_the_same_turn() -> None:

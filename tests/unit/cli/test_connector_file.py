@@ -137,10 +137,10 @@ storage_options = { key = "flow", secret = "${file:/run/secrets/s3}" }
     assert (letters.bootstrap_servers, letters.topic) == ("localhost:9092", ("letters",))
     assert isinstance(files, FileSink)
     assert files.storage_options["secret"] == "${file:/run/secrets/s3}"
-    settings = {one.name: one for one in plan.settings}
+    settings = {setting.name: setting for setting in plan.settings}
     assert settings["checkpointing.interval"].value == "5 s"
     assert settings["checkpointing.interval"].origin == f"file {tmp_path}/connector.toml"
-    by_uid = {one.uid: one for one in plan.graph.operators}
+    by_uid = {operator.uid: operator for operator in plan.graph.operators}
     assert by_uid["ledger"].inputs == ("balance",)
     assert plan.graph.edges[0].key == ("account",)
 
@@ -289,7 +289,9 @@ def test_the_schema_has_every_option_of_every_connector() -> None:
     ):
         tables = properties[section]["additionalProperties"]["anyOf"]
         for name, kind in kinds.items():
-            (table,) = (one for one in tables if name in one["properties"]["connector"]["enum"])
+            (table,) = (
+                table for table in tables if name in table["properties"]["connector"]["enum"]
+            )
             options = set(inspect.signature(kind).parameters)
             assert options <= table["properties"].keys(), name
             assert table["additionalProperties"] is False
@@ -305,7 +307,7 @@ def test_the_schema_refuses_what_the_command_refuses(mistake: str, validator: An
 
 def test_keys_of_tables_are_arguments_in_python() -> None:
     def names_of(*functions: Any) -> set[str]:
-        return {name for one in functions for name in inspect.signature(one).parameters}
+        return {name for function in functions for name in inspect.signature(function).parameters}
 
     own = {"connector", "input"}
     assert list_parameters(SourceKeys).keys() - own <= names_of(Pipeline.read)

@@ -168,7 +168,7 @@ def test_the_plan_shows_operators_and_every_setting_with_its_origin(
 
 def test_set_is_stronger_than_the_program(tmp_path: Path) -> None:
     def settings_of(target: str, *assignments: str) -> dict[str, str]:
-        flags = [flag for one in assignments for flag in ("--set", one)]
+        flags = [flag for assignment in assignments for flag in ("--set", assignment)]
         return {one["name"]: one["value"] for one in answer(target, "--plan", *flags)["settings"]}
 
     shown = settings_of("job.py:pipeline", "pipeline.parallelism=3", "endpoint.port=0")

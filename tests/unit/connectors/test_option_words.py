@@ -67,7 +67,7 @@ def mistakes(table: Table, base: Mapping[str, str]) -> Iterator[Mapping[str, str
 def arguments_in(text: str, target: Callable[..., object], table: Table) -> list[str]:
     """Return what `text` calls as Python does."""
     known = {option.name for option in table.options}
-    names = {*inspect.signature(target).parameters, *(one.argument for one in table.options)}
+    names = {*inspect.signature(target).parameters, *(option.argument for option in table.options)}
     return [
         name
         for name in sorted(names - known)

@@ -270,7 +270,9 @@ def test_options_of_streams_are_refused_where_there_are_no_triggers() -> None:
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.format} {table.direction}")
 def test_no_option_is_the_protocols_or_stands_twice(table: OptionTable[object]) -> None:
-    names = [name.lower() for one in table.options for name in (one.name, *one.meaning.aliases)]
+    names = [
+        name.lower() for option in table.options for name in (option.name, *option.meaning.aliases)
+    ]
     others = [
         *(one.name.lower() for one in PROTOCOL_OPTIONS),
         *(name.lower() for name in (*table.ignored, *table.refused)),

@@ -140,13 +140,15 @@ def test_state_of_another_key_type_is_refused_and_given_to_no_slot() -> None:
     restore.check_settings(graph, _restored(same))
     with pytest.raises(StateIncompatible, match="'op': key was text and is now integer"):
         restore.check_settings(graph, _restored(other))
-    assert [one.uid for one in restore.assign_state(graph, _restored(same), 1)[0].operators] == [
+    assert [
+        operator.uid for operator in restore.assign_state(graph, _restored(same), 1)[0].operators
+    ] == [
         "in",
         "op",
     ]
-    assert [one.uid for one in restore.assign_state(graph, _restored(other), 1)[0].operators] == [
-        "in"
-    ]
+    assert [
+        operator.uid for operator in restore.assign_state(graph, _restored(other), 1)[0].operators
+    ] == ["in"]
 
 
 def _view(*committables: Committable, sinks: tuple[str, ...] = ()) -> LogView:
@@ -229,7 +231,9 @@ def test_each_slot_gets_the_state_and_the_rows_in_flight_of_its_keys() -> None:
 
 def test_an_operator_without_state_is_restored_nowhere() -> None:
     for slot in restore.assign_state(_graph(_KEYED), _restored(), 2):
-        assert [(one.uid, one.lists) for one in slot.operators] == [("in", {SPLITS: ()})]
+        assert [(operator.uid, operator.lists) for operator in slot.operators] == [
+            ("in", {SPLITS: ()})
+        ]
 
 
 def test_state_without_a_key_is_given_to_every_slot_and_broadcast_state_once() -> None:

@@ -28,7 +28,7 @@ def _encode(*elements: tuple[int, int, int]) -> tuple[bytes, ...]:
 
 
 def _decode(elements: Sequence[bytes]) -> list[tuple[int, int, int]]:
-    return [msgspec.msgpack.decode(one, type=tuple[int, int, int]) for one in elements]
+    return [msgspec.msgpack.decode(element, type=tuple[int, int, int]) for element in elements]
 
 
 def _list_by_group(elements: Sequence[bytes], owned: range = range(8)) -> list[int]:

@@ -137,7 +137,7 @@ def test_rows_that_a_writer_leaves_out_are_dead_letters_of_the_same_checkpoint(
             else:
                 operator.snapshot(CheckpointId(number))
             assert len(letters) == number
-    assert [one.rows.column("reason").to_pylist() for one in letters[:2]] == [
+    assert [letter.rows.column("reason").to_pylist() for letter in letters[:2]] == [
         ["too long 1"],
         ["too long 2"],
     ]
@@ -210,7 +210,7 @@ def test_a_call_to_the_target_that_lasts_long_is_told(monkeypatch: pytest.Monkey
     operator = _operator(_Slow())
     operator.receive(Batch(_ROWS))
     operator.snapshot(CheckpointId(1))
-    assert [(one.what, one.waited_s, one.call) for one in waits] == [
+    assert [(wait.what, wait.waited_s, wait.call) for wait in waits] == [
         ("the database", 10.0, "write"),
         ("the database", 20.0, "pre-commit"),
     ]

@@ -215,7 +215,10 @@ def test_every_refused_commit_is_published_and_its_end_once(job: _Job) -> None:
     target = _Target([_tx(1), _tx(1, 1)], refusals=2)
     job.decide(_decide(1, _tx(1), _tx(1, 1)))
     job.recover(job.begin(a=_Sink(target)))
-    texts = [(one.uid, one.refusal.partition(", ")[0], one.is_stuck) for one in job.refusals]
+    texts = [
+        (refusal.uid, refusal.refusal.partition(", ")[0], refusal.is_stuck)
+        for refusal in job.refusals
+    ]
     refused = ("uid-a", f"{Committable(_tx(1), 3)}", False)
     assert texts == [refused, refused, ("uid-a", "", False)]
     assert "after 2 tries: it is read-only" in job.refusals[1].refusal

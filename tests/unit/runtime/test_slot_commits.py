@@ -429,7 +429,7 @@ def test_a_commit_of_the_driver_counts_for_its_own_sink_alone(tmp_path: Path) ->
     commits.commit_through(messages.Complete(FIRST, {"out": FIRST, "other": FIRST}), [SUBTASK])
     time.sleep(0.02)
     commits.record_global_commit(messages.GloballyCommitted("out", FIRST))
-    assert [one.last_commit_ms >= 10.0 for one in commits.metrics()] == [True, False]
+    assert [metric.last_commit_ms >= 10.0 for metric in commits.metrics()] == [True, False]
     for sink_id, group in pre_commits.items():
         listed[sink_id] = len(group.record_pre_commit(SECOND, []))
     assert listed == {"out": 0, "other": 1}

@@ -137,14 +137,14 @@ def test_the_next_attempt_is_timed_from_the_end_of_the_one_before() -> None:
 def test_a_checkpoint_is_remembered_with_each_subtasks_part_of_it() -> None:
     status = after(*BEGUN, triggered(1, 10), acked(1, FIRST, 10.1, sync_ms=3, alignment_ms=1))
     assert status.checkpoints_pending == (1,)
-    assert [one.ack_ms for one in status.pending[0].subtasks] == [100]
+    assert [subtask.ack_ms for subtask in status.pending[0].subtasks] == [100]
     status = after(acked(1, SECOND, 10.3, sync_ms=2, async_ms=7), completed(1, 10.5), status=status)
     last = status.last_checkpoint
     assert last is not None
     assert status.checkpoints_pending == ()
     assert (last.checkpoint, last.attempt, last.duration_ms, last.append_ms) == (1, 1, 500, 1.5)
     assert (last.alignment_ms, last.sync_ms, last.async_ms, last.size_bytes) == (1, 3, 7, 20)
-    assert [(one.subtask, one.ack_ms, one.async_ms) for one in last.subtasks] == [
+    assert [(subtask.subtask, subtask.ack_ms, subtask.async_ms) for subtask in last.subtasks] == [
         (FIRST, 100, 0),
         (SECOND, 300, 7),
     ]
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_was_given_up_is_remembered_with_who_had_acked() -> No
     assert status.last_error == "checkpoint 1: no ack of in[1]"
     (failure,) = status.failures
     assert (failure.checkpoint, failure.attempt, failure.failed_at_s) == (1, 1, 1_000_020)
-    assert [one.subtask for one in failure.subtasks] == [FIRST]
+    assert [subtask.subtask for subtask in failure.subtasks] == [FIRST]
 
 
 def test_a_completed_checkpoint_ends_older_ones_that_were_still_pending() -> None:

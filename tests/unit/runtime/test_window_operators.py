@@ -171,7 +171,7 @@ def test_windows_that_are_kept_for_late_records_come_out_once(slide_s: float) ->
     with _running(SlidingEventTimeWindows(1.0, slide_s), lateness_ms=9_000) as run:
         run.take((1, 600, 1), (1, 1_600, 2), (1, 2_600, 4))
         fired = [run.advance(1_000 * second - 1) for second in range(1, 6)]
-        mine = [one for windows in fired for one in windows if one[1] % 1_000 == 0]
+        mine = [window for windows in fired for window in windows if window[1] % 1_000 == 0]
         assert mine == [
             (1, start, start + 1_000, 1, total) for start, total in ((0, 1), (1_000, 2), (2_000, 4))
         ]
@@ -269,7 +269,7 @@ def test_event_time_is_stored_and_goes_no_further_than_the_last_window_at_the_en
 
 def _event_time(run: _Running) -> list[tuple[int, int, int]]:
     elements = run.snapshot().lists[EVENT_TIME]
-    return [msgspec.msgpack.decode(one, type=tuple[int, int, int]) for one in elements]
+    return [msgspec.msgpack.decode(element, type=tuple[int, int, int]) for element in elements]
 
 
 def test_records_without_event_time_are_refused_by_their_record() -> None:

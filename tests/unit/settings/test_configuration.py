@@ -278,7 +278,7 @@ def test_the_command_prints_each_setting_with_its_origin_default_and_flinks_name
     assert "our 'rocksdb'" in told["hints"][0]
     monkeypatch.setenv("ONCEFLOW_CONFIG", str(file))
     listed = CliRunner().invoke(app, ["config"]).stdout
-    line = next(one for one in listed.splitlines() if one.startswith("pipeline.parallelism"))
+    line = next(line for line in listed.splitlines() if line.startswith("pipeline.parallelism"))
     assert line.split() == [
         "pipeline.parallelism",
         *("4", "file", f"{file},", "as", "parallelism.default"),

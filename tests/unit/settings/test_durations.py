@@ -51,7 +51,7 @@ TOLD = {
 
 
 def _durations(settings: type) -> list[str]:
-    return [one.name for one in fields(settings) if one.init and one.name.endswith("_s")]
+    return [field.name for field in fields(settings) if field.init and field.name.endswith("_s")]
 
 
 CASES = [(settings, name) for settings in NEEDED for name in _durations(settings)]
@@ -82,7 +82,7 @@ def test_text_is_taken_as_the_same_seconds(settings: type, name: str) -> None:
     ("settings", "name"), [case for case in CASES if not issubclass(case[0], (Sink, Source))]
 )
 def test_a_setting_in_seconds_is_declared_to_take_text(settings: type, name: str) -> None:
-    declared = {one.name: one.type for one in fields(settings)}
+    declared = {field.name: field.type for field in fields(settings)}
     assert declared[name] == "Seconds", "type checkers would refuse text"
 
 

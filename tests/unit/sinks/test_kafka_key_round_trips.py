@@ -143,7 +143,7 @@ def _read_key(
 def test_a_key_in_protobuf_is_what_was_written_or_its_row_was_refused(
     columns: list[record_cells.RecordColumn],
 ) -> None:
-    alone = [one for one in columns if not arrow.is_struct(one.type)]
+    alone = [column for column in columns if not arrow.is_struct(column.type)]
     required, taken = message_of_all(alone, required=True)
     optional, more = message_of_all(list(filter(_is_in_record, columns)), required=False)
     given: Any = {"key": "_key", "key_format": "protobuf"}
@@ -204,7 +204,7 @@ def test_a_single_column_is_the_only_field_of_a_key_in_protobuf() -> None:
         if edge.name not in {"int64", "double", "string", "decimal128(38, 10)"}:
             continue
         values = edge.values.filter(
-            pa.array([not _is_odd(one) for one in exact_values(edge.values)])
+            pa.array([not _is_odd(value) for value in exact_values(edge.values)])
         )
         column = record_cells.RecordColumn(edge, "k")
         rows = pa.RecordBatch.from_arrays([values], names=["k"])

@@ -49,7 +49,11 @@ class Target:
 
     def list_rows(self) -> Sequence[TransactionId]:
         """Return the transactions whose rows are staged; the others are commit records."""
-        return [one for one in self.sound_area.transactions() if one.sequence < 9000]
+        return [
+            transaction
+            for transaction in self.sound_area.transactions()
+            if transaction.sequence < 9000
+        ]
 
 
 def run(target: Target) -> None:
@@ -71,7 +75,7 @@ def run(target: Target) -> None:
     # Two checkpoints complete: what the first one could not delete, the second one deletes.
     driver.prune(CheckpointId(4))
     driver.prune(CheckpointId(4))
-    assert {one.checkpoint for one in target.sound_area.transactions()} <= {4}
+    assert {transaction.checkpoint for transaction in target.sound_area.transactions()} <= {4}
     driver.close()
     last = target.committer(4)
     assert ask_twice(last.in_doubt) == ()

@@ -57,7 +57,7 @@ def written(
     if sink.settings.asks_registry:
         encoder.ask_schema()
     records = encoder.encode(pa.RecordBatch.from_pylist(rows, schema=schema)).to_pylist()
-    return messages([(one["key"], one["value"]) for one in records])
+    return messages([(record["key"], record["value"]) for record in records])
 
 
 def messages(records: Sequence[tuple[bytes | None, bytes | None]]) -> list[Message]:
@@ -224,7 +224,7 @@ def test_a_bad_key_makes_a_bad_record_and_the_rows_keep_their_keys(
         (3, "n1"),
     ]
     assert found[-1] == {"id": 6, "_key": {"id": 3, "name": "n3"}}
-    letters = {one.offset: one for one in collected.refusals.take_letters()}
+    letters = {letter.offset: letter for letter in collected.refusals.take_letters()}
     assert "its key: it does not begin with a zero byte" in letters[2].reason
     assert (letters[2].key, letters[2].value) == (b"plain", b'{"id": 2}')
     if key_format != "json-schema":

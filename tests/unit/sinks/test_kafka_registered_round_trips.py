@@ -46,7 +46,7 @@ def _rows(column: RecordColumn) -> pa.RecordBatch:
 def list_unnamed(written: WrittenRecords, name: str) -> list[str]:
     """Return the reasons of bad rows that do not begin the path of the fault with column `name`."""
     begins = (f"column '{name}'", f"column '{name}.", f"column '{name}[]")
-    return [why for why in written.refused.values() if not any(one in why for one in begins)]
+    return [why for why in written.refused.values() if not any(begin in why for begin in begins)]
 
 
 # --- Protobuf -----------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def _apply(
 
 
 def _rows(batches: Any) -> list[Row]:
-    return [(row["id"], row["part"], row["value"]) for one in batches for row in one.to_pylist()]
+    return [
+        (row["id"], row["part"], row["value"]) for batch in batches for row in batch.to_pylist()
+    ]
 
 
 _STEPS = st.lists(
@@ -320,7 +322,7 @@ def test_keys_may_have_any_type_that_databases_have_keys_of(kind: pa.DataType) -
             )
             buffer.add(found, "t")
         (change,) = buffer.changes()
-        assert [v for one in change.puts() for v in one.column("v").to_pylist()] == [20, 30]
+        assert [v for put in change.puts() for v in put.column("v").to_pylist()] == [20, 30]
         buffer.clear()
 
 
@@ -345,8 +347,8 @@ def test_a_million_changes_are_reduced_and_sorted_within_a_second() -> None:
             part = rows.slice(start, 10_000)
             buffer.add(Classified(part, part.column("gone")), "t")
         (change,) = buffer.changes()
-        put = sum(one.num_rows for one in change.puts())
-        gone = sum(one.num_rows for one in change.deletes())
+        put = sum(put.num_rows for put in change.puts())
+        gone = sum(delete.num_rows for delete in change.deletes())
         best_s = min(best_s, time.process_time() - began)
         buffer.clear()
     assert put + gone > 600_000

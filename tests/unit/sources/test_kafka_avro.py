@@ -229,7 +229,9 @@ def _by_name(value: Any, branches: Any) -> Any:
     if not any(name.startswith("member") for name in members):
         return members
     (name,) = [name for name, one in members.items() if one is not None]
-    branch: Any = [one for one in branches if one != "null"][int(name.removeprefix("member"))]
+    branch: Any = [branch for branch in branches if branch != "null"][
+        int(name.removeprefix("member"))
+    ]
     return members[name] if isinstance(branch, str) else (branch["name"], members[name])
 
 
@@ -363,10 +365,10 @@ def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order
     found = taken(rows).to_pylist()
     assert [(one["id"], one["_offset"]) for one in found] == [(0, 50), (1, 53), (2, 56)]
     letters = rows.refusals.take_letters()
-    assert [(one.topic, one.partition, one.offset) for one in letters] == [
+    assert [(letter.topic, letter.partition, letter.offset) for letter in letters] == [
         ("payments", 2, offset) for offset in (51, 52, 54, 55)
     ]
-    assert [one.value for one in letters] == [values[at] for at in (1, 2, 4, 5)]
+    assert [letter.value for letter in letters] == [values[at] for at in (1, 2, 4, 5)]
     for letter, why in zip(
         letters,
         ["tombstone", "does not begin with a zero byte", "in the middle of", "it is JSON"],

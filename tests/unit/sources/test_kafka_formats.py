@@ -676,7 +676,7 @@ def test_a_record_whose_time_python_does_not_have_is_a_bad_record_and_minus_one_
         ]
     )
     times = taken(rows).column("timestamp" if is_raw else "_timestamp").to_pylist()
-    assert [one and one.timestamp() for one in times] == [1.0, None, 2.0]
+    assert [time and time.timestamp() for time in times] == [1.0, None, 2.0]
     letters = rows.refusals.take_letters()
     assert [letter.offset for letter in letters] == [1, 3, 4]
     assert (

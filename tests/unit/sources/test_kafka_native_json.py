@@ -164,7 +164,7 @@ def test_columns_of_other_types_have_no_native_decoder(kind: pa.DataType) -> Non
 def test_rows_keep_their_order_where_both_decoders_take_turns() -> None:
     def values(first: int, account: str) -> list[bytes]:
         numbers = range(first, first + ROWS_MIN)
-        return [json.dumps({"id": one, "account": account}).encode() for one in numbers]
+        return [json.dumps({"id": number, "account": account}).encode() for number in numbers]
 
     rows = JsonRows(settings_of(SCHEMA), by_split=True)
     for turn, account in enumerate(("a", 'quoted "b"', "c", "d", "\n")):

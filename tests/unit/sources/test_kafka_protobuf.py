@@ -177,7 +177,7 @@ def test_a_field_whose_type_reads_as_another_value_makes_bad_records(
 ) -> None:
     """The same number with another type: Protobuf itself reads it without an error."""
     texts = [f'syntax = "proto3"; message M {{ int64 id = 1; {one} }}' for one in (before, after)]
-    old, new = (keep(registry, one) for one in texts)
+    old, new = (keep(registry, text) for text in texts)
     described = source(registry.url, on_bad_record="dead_letter")
     rows = rows_of(described.settings)
     written = framed(old, message_class(texts[0])(id=1, x=value))
@@ -341,7 +341,7 @@ def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order
     found = taken(rows).to_pylist()
     assert [(one["id"], one["_offset"]) for one in found] == [(0, 50), (1, 53), (2, 57)]
     letters = rows.refusals.take_letters()
-    assert [(one.topic, one.offset) for one in letters] == [
+    assert [(letter.topic, letter.offset) for letter in letters] == [
         ("payments", offset) for offset in (51, 52, 54, 55, 56)
     ]
     whys = [

@@ -299,7 +299,7 @@ def test_layers_are_restored_at_another_parallelism_in_rocksdb_and_as_rows(
         "flagged",
         "totals",
     }
-    rows = sum(len(rows) for one in pieces for rows in one.rows("balance", job.storage))
+    rows = sum(len(rows) for piece in pieces for rows in piece.rows("balance", job.storage))
     assert rows == sum(balance is not None for balance, *_ in whole.model.values())
 
 

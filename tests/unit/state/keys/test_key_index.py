@@ -88,7 +88,7 @@ def test_equal_keys_have_one_number_and_different_keys_never_do(seed: int, sprea
 
         def equal(firsts: Ints, others: Ints, columns: tuple[KeyColumn, ...] = columns) -> Mask:
             assert (firsts < others).all()
-            return equal_keys(*([one.take(of) for one in columns] for of in (firsts, others)))
+            return equal_keys(*([column.take(of) for column in columns] for of in (firsts, others)))
 
         numbers, leaders = number_keys(hashes, equal)
         of_rows = dict(zip(rows, numbers.tolist(), strict=True))
