@@ -164,7 +164,7 @@ def test_rows_that_wait_are_not_added_to_a_table_that_has_got_a_rule(tmp_path: P
     assert isinstance(outcome, RetryLater), outcome
     assert outcome.until_mended
     assert "delta.constraints.positive" in outcome.reason
-    assert "rows wait for their commit" in outcome.reason
+    assert "wait for their commit" in outcome.reason
     DeltaTable(job.path).alter.drop_constraint("positive")
     assert job.commit(1, prepared) == Committed()
     assert job.ids() == [-1]
@@ -225,7 +225,7 @@ def test_a_table_with_rules_that_files_do_not_show_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"partition_by": ("id",)}, "partition_by is for a table that is created"),
+        ({"partition_by": ("id",)}, "partition_by is only for a table that the sink creates"),
         ({"partition_by": "id", "create": True}, "takes a list"),
         (
             {"storage_options": {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}},
@@ -247,7 +247,7 @@ def test_a_column_whose_name_differs_in_case_alone_is_refused_with_its_name_in_t
     """Delta adds no such column, however often the job is started again."""
     DeltaJob(tmp_path, pa.schema([("id", pa.int64()), ("Value", pa.string())])).open()
     rows = pa.schema([("id", pa.int64()), ("value", pa.string())])
-    with pytest.raises(ConfigError, match="has column 'Value', and the rows have 'value'"):
+    with pytest.raises(ConfigError, match="has column 'Value', but the rows have 'value'"):
         DeltaJob(tmp_path, rows, evolve=evolve).open(attempt=2)
 
 

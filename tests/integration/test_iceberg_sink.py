@@ -231,7 +231,7 @@ def test_a_branch_gets_the_rows_and_main_does_not(tmp_path: Path) -> None:
     [
         ({"table": "orders"}, "must be a namespace and a name"),
         ({"table": "shop..orders"}, "must be a namespace and a name"),
-        ({"partition_by": ("id",)}, "partition_by is for a table that is created"),
+        ({"partition_by": ("id",)}, "partition_by is only for a table that the sink creates"),
         ({"partition_by": "id", "create": True}, "takes a list"),
     ],
 )
@@ -244,7 +244,7 @@ def test_settings_that_are_wrong_by_themselves_are_refused(
 
 @pytest.mark.parametrize(
     ("term", "message"),
-    [("nothing", "partition_by names 'nothing'"), ("day(v)", "and the column is string")],
+    [("nothing", "partition_by names 'nothing'"), ("day(v)", "but the column is string")],
 )
 def test_partitions_that_cannot_be_are_refused(term: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -143,8 +143,8 @@ def test_they_are_listed_with_their_kind_and_types_and_found_by_name(
         ("limits", "broadcast", "msgpack/1:str -> msgpack/1:int"),
         ("records", "raw keyed", "raw"),
     ]
-    with pytest.raises(ConfigError, match=r"ids \(operator-list\), counts \(union\): say which"):
+    with pytest.raises(ConfigError, match=r"ids \(operator-list\), counts \(union\). Choose one"):
         state(places[1], uid="numbered")
     assert len(state(places[1], uid="numbered", stateType="union")) == 2
-    with pytest.raises(ConfigError, match="holds no broadcast state 'ids'"):
+    with pytest.raises(ConfigError, match="has no broadcast state 'ids'"):
         state(places[1], uid="numbered", state="ids", stateType="broadcast")

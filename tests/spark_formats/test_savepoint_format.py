@@ -237,7 +237,7 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
     assert not (place / "_metadata").exists()
     assert list((place / "state").iterdir()) == []
     put(place, {"key": ["a"], "value": [1]}, uid="u", state="s")
-    with pytest.raises(SavepointRefused, match="has state 's' of operator 'u' already"):
+    with pytest.raises(SavepointRefused, match="already has state 's' of operator 'u'"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="s")
     with pytest.raises(StateIncompatible, match="max parallelism 128.*written with 64"):
         put(place, {"key": ["b"], "value": [1]}, uid="u", state="t", maxParallelism="64")
@@ -283,5 +283,5 @@ def test_spark_makes_a_savepoint_of_a_dataframe(spark: SparkSession, tmp_path: P
     found = by_key(state(place, uid="levels", state="level"))
     assert len(found) == 1_000
     assert found["7"] == '{"level":7,"tags":["a"]}'
-    with pytest.raises(Exception, match="'level' of operator 'levels' already"):
+    with pytest.raises(Exception, match="already has state 'level' of operator 'levels'"):
         write.option("valueType", "Level").save(place)

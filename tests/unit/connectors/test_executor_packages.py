@@ -66,7 +66,7 @@ def test_an_executor_with_another_version_says_both(tmp_path: Path) -> None:
     (package / "version.py").write_text('VERSION = "0.0.9"')
     done = unpickled(cloudpickle.dumps(Carried("here")), str(tmp_path))
     assert b"onceflow is 0.0.9 on" in done.stderr
-    assert f"and {VERSION} on the driver".encode() in done.stderr
+    assert f"but {VERSION} on the driver".encode() in done.stderr
 
 
 def test_where_it_was_made_it_is_the_same_object_again() -> None:
