@@ -123,7 +123,7 @@ def test_spark_reads_the_checkpoints_and_the_state_in_them_as_dataframes(
     [
         ({"uid": "remember"}, "no operator 'remember': did you mean 'remembers'"),
         ({"uid": "remembers", "state": "dais"}, "no state 'dais': did you mean 'days'"),
-        ({"uid": "remembers"}, r"days \(keyed\), ids \(keyed\).* say which"),
+        ({"uid": "remembers"}, r"days \(keyed\), ids \(keyed\).* Choose one"),
         ({"uid": "totals", "checkpoint": "999"}, "holds no checkpoint 999"),
         ({"uid": "totals", "job": "remembrs"}, "no job 'remembrs': did you mean 'remembers'"),
         ({"uid": "totals", "sate": "x"}, "did you mean 'state'"),
