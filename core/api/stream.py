@@ -44,9 +44,11 @@ from onceflow.core.plan.process_functions import (
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.plan.work import (
+    Deduplicate,
     FilterRecords,
     FlatMapRecords,
     JoinTable,
+    Keep,
     MapBatches,
     MapInArrow,
     MapInPandas,
@@ -60,6 +62,7 @@ from onceflow.core.plan.work import (
     Work,
     WriteTo,
 )
+from onceflow.core.setting_values import choice_of
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
@@ -472,6 +475,35 @@ class KeyedStream:
         check_running_ttl(ttl)
         schema = running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates), ttl), uid, schema)
+
+    @check_arguments
+    def deduplicate(
+        self,
+        *,
+        uid: str,
+        keep: str = "first",
+        by: str | None = None,
+        ttl: StateTtlConfig | None = None,
+    ) -> Stream:
+        """Keep one record of each key: the first or the last one, in the order of the column `by`.
+
+        Without `by`, the order is that of arrival. `keep="first"` then emits the first record of
+        each key and drops all others, so that any sink may follow. In all other cases, a record
+        that is emitted replaces the one before: write them to a sink with upserts of the key. At
+        most one record is emitted for each key and batch. Vectorised, like `running`.
+
+        Of equal values of `by`, the record that arrived first is the first one, and the one that
+        arrived last is the last one. A key that has had no record for `ttl` by the slot's clock is
+        forgotten. `uid` names the state in checkpoints.
+
+        Raises:
+            ConfigError: `keep` is something else, `by` does not exist or has no order, or `ttl`
+                allows expired values to be returned.
+        """
+        chosen = choice_of(Keep, keep, setting="keep")
+        users_mistakes.require_order(by, self.schema, "deduplicate")
+        check_running_ttl(ttl, "deduplicate")
+        return self._then(Deduplicate(self._key, chosen, by, ttl), uid, self.schema)
 
     def window(
         self,

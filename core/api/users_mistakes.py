@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TypeVar
 
+import pyarrow as pa
 from typing_extensions import ParamSpec
 
 from onceflow.core.errors import ConfigError, OnceflowError
@@ -24,6 +25,19 @@ from onceflow.core.plan.window_functions import CoGroupFunction, ProcessWindowFu
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
+_WITH_ORDER: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+)
+"""The types whose values have an order that every user expects."""
 
 
 def without_internal_frames(call: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -114,6 +128,26 @@ def require_aggregates(aggregates: Mapping[str, object], method: str) -> None:
                 f"{method}({name}=…) takes an aggregate, such as sum_('amount') or count(), and was"
                 f" given {_describe(aggregate)}"
             )
+
+
+def require_order(column: str | None, schema: pa.Schema, method: str) -> None:
+    """Raise ConfigError if `schema` lacks `column` or its values have no order.
+
+    None is no column, and right.
+    """
+    if column is None:
+        return
+    if column not in schema.names:
+        raise ConfigError(
+            f"{method}(by={column!r}): no such column; there are {', '.join(schema.names)}"
+        )
+    kind = schema.field(column).type
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not any(has_order(plain) for has_order in _WITH_ORDER):
+        raise ConfigError(
+            f"{method}(by={column!r}): values of type {kind} have no order; give a column of"
+            " numbers, decimals, text, bytes, dates, times or timestamps"
+        )
 
 
 def _describe(given: object) -> str:

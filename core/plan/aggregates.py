@@ -138,19 +138,19 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
     return pa.schema(fields)
 
 
-def check_running_ttl(ttl: object) -> None:
-    """Raise ConfigError if running aggregates cannot have this time to live.
+def check_running_ttl(ttl: object, method: str = "running") -> None:
+    """Raise ConfigError if the state of `method` cannot have this time to live.
 
-    Aggregates cannot return values that have expired.
+    Running aggregates and kept records cannot return values that have expired.
     """
     if ttl is not None and not isinstance(ttl, StateTtlConfig):
         raise ConfigError(
-            f"running(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
+            f"{method}(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
         )
     if ttl is not None and not ttl.never_returns_expired:
         raise ConfigError(
-            f"running(ttl=…): visibility={ttl.visibility!r} is not for running aggregates: what has"
-            " expired begins anew, whether it is deleted yet or not"
+            f"{method}(ttl=…): visibility={ttl.visibility!r} is not for {method}: a key that has"
+            " expired starts again, whether its state is deleted yet or not"
         )
 
 

@@ -32,7 +32,7 @@ _PHYSICAL = frozenset(
 """The nodes that a physical plan may have. It shows subqueries inside expressions."""
 _INSTEAD = {
     "Aggregate": "key_by(…).running(…) keeps aggregates of all records of a key",
-    "Distinct": "key_by(…).process(…) can remember what has been there",
+    "Distinct": "key_by(…).deduplicate(…) keeps one record of each key",
     "Join": "stream.join(dataframe, on=…) joins with a table",
     "Window": "key_by(…).running(…) and process(…) see earlier records of a key",
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Flag, auto
+from enum import Enum, Flag, auto
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -359,6 +359,34 @@ class RunAggregates(_KeyedWork):
     @property
     def owned_state(self) -> OwnedState:
         """The aggregates of each key."""
+        return OwnedState.OF_KEYS
+
+    @property
+    def output_key(self) -> tuple[str, ...]:
+        """The key, whose columns stay as they are."""
+        return self.key
+
+
+class Keep(Enum):
+    """The record of a key that `deduplicate` keeps."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicate(_KeyedWork):
+    """Keeps one record of each key, batch by batch."""
+
+    keep: Keep
+    by: str | None
+    """The column whose order decides, or None for the order of arrival."""
+    ttl: StateTtlConfig | None = None
+    """The time without records after which a key is forgotten, or None for never."""
+
+    @property
+    def owned_state(self) -> OwnedState:
+        """The order of each key's kept record."""
         return OwnedState.OF_KEYS
 
     @property

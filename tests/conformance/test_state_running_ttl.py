@@ -222,7 +222,7 @@ def test_the_operator_deletes_what_has_expired_as_its_records_come(job: Job) -> 
 @pytest.mark.parametrize(
     ("ttl", "says"),
     [
-        (state.StateTtlConfig(1, visibility="return_expired_if_not_cleaned_up"), "begins anew"),
+        (state.StateTtlConfig(1, visibility="return_expired_if_not_cleaned_up"), "starts again"),
         (sum_("amount"), "give a StateTtlConfig; an aggregate needs another name"),
     ],
     ids=["visibility", "an aggregate"],

@@ -370,6 +370,7 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
         "sql": keys.sql,
         "filter or select": keys.filter or keys.select,
         "running": keys.running,
+        "deduplicate": keys.deduplicate,
         "window": window,
     }
     given = [kind for kind, value in kinds.items() if value is not None]
@@ -380,6 +381,9 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
     if keys.running is not None:
         aggregates = parse_aggregates(keys.running, f"{where}.running")
         return stream.key_by(*(keys.key_by or ())).running(uid=uid, ttl=keys.ttl, **aggregates)
+    if keys.deduplicate is not None:
+        keyed = stream.key_by(*(keys.key_by or ()))
+        return keyed.deduplicate(keep=keys.deduplicate, by=keys.by, ttl=keys.ttl, uid=uid)
     if window is not None:
         return _apply_window(stream, keys, window, uid, where)
     if keys.sql is not None:
@@ -391,6 +395,7 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
 
 _KEYS_OF = {
     "running": {"key_by", "ttl"},
+    "deduplicate": {"key_by", "by", "ttl"},
     "window": {"key_by", "time", "allowed_lateness", "aggregate"},
 }
 

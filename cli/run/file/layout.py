@@ -3,7 +3,7 @@
     name = "ledger"
 
     [sources.UID]    connector, its options; watermarks, dead_letters
-    [steps.UID]      input; sql, or filter and select, or key_by with running or with window
+    [steps.UID]      input; sql, or filter and select, or key_by with running, deduplicate or window
     [sinks.UID]      input; connector or url, its options; sink_id, on_bad_row, dead_letters
     [spark]          master, and Spark's own settings without `spark.`
 
@@ -23,6 +23,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.plan.aggregates import Aggregate, avg, count, max_, min_, sum_
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.plan.work import Keep
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import DURATION, NAMES, choice, option
 from onceflow.core.state import StateTtlConfig
@@ -46,7 +47,10 @@ class SourceKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKeys:
-    """The keys of a step's table. A step is one of: SQL, filter and select, running, window."""
+    """The keys of a step's table.
+
+    A step is one of: SQL, filter and select, running, deduplicate, window.
+    """
 
     input: tuple[str, ...] | None = field(
         default=None,
@@ -66,7 +70,8 @@ class StepKeys:
         default=None, metadata=option("Columns or expressions in SQL: `amount * 2 AS twice`", NAMES)
     )
     key_by: tuple[str, ...] | None = field(
-        default=None, metadata=option("Columns of the key, for running or window", NAMES)
+        default=None,
+        metadata=option("Columns of the key, for running, deduplicate or window", NAMES),
     )
     running: Mapping[str, str] | None = field(
         default=None,
@@ -75,7 +80,17 @@ class StepKeys:
     ttl: StateTtlConfig | None = field(
         default=None,
         metadata=option(
-            "Of running: time without a record after which a key starts again from zero"
+            "Of running and deduplicate: time without a record after which a key starts again"
+        ),
+    )
+    deduplicate: str | None = field(
+        default=None,
+        metadata=option("The record of each key that is kept", choice(Keep)),
+    )
+    by: str | None = field(
+        default=None,
+        metadata=option(
+            "Of deduplicate: the column whose order decides. Default: the order of arrival"
         ),
     )
     aggregate: Mapping[str, str] | None = field(

@@ -132,7 +132,7 @@ def _make_step() -> Schema:
     table["properties"][layout.WINDOW] = {
         "anyOf": [_make_window(name, kind) for name, kind in layout.WINDOWS.items()]
     }
-    kinds = ("sql", "running", layout.WINDOW, "filter", "select")
+    kinds = ("sql", "running", "deduplicate", layout.WINDOW, "filter", "select")
     return table | {"anyOf": [{"required": [kind]} for kind in kinds]}
 
 

@@ -22,6 +22,7 @@ from onceflow.core.runtime.dataflow import function_operators, operators
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
+from onceflow.core.runtime.dataflow.deduplication import Deduplicator
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
@@ -266,6 +267,10 @@ BUILDERS: Mapping[type[kinds.Work], _Build] = MappingProxyType(
             _line(
                 kinds.RunAggregates,
                 lambda w, p: AggregateRunner(p.uid, w, p.open_store(), p.input_schema, p.schema),
+            ),
+            _line(
+                kinds.Deduplicate,
+                lambda w, p: Deduplicator(p.uid, w, p.open_store(), p.input_schema),
             ),
             _line(kinds.AggregateWindows, _build_aggregate_windows),
             _line(

@@ -159,9 +159,17 @@ class AccumulatorTable:
         return results
 
     def group(self, keys: Sequence[pa.Array], hashes: Hashes | None) -> Grouping:
-        """Group the rows of a batch by key. The entries are valid until `finish` or `remove`."""
+        """Group the rows of a batch by key. The entries are valid until `finish` or `remove`.
+
+        Each key counts as used now. An expired key has no value.
+        """
         columns = self._read(keys)
-        return Grouping.of(self._resolve(columns, self.shape.hash_entries(columns, hashes)))
+        group = Grouping.of(self._resolve(columns, self.shape.hash_entries(columns, hashes)))
+        if self.expiry is not None:
+            self._reset_expired(group.entries, self.expiry)
+            self.expiry.mark_used(group.entries)
+            self._mark_changed(group.entries)
+        return group
 
     def fold(
         self,

@@ -237,6 +237,16 @@ MISTAKES: Mapping[str, tuple[str, str]] = {
 }
 
 
+def test_a_step_may_keep_one_record_of_each_key(tmp_path: Path) -> None:
+    steps = PLAIN.replace("running = ", 'deduplicate = "last"\nby = "amount"\n# ')
+    graph = build(tmp_path, steps).describe().graph
+    assert graph.edges[0].key == ("account",)
+    kinds = {operator.uid: operator.kind for operator in graph.operators}
+    assert kinds["balance"] == "Deduplicate"
+    with pytest.raises(ConfigError, match="by='amonut'"):
+        build(tmp_path, steps.replace('"amount"\n#', '"amonut"\n#'))
+
+
 def test_an_aggregate_may_have_a_condition_as_in_sql() -> None:
     assert parse_aggregates(
         {

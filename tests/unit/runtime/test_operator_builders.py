@@ -63,6 +63,7 @@ def test_default_uids_which_name_state_in_checkpoints_stay_as_they_are() -> None
         "ProcessBroadcast": "connect",
         "ProcessRecords": "process",
         "ProcessBatches": "keyed",
+        "Deduplicate": "keyed",
         "RunAggregates": "keyed",
         "AggregateWindows": "keyed",
         "AggregateCounts": "keyed",

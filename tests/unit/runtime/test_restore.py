@@ -16,6 +16,8 @@ from onceflow.core.plan.graph import Feed, Graph, Operator
 from onceflow.core.plan.windows import TumblingEventTimeWindows
 from onceflow.core.plan.work import (
     AggregateWindows,
+    Deduplicate,
+    Keep,
     MapRecords,
     ProcessBroadcast,
     ProcessKeyed,
@@ -87,6 +89,7 @@ _OF_TIME = OperatorSnapshot("op", lists={EVENT_TIME: (b"",)})
         (ProcessBroadcast((), _ANY, ()), (_OF_SUBTASK,)),
         (ProcessRecords(_ANY), (_OF_SUBTASK,)),
         (RunAggregates(("key",), {}), (_OF_KEYS,)),
+        (Deduplicate(("key",), Keep.FIRST, None), (_OF_KEYS,)),
         (
             AggregateWindows(("key",), TumblingEventTimeWindows(1.0), "key", 0, {}),
             (_OF_KEYS, _OF_TIME),

@@ -1,0 +1,157 @@
+"""Deduplication over every state backend, compared with a dictionary of each key's record."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.conformance.state_job import MAX_PARALLELISM, Job
+
+from onceflow.core.errors import UserFunctionError
+from onceflow.core.plan.work import Deduplicate, Keep
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.deduplication import Deduplicator
+from onceflow.core.state import (
+    AccumulatorColumn,
+    KeyedStateStore,
+    StateTtlConfig,
+    hash_keys,
+    key_group_of,
+)
+from onceflow.core.state.api.context import StateClock
+
+Row = dict[str, Any]
+
+
+def schema_of(order: pa.DataType) -> pa.Schema:
+    return pa.schema([("key", pa.string()), ("at", order), ("id", pa.int64())])
+
+
+class Running:
+    """Operators side by side, and the rows that they emit."""
+
+    def __init__(
+        self,
+        job: Job,
+        work: Deduplicate,
+        schema: pa.Schema,
+        parallelism: int,
+        restored: Sequence[OperatorSnapshot] = (),
+    ) -> None:
+        handles = [handle for snapshot in restored for handle in snapshot.keyed]
+        self._job, self._schema = job, schema
+        self._emitted: list[Row] = []
+        self.operators: list[tuple[range, Deduplicator]] = []
+        self.stores: list[KeyedStateStore] = []
+        for index in range(parallelism):
+            store = job.open(handles, index=index, parallelism=parallelism)
+            operator = Deduplicator("op", work, store, schema)
+            operator.outputs.append(lambda batch: self._emitted.extend(batch.rows.to_pylist()))
+            self.operators.append((job.context(index, parallelism).key_groups, operator))
+            self.stores.append(store)
+
+    def take(self, rows: Sequence[Row]) -> list[Row]:
+        for groups, operator in self.operators:
+            mine = [row for row in rows if key_group_of(row["key"], MAX_PARALLELISM) in groups]
+            batch = pa.RecordBatch.from_pylist(mine, self._schema)
+            operator.receive(Batch(batch, hash_keys([batch.column("key")])))
+        emitted, self._emitted[:] = list(self._emitted), []
+        return emitted
+
+    def snapshot(self, *, savepoint: bool) -> list[OperatorSnapshot]:
+        checkpoint = self._job.next_checkpoint()
+        taken: list[OperatorSnapshot] = []
+        for _, operator in self.operators:
+            take = operator.savepoint if savepoint else operator.snapshot
+            taken.append(take(checkpoint).upload(self._job.storage))
+            operator.on_completed(checkpoint)
+        return taken
+
+
+class Model:
+    """The record of each key, and the records that replaced another one."""
+
+    def __init__(self, work: Deduplicate) -> None:
+        self._work = work
+        self.kept: dict[str, Row] = {}
+
+    def take(self, rows: Sequence[Row]) -> list[Row]:
+        """Take in a batch; return the kept record of each key whose record has changed."""
+        changed: dict[str, Row] = {}
+        for row in rows:
+            before = self.kept.get(row["key"])
+            if before is None or self._is_better(row, before):
+                self.kept[row["key"]] = changed[row["key"]] = row
+        return list(changed.values())
+
+    def _is_better(self, row: Row, before: Row) -> bool:
+        if self._work.by is None:
+            return self._work.keep is Keep.LAST
+        new, old = row["at"], before["at"]
+        return bool(new < old if self._work.keep is Keep.FIRST else new >= old)
+
+
+ORDERS: dict[str, tuple[pa.DataType, Callable[[random.Random], object]]] = {
+    "int": (pa.int64(), lambda rng: rng.randrange(-5, 5)),
+    "decimal": (pa.decimal128(38, 2), lambda rng: Decimal(rng.randrange(-500, 500)).scaleb(-2)),
+    "text": (pa.string(), lambda rng: rng.choice(["", "a", "b", "z", "ä", "\U0001f600"])),
+    "float": (pa.float64(), lambda rng: rng.choice([-1.5, 0.0, 2.0, float("inf")])),
+}
+
+
+@pytest.mark.parametrize("keep", Keep)
+@pytest.mark.parametrize("order", [None, *ORDERS])
+def test_each_key_has_the_record_of_the_model_through_snapshots_and_rescaling(
+    job: Job, keep: Keep, order: str | None
+) -> None:
+    rng = random.Random(f"{keep} {order}")
+    kind, draw = ORDERS[order or "int"]
+    work, schema = Deduplicate(("key",), keep, "at" if order else None), schema_of(kind)
+    model, running = Model(work), Running(job, work, schema, 2)
+    for step in range(24):
+        rows: list[Row] = [
+            {"key": f"k{rng.randrange(rng.choice([2, 40]))}", "at": draw(rng), "id": number}
+            for number in range(rng.choice([0, 1, 20, 60]))
+        ]
+        emitted = running.take(rows)
+        assert sorted(emitted, key=str) == sorted(model.take(rows), key=str)
+        assert len({row["key"] for row in emitted}) == len(emitted), "one record a key and batch"
+        if step % 6 == 5:
+            snapshots = running.snapshot(savepoint=step == 11)
+            running = Running(job, work, schema, rng.choice([1, 2, 3]), snapshots)
+
+
+def test_the_last_record_by_arrival_needs_no_state(job: Job) -> None:
+    work = Deduplicate(("key",), Keep.LAST, None)
+    running = Running(job, work, schema_of(pa.int64()), 1)
+    running.take([{"key": f"k{number}", "at": 0, "id": number} for number in range(5_000)])
+    assert sum(handle.size_bytes for handle in running.snapshot(savepoint=True)[0].keyed) < 1_200
+
+
+def test_a_key_without_a_record_for_its_time_to_live_is_new_again(job: Job) -> None:
+    now_s = 1_000.0
+    work = Deduplicate(("key",), Keep.FIRST, None, StateTtlConfig(10))
+    running = Running(job, work, schema_of(pa.int64()), 1)
+    mark = AccumulatorColumn("onceflow.kept", "last", pa.bool_())
+    table = running.stores[0].accumulators("deduplicate", [pa.string()], [mark], ttl=work.ttl)
+    assert table.expiry is not None
+    table.expiry.clock = StateClock(lambda: now_s)
+    record = {"key": "a", "at": 0, "id": 1}
+    assert running.take([record]) == [record]
+    for _ in range(3):
+        now_s += 9
+        assert running.take([record]) == [], "a record that is dropped renews the time"
+    now_s += 11
+    assert running.take([record]) == [record]
+
+
+def test_a_record_without_a_place_in_the_order_fails_by_name(job: Job) -> None:
+    work = Deduplicate(("key",), Keep.LAST, "at")
+    running = Running(job, work, schema_of(pa.int64()), 1)
+    with pytest.raises(UserFunctionError, match=r"by='at'.*no value in this column.*'id': 7"):
+        running.take([{"key": "a", "at": 1, "id": 6}, {"key": "a", "at": None, "id": 7}])

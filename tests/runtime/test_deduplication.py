@@ -1,0 +1,89 @@
+"""Deduplication in whole jobs: one record of each key, also after kills, and refused options."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    JobState,
+    Pipeline,
+    RocksDBBackend,
+    StateTtlConfig,
+    Stream,
+)
+from onceflow.core.errors import ConfigError
+
+
+def records_of(
+    cluster: AnyCluster, directory: Path, source: CountingSource
+) -> tuple[Pipeline, Stream]:
+    pipeline = Pipeline(
+        cluster,
+        name="once",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        state_backend=RocksDBBackend(cache_entries=16),
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+    return pipeline, pipeline.read(source, uid="records")
+
+
+def test_killed_slots_emit_the_first_record_of_each_key_once(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(4_000, accounts=500, pause_s=0.002, ends_with=str(tmp_path / "ends"))
+    pipeline, records = records_of(cluster, tmp_path, source)
+    first, last = DirectorySink(str(tmp_path / "first")), DirectorySink(str(tmp_path / "last"))
+    records.key_by("account").deduplicate(uid="first").write(first, uid="first-out")
+    kept = records.key_by("account").deduplicate(keep="last", by="id", uid="last")
+    kept.write(last, uid="last-out")
+    job = pipeline.start()
+    for _ in range(2):
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
+        os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
+    (tmp_path / "ends").touch()
+    assert job.wait(120).state is JobState.FINISHED
+    assert len(job.status().attempts) >= 2
+    ids: dict[str, list[int]] = {}
+    for record in range(source.records):
+        ids.setdefault(str(record % source.accounts), []).append(record)
+    assert sorted((row["account"], row["id"]) for row in first.rows()) == sorted(
+        (account, records[0]) for account, records in ids.items()
+    )
+    newest: dict[str, int] = {}
+    for row in last.rows():
+        newest[row["account"]] = max(newest.get(row["account"], -1), row["id"])
+    assert newest == {account: records[-1] for account, records in ids.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep": "latest"}, "keep='latest': choose one of first, last"),
+        ({"by": "ids"}, "by='ids'.*no such column; there are"),
+        (
+            {"ttl": StateTtlConfig(1, visibility="return_expired_if_not_cleaned_up")},
+            "deduplicate.*visibility=",
+        ),
+    ],
+    ids=["keep", "by", "ttl"],
+)
+def test_a_wrong_option_is_refused_by_name(
+    cluster: AnyCluster, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    _, records = records_of(cluster, tmp_path, CountingSource(1))
+    with pytest.raises(ConfigError, match=words):
+        records.key_by("account").deduplicate(uid="once", **options)
