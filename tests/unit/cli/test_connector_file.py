@@ -325,5 +325,8 @@ def test_keys_of_tables_are_arguments_in_python() -> None:
     assert list_parameters(SinkKeys).keys() - own <= names_of(Stream.write)
     methods = {"sql", "filter", "key_by"}
     assert all(hasattr(Stream, name) for name in methods)
-    steps = list_parameters(StepKeys).keys() - own - methods - {"select", "running", "aggregate"}
-    assert steps <= names_of(KeyedStream.running, KeyedStream.window)
+    of_keys = {"running", "deduplicate"}
+    assert all(hasattr(KeyedStream, name) for name in of_keys)
+    steps = list_parameters(StepKeys).keys() - own - methods - of_keys - {"select", "aggregate"}
+    keyed = (KeyedStream.running, KeyedStream.deduplicate, KeyedStream.window)
+    assert steps <= names_of(*keyed)
