@@ -291,3 +291,20 @@ def test_a_row_that_moves_to_another_partition_is_a_delete_and_an_insert(
         database.execute("INSERT INTO t VALUES (201, 'd')")
         changes = _shown(read_rows(reader, 4))
         assert changes == [("d", 1), ("c", 102, "a"), ("u", 101, "c"), ("c", 201, "d")]
+
+
+def test_what_happens_to_a_whole_partition_is_no_change_of_its_rows(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """The server sends nothing about it, as docs/sources.md says."""
+    _partition(database)
+    source = source_of(server, first_copy="none")
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("INSERT INTO t VALUES (1, 'a'), (101, 'b')")
+        database.execute("TRUNCATE low; ALTER TABLE t DETACH PARTITION high")
+        database.execute("UPDATE high SET v = 'c'")
+        database.execute("ALTER TABLE t ATTACH PARTITION high FOR VALUES FROM (100) TO (200)")
+        database.execute("UPDATE t SET v = 'd'")
+        changes = _shown(read_rows(reader, 3))
+        assert changes == [("c", 1, "a"), ("c", 101, "b"), ("u", 101, "d")]
+    database.execute("DROP TABLE t; CREATE TABLE t (id int)")
