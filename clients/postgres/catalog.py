@@ -19,7 +19,7 @@ from onceflow.core.spi.connector import Area, Finding
 _TYPMOD_OFFSET = 4
 """Postgres stores the limit of a type plus 4, the size of a value's header."""
 _MICROSECOND_DIGITS = 6
-_TIMES = frozenset({"timestamp", "timestamptz", "time"})
+_TIMES = frozenset({"timestamp", "timestamptz", "time", "timetz"})
 # The fields of an interval are bits in the upper half of its modifier; its digits are the lower
 # half. Source: src/include/utils/timestamp.h and datetime.h, PostgreSQL 12 to 18.
 _NO_DIGITS = 0xFFFF
@@ -303,7 +303,7 @@ def _column(row: Sequence[Any], grantee: str) -> TableColumn:
     deterministic, shown, base, kind, always_identity, closed_sequence, element = row[8:]
     precision, scale = _numeric_limits(element or kind, modifier)
     length: int | None = None
-    if kind in ("varchar", "bpchar") and modifier >= _TYPMOD_OFFSET:
+    if (element or kind) in ("varchar", "bpchar") and modifier >= _TYPMOD_OFFSET:
         length = modifier - _TYPMOD_OFFSET
     unit_us = _unit_us(element or kind, modifier)
     return TableColumn(

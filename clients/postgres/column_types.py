@@ -60,11 +60,7 @@ def column_type(field: pa.Field) -> _SqlType | None:
 
 def _element_type(given: pa.DataType) -> _SqlType | None:
     """Return the type of an array's elements, or None if rows could not be written to it."""
-    # COPY announces elements of these types under another type: see `_ELEMENTS` of `types`.
-    is_zoned = arrow.is_timestamp(given) and given.tz is not None
-    if is_zoned or arrow.is_time(given) or arrow.is_duration(given):
-        return None
-    return _scalar_type(given)
+    return None if arrow.is_duration(given) else _scalar_type(given)
 
 
 def _scalar_type(given: pa.DataType) -> _SqlType | None:

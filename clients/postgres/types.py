@@ -38,6 +38,37 @@ DECIMAL_PRECISION_MAX = 38
 
 _MANTISSA_BITS = {"float4": 24, "float8": 53}
 _INTEGERS: dict[str, pa.DataType] = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
+TEXT_FORMS = frozenset(
+    {"numeric", "money", "bit", "varbit", "timetz", "inet", "cidr", "macaddr", "macaddr8", "char"}
+    | {"name", "oid", "xid", "xid8", "cid", "tid", "pg_lsn", "pg_snapshot", "txid_snapshot"}
+    | {"point", "line", "lseg", "box", "path", "polygon", "circle", "tsvector", "tsquery", "xml"}
+    | {"jsonpath", "int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"}
+    | {"int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange"}
+    | {"datemultirange"}
+)
+"""The server's types without an exact Arrow type, whose text is exact. The text of types that are
+in no list names an object of this one database, such as a table, or has no input function."""
+# Types that also have an Arrow type. It lacks some of their values, such as infinite dates.
+_TEMPORAL = frozenset({"date", "timestamp", "timestamptz", "time", "interval"})
+# The forms that the output functions write. Another text could be rounded or cut by the input
+# function, or depend on the session's settings. {fraction} stands for the digits of a second.
+_DAY, _TIME = r"\d{4,}-\d\d-\d\d", r"\d\d:\d\d:\d\d{fraction}"
+_ZONE = r"[+-]\d\d(:\d\d){0,2}"
+_PATTERNS: Mapping[str, str] = MappingProxyType(
+    {
+        "date": rf"{_DAY}( BC)?|-?infinity",
+        "timestamp": rf"{_DAY} {_TIME}( BC)?|-?infinity",
+        "timestamptz": rf"{_DAY} {_TIME}{_ZONE}( BC)?|-?infinity",
+        "time": _TIME,
+        "timetz": _TIME + _ZONE,
+        "interval": r"(-?\d+ years? ?)?([+-]?\d+ mons? ?)?([+-]?\d+ days? ?)?"
+        r"([+-]?\d+:\d\d:\d\d{fraction})?|-?infinity",
+        "money": r"-?\$\d{1,3}(,\d{3})*\.\d\d",
+        "char": r"[\x01-\x7f]?|\\[0-7]{3}",
+        "name": r"[\x01-\x7f]{0,63}",
+        **dict.fromkeys(("oid", "xid", "cid", "xid8"), r"\d+"),
+    }
+)
 # The receive functions of these types read the text itself.
 _TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "json", "enum", "jsonb"})
 # The types of array elements that the encoder announces under the right type.
@@ -45,6 +76,9 @@ _ELEMENTS = frozenset(
     {"int2", "int4", "int8", "float4", "float8", "bool", "text", "bytea", "numeric", "date"}
     | {"timestamp"}
 )
+# Elements whose arrays are sent as the text of an array.
+_TEXT_ELEMENTS = frozenset({"varchar", "bpchar", "citext", "json", "jsonb", "uuid"})
+_TEMPORAL_ELEMENTS = frozenset({"timestamptz", "time"})
 
 # The first day and microsecond of Postgres, 4714-11-24 BC, and the day after its last, counted from
 # 1970. Its last microsecond is beyond Arrow's. Source: src/include/datatype/timestamp.h, PostgreSQL
@@ -66,6 +100,9 @@ def wire_of(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
     """
     if arrow.is_null(given):
         return given
+    if is_text(given) and takes_text_form(target):
+        # Views lack some compute functions that are needed here.
+        return pa.large_string() if arrow.is_string_view(given) else given
     if target.element:
         return _list_wire(given, target)
     if target.name == "uuid" and is_text(given):
@@ -73,9 +110,43 @@ def wire_of(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
     return _scalar_wire(given, target)
 
 
+def is_plain_text(given: pa.DataType) -> bool:
+    """Return True for a text type that is no view."""
+    return is_text(given) and not arrow.is_string_view(given)
+
+
+def takes_text_form(target: PostgresType) -> bool:
+    """Return True if a text is stored in `target` by the type's input function, unchanged.
+
+    An empty name is a type outside of the server's own schema: a composite type, a range, an array
+    of these or of enums, or an extension's type, such as hstore or geometry.
+    """
+    if target.element:
+        # The input function would round elements to the limits without an error.
+        limits = (target.precision, target.length)
+        has_limits = limits != (None, None) or target.unit_us != 1
+        return not has_limits and has_exact_text(target)
+    if target.name == "interval":
+        return target.unit_us == 1
+    if target.name == "numeric":
+        return target.scale is None or target.scale >= 0
+    return target.name in TEXT_FORMS or target.name in _TEMPORAL or not target.name
+
+
+def has_exact_text(source: PostgresType) -> bool:
+    """Return True if the input function of `source` reads the text of each value back exactly."""
+    name = source.element or source.name
+    known = (TEXT_FORMS, _TEMPORAL, _TEXTS, _INTEGERS, _MANTISSA_BITS, ("bool", "bytea", "uuid"))
+    return not source.name or any(name in names for names in known)
+
+
 def _list_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
     is_list = arrow.is_list(given) or arrow.is_large_list(given) or arrow.is_fixed_size_list(given)
-    if not is_list or target.element not in _ELEMENTS:
+    if not is_list:
+        return None
+    if target.element in _TEXT_ELEMENTS:
+        return pa.list_(given.value_type) if is_plain_text(given.value_type) else None
+    if target.element not in (_ELEMENTS | _TEMPORAL_ELEMENTS):
         return None
     element = _scalar_wire(given.value_type, target.element_type)
     return None if element is None else pa.list_(element)
@@ -146,6 +217,17 @@ class PostgresFit(ColumnFit):
     def takes(self, given: pa.DataType) -> bool:
         return wire_of(given, self.type) is not None
 
+    @property
+    def is_text_form(self) -> bool:
+        """True if values are sent as texts that the type's input function reads."""
+        return is_text(self.wire) and self.type.name not in _TEXTS
+
+    @property
+    def has_binary_form(self) -> bool:
+        """True if the encoder writes the values in the column's own binary format."""
+        element = self.type.element
+        return not self.is_text_form and (not element or element in _ELEMENTS)
+
     @override
     def cast(self, given: pa.Array) -> pa.Array:
         if self.type.name == "uuid" and is_text(given.type):
@@ -155,15 +237,21 @@ class PostgresFit(ColumnFit):
     @override
     def check(self, values: pa.Array) -> None:
         if arrow.is_list(values.type):
-            self._check_elements(values.flatten())
+            elements = values.flatten()
+            self._check_elements(elements)
+            self._check_documents(elements)
         else:
             self._check_values(values)
             if is_text(values.type):
                 self._check_length(values)
                 self._check_last_spaces(values)
-            find_fault = _DOCUMENT_FAULTS.get(self.type.name)
-            if find_fault is not None:
-                self.check_documents(values, find_fault)
+                self._check_text_form(values)
+            self._check_documents(values)
+
+    def _check_documents(self, values: pa.Array) -> None:
+        find_fault = _DOCUMENT_FAULTS.get(self.type.element or self.type.name)
+        if find_fault is not None and is_text(values.type) and not self.is_text_form:
+            self.check_documents(values, find_fault)
 
     def _check_length(self, values: pa.Array) -> None:
         limit = self.type.length
@@ -173,10 +261,26 @@ class PostgresFit(ColumnFit):
         if longest is not None and longest > limit:
             self.refuse(values, pc.greater(pc.utf8_length(values), limit), f"over {limit} letters")
 
+    def _check_text_form(self, values: pa.Array) -> None:
+        """Refuse texts that the type's input function would round, cut or read by a setting."""
+        pattern = _PATTERNS.get(self.type.name)
+        digits = 7 - len(str(self.type.unit_us))
+        fraction = rf"(\.\d{{1,{digits}}})?" if digits else ""
+        if self.type.name == "numeric":
+            scale = self.type.scale
+            pattern = rf"-?\d+(\.\d{{0,{scale}}})?" if scale is not None else r"-?\d+(\.\d*)?"
+            pattern += "|NaN|-?Infinity"
+        if pattern is not None:
+            whole = f"^({pattern.replace('{fraction}', fraction)})$"
+            fits = pc.match_substring_regex(values, whole)
+            self.refuse(values, pc.invert(fits), "it is not a text that Postgres writes for it")
+
     def _check_elements(self, elements: pa.Array) -> None:
         self._check_values(elements)
-        # In changes by key, arrays are sent as text, and Postgres cannot read Arrow's spelling of
-        # other years.
+        if is_text(elements.type):
+            self._check_length(elements)
+            self._check_last_spaces(elements)
+        # Some arrays are sent as text, and Postgres cannot read Arrow's spelling of other years.
         if arrow.is_date32(elements.type):
             days = elements.view(pa.int32())
             self._check_range(elements, days, _DAY_OF_YEAR_1, _DAY_OF_YEAR_10000, _IN_ARRAY)
@@ -187,7 +291,8 @@ class PostgresFit(ColumnFit):
 
     def _check_last_spaces(self, values: pa.Array) -> None:
         """Refuse trailing spaces if the server pads with spaces, or ignores them in comparisons."""
-        if self.type.name == "bpchar" and (self.is_key or self.type.length is not None):
+        name = self.type.element or self.type.name
+        if name == "bpchar" and (self.is_key or self.type.length is not None):
             last = pc.ends_with(values, " ")
             self.refuse(values, last, "the column drops or ignores trailing spaces")
 

@@ -94,7 +94,11 @@ class PostgresDialect(Dialect):
         kind = column.type
         assert isinstance(kind, catalog.PostgresType), kind
         wire = wire_of(given, kind)
-        return None if wire is None else PostgresFit(column, wire, is_key, type=kind)
+        if wire is None:
+            return None
+        fit = PostgresFit(column, wire, is_key, type=kind)
+        # Two texts may be one value, such as 1.0 and 1.00, and so two keys of the stream one row.
+        return None if is_key and fit.is_text_form else fit
 
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:

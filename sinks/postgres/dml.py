@@ -9,9 +9,12 @@ The bytes of an array are those that the encoder writes for a list: number of di
 nulls, element type, length, first index, then the elements, each with its length. Only the element
 type is replaced, because the encoder names the type that it would have chosen.
 
-Inserts use binary COPY in the open transaction. libpq reports no error before the COPY is ended,
-and the server silently drops rows that follow an error. So a COPY is ended after a second and
-another one begins in the same transaction. A refused row is then reported soon, whatever the
+Values of types without an Arrow type are texts. COPY in binary format takes no texts for them, so
+rows with such columns are inserted by statements, too: they cast each text to the column's type.
+
+Other inserts use binary COPY in the open transaction. libpq reports no error before the COPY is
+ended, and the server silently drops rows that follow an error. So a COPY is ended after a second
+and another one begins in the same transaction. A refused row is then reported soon, whatever the
 checkpoint interval, at the cost of one round trip per second. This also bounds the checks of
 foreign keys that the server queues until the end of the statement.
 """
@@ -31,7 +34,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.clients.postgres.catalog import PostgresType, identifier, quote
+from onceflow.clients.postgres.catalog import identifier, quote
 from onceflow.clients.postgres.connection import BinaryArray, CopyIn, own, type_number
 from onceflow.clients.postgres.types import PostgresFit, fits_of
 from onceflow.clients.sql.session import Session
@@ -82,6 +85,28 @@ class CopyStream(InsertStream):
         copy.write(self._format.begin())
         self._copying_since = time.monotonic()
         return copy
+
+
+class StatementStream(InsertStream):
+    """A sequence of INSERT statements into one table, for columns that COPY cannot write."""
+
+    def __init__(self, target: Target) -> None:
+        self._fits = fits_of(target)
+        statement = put_statement(target, WriteMode.INSERT, ())
+        assert statement is not None
+        self._statement = statement
+
+    @override
+    def write(self, begin: Callable[[], Session], rows: pa.RecordBatch) -> None:
+        _execute(begin(), self._statement, self._fits, rows)
+
+    @override
+    def finish(self, session: Session) -> None:
+        """Do nothing: the server has answered every statement."""
+
+    @override
+    def give_up(self) -> None:
+        """Do nothing: no statement is unanswered."""
 
 
 class BinaryRows:
@@ -157,24 +182,32 @@ class PostgresDmlExecutor(DmlExecutor):
     """The executor of Postgres: COPY for inserts, statements over arrays for changes by key."""
 
     @override
-    def inserts(self, target: Target) -> CopyStream:
-        return CopyStream(target)
+    def inserts(self, target: Target) -> InsertStream:
+        if all(fit.has_binary_form for fit in fits_of(target)):
+            return CopyStream(target)
+        return StatementStream(target)
 
     @override
     def change(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         statement = put_statement(target, self.mode, self.key)
         if statement is None:
             return
-        fits = fits_of(target)
-        for part in _split_into_statements(rows):
-            own(session).execute_arrays(statement, array_parameters(fits, part))
+        _execute(session, statement, fits_of(target), rows)
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         statement = delete_statement(target, self.key)
-        fits = fits_of(target, self.key)
-        for part in _split_into_statements(rows.select(list(self.key))):
-            own(session).execute_arrays(statement, array_parameters(fits, part))
+        _execute(session, statement, fits_of(target, self.key), rows.select(list(self.key)))
+
+
+def _execute(
+    session: Session, statement: str, fits: Sequence[PostgresFit], rows: pa.RecordBatch
+) -> None:
+    if any(fit.is_text_form and fit.type.name == "money" for fit in fits):
+        # The texts of money are those of this locale, whatever the server's is.
+        session.execute("SET LOCAL lc_monetary = 'C'")
+    for part in _split_into_statements(rows):
+        own(session).execute_arrays(statement, array_parameters(fits, part))
 
 
 def _split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -230,7 +263,7 @@ def _update(target: Target, key: Sequence[str], others: Sequence[int]) -> str:
 
 def _rows(fits: Sequence[PostgresFit]) -> str:
     arrays = ", ".join(
-        f"${number}::pg_catalog.{parameter_type(fit.type)}[]" for number, fit in enumerate(fits, 1)
+        f"${number}::pg_catalog.{parameter_type(fit)}[]" for number, fit in enumerate(fits, 1)
     )
     names = ", ".join(f"c{number}" for number in range(len(fits)))
     return f"unnest({arrays}) AS u({names})"
@@ -238,7 +271,7 @@ def _rows(fits: Sequence[PostgresFit]) -> str:
 
 def _value(number: int, fit: PostgresFit) -> str:
     column = f"u.c{number}"
-    return column if parameter_type(fit.type) == fit.type.name else f"{column}::{fit.type.base}"
+    return column if parameter_type(fit) == fit.type.name else f"{column}::{fit.type.base}"
 
 
 def _same(fits: Sequence[PostgresFit], key: Sequence[str] | None = None) -> str:
@@ -249,9 +282,10 @@ def _same(fits: Sequence[PostgresFit], key: Sequence[str] | None = None) -> str:
     )
 
 
-def parameter_type(target: PostgresType) -> str:
-    """Return the element type in which values of `target` are sent: their own, or text."""
-    return target.name if target.name in _OWN_ARRAYS and not target.element else "text"
+def parameter_type(fit: PostgresFit) -> str:
+    """Return the element type in which values of `fit` are sent: their own, or text."""
+    is_own = fit.type.name in _OWN_ARRAYS and not fit.type.element and not fit.is_text_form
+    return fit.type.name if is_own else "text"
 
 
 def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[BinaryArray]:
@@ -268,7 +302,7 @@ def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[
     data += encoder.finish()
     encoded = _fields(data, len(fits))
     for (start, _), fit in zip(encoded, fits, strict=True):
-        oid = type_number(parameter_type(fit.type))
+        oid = type_number(parameter_type(fit))
         _ELEMENT_TYPE.pack_into(data, start + _ELEMENT_TYPE_AT, oid)
     with memoryview(data) as view:
         return [BinaryArray(bytes(view[start:end])) for start, end in encoded]
@@ -291,7 +325,7 @@ def _fields(data: bytearray, expected: int) -> list[tuple[int, int]]:
 
 
 def _element_form(fit: PostgresFit, column: pa.Array) -> pa.Array:
-    if not fit.type.element:
+    if not fit.type.element or fit.is_text_form:
         return encodable(column)
     if not arrow.is_list(column.type):
         return pa.nulls(len(column), pa.large_string())
@@ -307,6 +341,8 @@ def array_literals(lists: pa.Array) -> pa.Array:
             pa.large_string(),
         )
     else:
+        if arrow.is_timestamp(values.type) and values.type.tz is not None:
+            values = values.cast(pa.timestamp(values.type.unit, "UTC"))
         text = values.cast(pa.large_string())
     for special in ("\\", '"'):
         text = pc.replace_substring(text, special, f"\\{special}")

@@ -25,7 +25,7 @@ from pyarrow import types as arrow
 
 from onceflow.clients.postgres.binary_rows import Binary, BinaryColumn
 from onceflow.clients.postgres.catalog import PostgresType
-from onceflow.clients.postgres.types import DECIMAL_PRECISION_MAX
+from onceflow.clients.postgres.types import DECIMAL_PRECISION_MAX, has_exact_text
 
 Convert: TypeAlias = Callable[[Sequence[Binary]], pa.Array]
 """A function that returns the Arrow values, or raises ValueRefused."""
@@ -53,16 +53,6 @@ _DEFAULTS: Mapping[str, pa.DataType] = {
     "time": pa.time64("us"),
     "interval": pa.duration("us"),
 }
-# Types of the server whose text is exact. The text of the types that are not listed names an object
-# of this one database, such as a table, or has no input function.
-_TEXT_FORMS = frozenset(
-    {"numeric", "money", "bit", "varbit", "timetz", "inet", "cidr", "macaddr", "macaddr8", "char"}
-    | {"name", "oid", "xid", "xid8", "cid", "tid", "pg_lsn", "pg_snapshot", "txid_snapshot"}
-    | {"point", "line", "lseg", "box", "path", "polygon", "circle", "tsvector", "tsquery", "xml"}
-    | {"jsonpath", "int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"}
-    | {"int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange"}
-    | {"datemultirange"}
-)
 _NUMERIC_GROUPS_MAX = DECIMAL_PRECISION_MAX // 4 + 2
 """The most groups of four digits in which a decimal128 may be sent."""
 _NUMERIC_HEADER = struct.Struct("!HhHH")
@@ -86,7 +76,7 @@ class ValueRefused(Exception):
 def default_type(source: PostgresType) -> pa.DataType | None:
     """Return the Arrow type of the values of `source`, or None if they have no exact one."""
     own = _own_type(source)
-    if own is None and _has_exact_text(source):
+    if own is None and has_exact_text(source):
         return pa.string()
     return own
 
@@ -99,21 +89,12 @@ def is_text_form(source: PostgresType, given: pa.DataType) -> bool:
 def _own_type(source: PostgresType) -> pa.DataType | None:
     """Return the Arrow type into which the binary format is converted, or None."""
     if source.element:
-        element = _own_type(source.element_type)
+        # The sink writes no lists of durations.
+        element = None if source.element == "interval" else _own_type(source.element_type)
         return None if element is None else pa.list_(element)
     if source.name == "numeric":
         return _numeric_type(source)
     return _DEFAULTS.get(source.name)
-
-
-def _has_exact_text(source: PostgresType) -> bool:
-    """Return True if the text of a value is exact: the type's input function reads it back.
-
-    An empty name is a type outside of the server's own schema: a composite type, a range, an array
-    of these or of enums, or an extension's type, such as hstore or geometry.
-    """
-    name = source.element or source.name
-    return name in _TEXT_FORMS or name in _DEFAULTS or not source.name
 
 
 def _numeric_type(source: PostgresType) -> pa.DataType | None:
@@ -131,7 +112,7 @@ def converter_of(source: PostgresType, given: pa.DataType) -> Convert | None:
     It takes binary values, or the bytes of texts if the column is read by `is_text_form`.
     """
     if is_text_form(source, given):
-        return _texts if _has_exact_text(source) else None
+        return _texts if has_exact_text(source) else None
     return _own_converter(source, given)
 
 

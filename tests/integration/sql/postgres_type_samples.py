@@ -86,8 +86,21 @@ _SAMPLES: Samples = [
     ("double precision[]", pa.large_list(pa.float64()), [[1.5], [2.5]]),
     ("smallint[]", pa.list_(pa.int16(), 2), [[1, 2], [3, None]]),
     ("date[]", pa.list_(pa.date32()), [[dt.date(2026, 1, 1)]]),
+    ("varchar(3)[]", pa.list_(pa.string()), [["abc", None], []]),
+    ("time[]", pa.list_(pa.time64("us")), [[dt.time(23, 59, 59, 999_999), None]]),
+    (
+        "timestamptz[]",
+        pa.list_(pa.timestamp("us", "Asia/Tokyo")),
+        [[dt.datetime(2026, 1, 1, 1, 2, 3, 4, tzinfo=UTC), None], None],
+    ),
     ("bigint", pa.null(), [None, None]),
     ("text", pa.null(), [None]),
+    ("inet", pa.null(), [None]),
+    ("bit(3)", pa.string(), ["101", None]),
+    ("money", pa.large_string(), ["-$1,234.50", None]),
+    ("varbit", pa.string_view(), ["", "0110"]),
+    ("tsvector", pa.string(), ["'a' 'b':1"]),
+    ("macaddr", pa.string(), ["08:00:2b:01:02:03"]),
 ]
 
 _MISFITS: Refused = [
@@ -130,8 +143,30 @@ _MISFITS: Refused = [
     ("time(2)", pa.array([1], pa.time32("ms")), "keeps 2 digits of a second"),
     ("interval(1)", pa.array([10], pa.duration("ms")), "keeps 1 digits of a second"),
     ("interval minute", pa.array([-61], pa.duration("s")), "keeps whole minutes"),
+    ("varchar(3)[]", pa.array([["abc", "abc "]]), "over 3 letters"),
+    ("char(3)[]", pa.array([["ab "]]), "trailing spaces"),
+    ("jsonb[]", pa.array([['{"a": 1, "a": 2}']]), "the key 'a' twice"),
+    ("timestamptz(0)[]", pa.array([[1]], pa.list_(pa.timestamp("us", "UTC"))), "keeps 0 digits"),
     ("numeric(5,2)[]", pa.array([[D("1.005")]], pa.list_(pa.decimal128(10, 3))), "1.005"),
     ("timestamp(0)[]", pa.array([[1]], pa.list_(pa.timestamp("us"))), "keeps 0 digits"),
+    *(
+        (shown, pa.array([text]), "it is not a text that Postgres writes")
+        for shown, text in (
+            ("numeric", "1e3"),
+            ("numeric(5,2)", "1.005"),
+            ("date", "01/02/2026"),
+            ("date", "today"),
+            ("timestamp(1)", "2026-11-29 10:00:00.25"),
+            ("timestamptz", "2026-11-29 10:00:00"),
+            ("time", "10:00"),
+            ("timetz(0)", "10:00:00.5+01"),
+            ("interval", "1.5 months"),
+            ("money", "1.005"),
+            ('"char"', "ab"),
+            ("name", "x" * 64),
+            ("oid", "-1"),
+        )
+    ),
 ]
 
 _REFUSED_BY_SERVER: Sequence[tuple[str, pa.Array, str, str]] = [
@@ -182,16 +217,17 @@ _FORBIDDEN: Sequence[tuple[str, pa.DataType]] = [
     # JSON is taken as text: a struct has several forms as JSON.
     ("jsonb", pa.struct([("a", pa.int64())])),
     ("jsonb", pa.map_(pa.string(), pa.string())),
-    # The encoder writes arrays of few element types; see `_ELEMENTS` of types.py.
-    ("varchar[]", pa.list_(pa.string())),
-    ("timestamptz[]", pa.list_(pa.timestamp("us", "UTC"))),
+    # Arrow's text of a duration is none of an interval.
+    ("interval[]", pa.list_(pa.duration("us"))),
     # An array and a single value do not become each other.
     ("integer[]", pa.int32()),
     ("integer", pa.list_(pa.int32())),
-    # Text would be parsed by rules of the server for each type.
-    ("point", pa.string()),
-    ("inet", pa.string()),
-    ("xml", pa.string()),
+    # Its text names a table of another database.
+    ("regclass", pa.string()),
+    # The server would round the text.
+    ("numeric(3,-2)", pa.string()),
+    ("numeric(5,2)[]", pa.string()),
+    ("interval(1)", pa.string()),
 ]
 
 _CREATED: Sequence[tuple[pa.DataType, str]] = [
@@ -223,6 +259,8 @@ _CREATED: Sequence[tuple[pa.DataType, str]] = [
     (pa.duration("us"), "interval"),
     (pa.list_(pa.int32()), "integer[]"),
     (pa.list_(pa.string()), "text[]"),
+    (pa.list_(pa.timestamp("us", "UTC")), "timestamp with time zone[]"),
+    (pa.list_(pa.time64("us")), "time without time zone[]"),
 ]
 
 _KEYS: Sequence[tuple[str, pa.Array]] = [
@@ -270,8 +308,6 @@ POSTGRES = TypeTables(
         pa.struct([("a", pa.int64())]),
         pa.map_(pa.string(), pa.string()),
         # Such a table would be created, and then refuse the rows that it was created for.
-        pa.list_(pa.timestamp("us", "UTC")),
-        pa.list_(pa.time64("us")),
         pa.list_(pa.duration("us")),
     ],
     said_of_uncreated="no Postgres type is made from",
