@@ -35,7 +35,7 @@ _SETUP = """
     CREATE DOMAIN cents_list AS cents[];
 """
 
-_OWN: Mapping[str, Sequence[str]] = {
+_OWN: dict[str, Sequence[str]] = {
     "smallint": ("-32768", "32767"),
     "integer": ("-2147483648", "2147483647"),
     "bigint": ("-9223372036854775808", "9223372036854775807"),
@@ -77,7 +77,7 @@ _OWN: Mapping[str, Sequence[str]] = {
 }
 """Types with an Arrow type of their own, and values."""
 
-_TEXTS: Mapping[str, Sequence[str]] = {
+_TEXTS: dict[str, Sequence[str]] = {
     "numeric": ("NaN", "-Infinity", "-0.00100", "9" * 131_072, "0." + "0" * 16_382 + "1"),
     "numeric(50,2)": ("NaN", "-" + "9" * 48 + ".99"),
     "money": ("-92233720368547758.08", "92233720368547758.07", "1234.5"),
@@ -124,7 +124,7 @@ _TEXTS: Mapping[str, Sequence[str]] = {
 }
 """Types that are read as texts."""
 
-_CHOSEN: Mapping[str, Sequence[str]] = {
+_CHOSEN: dict[str, Sequence[str]] = {
     "date": ("infinity", "-infinity", "0044-03-15 BC"),
     "timestamp": ("infinity", "294276-12-31 23:59:59.999999", "4714-11-24 00:00:00 BC"),
     "timestamptz": ("-infinity", "294276-12-31 23:59:59.999999+00"),
