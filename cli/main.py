@@ -31,6 +31,7 @@ _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
         "state": "onceflow.cli.jobs.command:state",
         "checkpoints": "onceflow.cli.checkpoints:checkpoints",
         "txn": "onceflow.cli.txn.command:txn",
+        "slots": "onceflow.cli.slots:slots",
     }
 )
 

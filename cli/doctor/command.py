@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,8 @@ class Examined:
         if self.source is not None:
             source = load_source(self.source)
             checks.append(Check("source", partial(validate_source, source)))
+            if (questions := examine_source(source, self.parallelism)) is not None:
+                checks.append(Check("server of the source", questions))
         checks += self._sink_checks()
         return checks
 
@@ -173,6 +176,27 @@ class Examined:
         password = read_password(self.password_file) if self.password_file else None
         access = ServerAccess(url, password, options, self.timeout_s)
         return diagnosis(access, (self.table,) if self.table else (), self.parallelism)
+
+
+def examine_source(source: Source, parallelism: int) -> Questions | None:
+    """Return the questions of the source's connector to its server, or None if it has none."""
+    for name in SOURCES.names():
+        # A connector that cannot be loaded is not the connector of `source`, which exists.
+        with suppress(ConfigError):
+            connector = SOURCES.find(name)
+            if connector.source is type(source) and connector.examine is not None:
+                return connector.examine(source, parallelism)
+    return None
+
+
+def examine_sink(sink: Sink, parallelism: int) -> Questions | None:
+    """Return the questions of the sink's connector to its server, or None if it has none."""
+    for name in SINKS.names():
+        with suppress(ConfigError):
+            connector = SINKS.find(name)
+            if connector.sink is type(sink) and connector.examine is not None:
+                return connector.examine(sink, parallelism)
+    return None
 
 
 def validate_source(source: Source) -> Sequence[Finding]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -17,15 +17,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from onceflow.cli.doctor.command import MARGIN_S, Check, examine
+from onceflow.cli.doctor.command import (
+    MARGIN_S,
+    Check,
+    examine,
+    examine_sink,
+    examine_source,
+)
 from onceflow.cli.doctor.machine import check_java, check_python
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.run.cluster import OpenedCluster
 from onceflow.cli.terminal import print_listing, say
-from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.api.pipeline import Job, Pipeline, PipelineDescription
-from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.job_views import OperatorView
 from onceflow.core.runtime.events.job_events import AttemptRunning, JobEvent
@@ -35,8 +39,8 @@ from onceflow.core.runtime.events.status_parts import (
     describe_progress,
     describe_warnings,
 )
-from onceflow.core.spi import CopyProgress, Sink, Source, SourceProgress
-from onceflow.core.spi.connector import Finding, Questions
+from onceflow.core.spi import CopyProgress, SourceProgress
+from onceflow.core.spi.connector import Finding
 from onceflow.core.storage import CheckpointStorage, FileSystemStorage, HdfsStorage, ObjectStorage
 
 
@@ -103,10 +107,10 @@ def check_pipeline(
     if location is not None:
         checks.append(Check("storage", partial(check_storage, location, missing)))
     for uid, source in plan.sources.items():
-        if (questions := _examine_source(source, parallelism)) is not None:
+        if (questions := examine_source(source, parallelism)) is not None:
             checks.append(Check(f"server of {uid}", questions))
     for uid, sink in plan.sinks.items():
-        if (questions := _examine_sink(sink, parallelism)) is not None:
+        if (questions := examine_sink(sink, parallelism)) is not None:
             checks.append(Check(f"server of {uid}", questions))
     findings = examine(checks, timeout_s)
     on_spark = not isinstance(pipeline.cluster, LocalProcesses)
@@ -138,25 +142,6 @@ def _locate(storage: CheckpointStorage) -> str | None:
             return storage.url
         case _:  # in memory, or a storage of another package
             return None
-
-
-def _examine_source(source: Source, parallelism: int) -> Questions | None:
-    for name in SOURCES.names():
-        # A connector that cannot be loaded is not the connector of `source`, which exists.
-        with suppress(ConfigError):
-            connector = SOURCES.find(name)
-            if connector.source is type(source) and connector.examine is not None:
-                return connector.examine(source, parallelism)
-    return None
-
-
-def _examine_sink(sink: Sink, parallelism: int) -> Questions | None:
-    for name in SINKS.names():
-        with suppress(ConfigError):
-            connector = SINKS.find(name)
-            if connector.sink is type(sink) and connector.examine is not None:
-                return connector.examine(sink, parallelism)
-    return None
 
 
 _PER_SECOND = 2.0

@@ -132,6 +132,8 @@ _WRONG_SETTING = re.compile(
     r"|unrecognized configuration parameter|cannot be (changed|set)|permission denied to set"
     r"|invalid command-line argument"
     r"|(database|role) \".*\" does not exist|permission denied for database|\[Errno -2\]"
+    # A pooler that forwards neither this parameter nor connections for replication.
+    r"|unsupported startup parameter"
     r"|could not translate host name|invalid (integer )?value|does not support SSL|certificate"
 )
 

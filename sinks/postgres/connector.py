@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 
 from typing_extensions import override
 
-from onceflow.clients.postgres.catalog import quote
 from onceflow.clients.postgres.connection import attempt_of_writer
+from onceflow.clients.postgres.login_remedies import list_login_remedies
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.target_records import LogFacts
@@ -46,24 +45,7 @@ def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
     """Return the remedies as statements for a superuser who is connected to another database."""
     del error
     assert isinstance(sink, PostgresSink), sink
-    given = dict(sink.endpoint.parameters)
-    user = given.get("user") or getpass.getuser()
-    role, database = quote(user), quote(given.get("dbname") or user)
-    from_here = (
-        f"a line in pg_hba.conf: host {database} {role} <this machine's address>/32 scram-sha-256;"
-        " then SELECT pg_reload_conf()"
-    )
-    return (
-        ("permission denied for database", f"GRANT CONNECT ON DATABASE {database} TO {role}"),
-        (f'role "{user}" does not exist', f"CREATE ROLE {role} LOGIN PASSWORD '…'"),
-        ('" does not exist', f"CREATE DATABASE {database} OWNER {role}"),
-        ("not permitted to log in", f"ALTER ROLE {role} LOGIN"),
-        ("no pg_hba.conf entry", from_here),
-        ("does not support SSL", "sslmode=prefer in the url; or ALTER SYSTEM SET ssl = on"),
-        ("certificate", "sslrootcert=, sslcert= and sslkey= in the url"),
-        ("translate host name", "its host"),
-        ("", f"ALTER ROLE {role} PASSWORD '…'"),
-    )
+    return list_login_remedies(sink.endpoint)
 
 
 class PostgresResourceManager(SqlResourceManager):

@@ -22,7 +22,8 @@ _MB = 1024 * 1024
 # Columns that older servers lack are read from the row as JSON: safe_wal_size is there since 13,
 # inactive_since since 17, idle_replication_slot_timeout since 18.
 _SLOT = """
-    SELECT pg_catalog.pg_current_wal_lsn()::text,
+    SELECT (CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                 ELSE pg_catalog.pg_current_wal_lsn() END)::text,
            (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint,
            s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size,
            s.active,

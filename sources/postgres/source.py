@@ -18,6 +18,7 @@ from onceflow.core.spi import ReaderContext, Source, SourceProgress, SourceReade
 from onceflow.core.spi.options import document_options
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres import slot as slots
+from onceflow.sources.postgres.access import check_replication, find_missing_privileges
 from onceflow.sources.postgres.first_copy import CopiedChunks
 from onceflow.sources.postgres.position import SlotPosition, TablePosition
 from onceflow.sources.postgres.reader import PostgresReader
@@ -88,6 +89,16 @@ class PostgresChanges(ChangesOptions, Source):
         if self._slot_name is None:
             raise ConfigError("the source belongs to no job, which names its slot: give slot=")
         return self._slot_name
+
+    @property
+    def has_slot_name(self) -> bool:
+        """True if the source names its slot, or belongs to a job that does."""
+        return self._slot_name is not None
+
+    @property
+    def copies_rows(self) -> bool:
+        """True if the rows are read that the table has before its first change."""
+        return choice_of(FirstCopy, self.first_copy, setting="first_copy") is FirstCopy.ALL
 
     @property
     def publication_name(self) -> str:
@@ -165,14 +176,13 @@ class PostgresChanges(ChangesOptions, Source):
             cluster = slots.check_server(session)
             table = self.described_table
             lsn, published = self._prepare_slot(session, name, table)
-        is_copied = choice_of(FirstCopy, self.first_copy, setting="first_copy") is FirstCopy.ALL
         position = SlotPosition(
             slot=name,
             system=cluster.system,
             timeline=cluster.timeline,
             lsn=lsn,
             table=TablePosition(
-                str(table.name), table.oid, CopiedChunks() if is_copied else None, published
+                str(table.name), table.oid, CopiedChunks() if self.copies_rows else None, published
             ),
         )
         return [position.to_split()]
@@ -224,6 +234,10 @@ class PostgresChanges(ChangesOptions, Source):
         )
         return PostgresReader(settings, splits, context)
 
+    def describe_tables(self, session: PostgresSession) -> Sequence[SourceTable]:
+        """Return the tables as the server describes them now. Raises those of `described_table`."""
+        return [self._describe(session)]
+
     def _describe(self, session: PostgresSession) -> SourceTable:
         return describe_table(session, self._table_name, self._columns)
 
@@ -253,6 +267,7 @@ class PostgresChanges(ChangesOptions, Source):
                 )
             slots.logger.info("slot %s exists, and is read from its position", name)
             return state.confirmed, published
+        self._check_access(session, table, creates_publication=published is None)
         is_own = published is None
         if published is None:
             published = slots.create_publication(session, publication, table)
@@ -262,6 +277,22 @@ class PostgresChanges(ChangesOptions, Source):
             if is_own and session.is_open:
                 slots.drop_publication(session, publication)
             raise
+
+    def _check_access(
+        self, session: PostgresSession, table: SourceTable, *, creates_publication: bool
+    ) -> None:
+        """Raise ConfigError if the user cannot read changes, before anything is created."""
+        check_replication(self.endpoint, _SESSION_NAME)
+        missing = find_missing_privileges(
+            session,
+            table.name,
+            table.oid,
+            [column.name for column in table.columns],
+            copies_rows=self.copies_rows,
+            creates_publication=creates_publication,
+        )
+        for privilege in missing:
+            raise ConfigError(str(privilege))
 
 
 def _check_table(position: SlotPosition, table: SourceTable) -> None:

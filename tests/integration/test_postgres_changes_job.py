@@ -13,7 +13,10 @@ import psycopg
 import pytest
 from tests.integration import postgres_sink_kit as postgres
 from tests.support.driver_process import DriverProcess
+from typer.testing import CliRunner
 
+from onceflow.cli.main import app
+from onceflow.integration.conformance.processes import eventually
 from onceflow.integration.faults import processes
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 
@@ -197,3 +200,27 @@ def test_each_inserted_row_is_there_once_after_kills(
     expected = _rows(url, "original")
     _await(lambda: _count(url) >= len(expected), driver)
     assert _rows(url, "copy") == expected
+    _drop_left_slot(url, driver, str(tmp_path / "checkpoints"))
+
+
+def _drop_left_slot(url: str, driver: DriverProcess, storage: str) -> None:
+    """End the job, and remove what it leaves behind: its slot and its publication."""
+    driver.kill()
+    where = ["--url", url, "--storage", storage]
+
+    def invoke(*arguments: str) -> tuple[int, str]:
+        outcome = CliRunner().invoke(app, ["slots", *arguments, *where])
+        return outcome.exit_code, outcome.output
+
+    name = "onceflow_changes_original"
+    active = "SELECT FROM pg_replication_slots WHERE active"
+    assert eventually(lambda: not postgres.query(url, active), 60)
+    status, output = invoke("list")
+    assert (status, output.splitlines()[1].split()[:4]) == (0, [name, "changes", "original", "no"])
+    status, output = invoke("drop", name, "--yes")
+    assert status == 1
+    assert f"job changes in --storage continues from slot {name}, for its source" in output
+    status, output = invoke("drop", name, "--yes", "--force")
+    assert (status, output) == (0, f"dropped slot {name} and publication {name}\n")
+    assert not postgres.query(url, "SELECT FROM pg_replication_slots")
+    assert not postgres.query(url, "SELECT FROM pg_publication")

@@ -1,11 +1,18 @@
-"""The warnings about a slot, by what the server says about it."""
+"""The warnings about a slot, by what the server says about it, and the owners of slots."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
+from onceflow.clients.postgres.connection import PostgresSession
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Split
+from onceflow.sources.postgres.left_slots import SlotOwner, owners_by_slot
+from onceflow.sources.postgres.position import SlotPosition, TablePosition
+from onceflow.sources.postgres.slot import check_server
 from onceflow.sources.postgres.slot_progress import SlotFacts
 
 _MB = 1024 * 1024
@@ -58,3 +65,21 @@ def test_a_warning_names_the_state_and_the_advice(
     warnings = list(facts.list_warnings())
     assert [warning.state for warning in warnings] == states
     assert words in "".join(warning.text for warning in warnings)
+
+
+@dataclass
+class _Server:
+    server_version: int
+
+
+@pytest.mark.parametrize("version", [90600, 130023])
+def test_a_server_older_than_14_is_refused_by_its_version(version: int) -> None:
+    server = cast("PostgresSession", _Server(version))
+    with pytest.raises(ConfigError, match=f"PostgreSQL {version // 10000} is too old; needed: 14"):
+        check_server(server)
+
+
+def test_the_splits_of_a_stored_job_name_the_owners_of_its_slots() -> None:
+    position = SlotPosition("s", "1", 1, 100, TablePosition("public.t", 7, None))
+    splits = [("in", position.to_split()), ("topic", Split("0", b"12"))]
+    assert owners_by_slot("job", splits) == {"s": SlotOwner("job", "in")}
