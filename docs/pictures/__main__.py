@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.pictures import charts, checkpoints, dataflow, floors, results
+from docs.pictures import changes, charts, checkpoints, dataflow, floors, results
 from docs.pictures.drawing import Picture
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
@@ -18,6 +18,9 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
     "transaction": checkpoints.draw_transaction,
     "recovery": checkpoints.draw_recovery,
     "layers": checkpoints.draw_layers,
+    "postgres-copy": changes.draw_copy,
+    "postgres-hand-over": changes.draw_hand_over,
+    "postgres-acknowledgement": changes.draw_acknowledgement,
     "results-databases": charts.draw_databases,
     "results-state": charts.draw_state,
     "results-spark": charts.draw_spark,
