@@ -49,10 +49,12 @@ from onceflow.core.plan.work import (
     FlatMapRecords,
     JoinTable,
     Keep,
+    KeepTop,
     MapBatches,
     MapInArrow,
     MapInPandas,
     MapRecords,
+    Order,
     ProcessBatches,
     ProcessBroadcast,
     ProcessKeyed,
@@ -67,9 +69,14 @@ from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 from onceflow.core.state.keys.key_columns import check_key_type, check_rows_can_be_divided
+from onceflow.core.state.states.kept_rows import check_rows_can_be_kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+TOP_N_MAX = 1_000
+"""The largest number of records that `top_n` keeps for each key."""
 
 
 class Stream:
@@ -504,6 +511,36 @@ class KeyedStream:
         users_mistakes.require_order(by, self.schema, "deduplicate")
         check_running_ttl(ttl, "deduplicate")
         return self._then(Deduplicate(self._key, chosen, by, ttl), uid, self.schema)
+
+    @check_arguments
+    def top_n(
+        self, n: int, *, by: str | Order | Sequence[str | Order], uid: str, rank: str = "rank"
+    ) -> Stream:
+        """Keep the first `n` records of each key in the order of `by`, and add the column `rank`.
+
+        `by` is a column, `desc("price")` for the greatest value first, or several of them:
+        `[desc("price"), "date_time"]`. Of records that are equal in all of them, the one that
+        arrived first comes first. The result has a record for each rank of a key, from 1, whenever
+        another record gets this rank. Write it to a sink with upserts whose primary key is the key
+        and `rank`. Vectorised, like `running`. `uid` names the state in checkpoints.
+
+        Raises:
+            ConfigError: `n` is not between 1 and 1,000, a column of `by` does not exist or has no
+                order, `rank` is the name of a column, or a column cannot be kept in state.
+        """
+        if not 1 <= n <= TOP_N_MAX:
+            raise ConfigError(f"top_n({n}): give a number of records from 1 to {TOP_N_MAX}")
+        given = [by] if isinstance(by, str | Order) else by
+        orders = tuple(Order(order) if isinstance(order, str) else order for order in given)
+        if not orders:
+            raise ConfigError("top_n(by=[]): give at least one column, as in by=desc('price')")
+        for order in orders:
+            users_mistakes.require_order(order.column, self.schema, "top_n")
+        if rank in self.schema.names:
+            raise ConfigError(f"top_n(rank={rank!r}): the stream has this column already")
+        check_rows_can_be_kept(self.schema, "top_n()")
+        schema = self.schema.append(pa.field(rank, pa.int64()))
+        return self._then(KeepTop(self._key, n, orders), uid, schema)
 
     def window(
         self,

@@ -394,6 +394,46 @@ class Deduplicate(_KeyedWork):
         """The key, whose columns stay as they are."""
         return self.key
 
+    def time_settings(self) -> dict[str, str]:
+        """Return the record that is kept: the stored value is the first or the last one."""
+        return {"keep": self.keep.value, "by": self.by or "arrival"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A column that records are ordered by."""
+
+    column: str
+    descending: bool = False
+
+
+def desc(column: str) -> Order:
+    """Return the order by `column` with the greatest value first."""
+    return Order(column, descending=True)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTop(_KeyedWork):
+    """Keeps the first n records of each key, batch by batch."""
+
+    n: int
+    by: tuple[Order, ...]
+
+    @property
+    def owned_state(self) -> OwnedState:
+        """The first records of each key."""
+        return OwnedState.OF_KEYS
+
+    @property
+    def output_key(self) -> tuple[str, ...]:
+        """The key, whose columns stay as they are."""
+        return self.key
+
+    def time_settings(self) -> dict[str, str]:
+        """Return the number and order of the records: stored ranks follow from them."""
+        by = ", ".join(order.column + " desc" * order.descending for order in self.by)
+        return {"n": f"{self.n} records", "by": by}
+
 
 @dataclass(frozen=True, slots=True)
 class AggregateWindows(_KeyedWork):

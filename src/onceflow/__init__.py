@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         TumblingEventTimeWindows,
         TumblingProcessingTimeWindows,
     )
+    from onceflow.core.plan.work import Order, desc
     from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from onceflow.core.runtime.cluster.local_processes import LocalProcesses
     from onceflow.core.runtime.events.job_events import (
@@ -163,6 +164,7 @@ else:
             "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.plan.aggregates": "Aggregate avg count max_ min_ sum_",
+            "onceflow.core.plan.work": "Order desc",
             "onceflow.core.plan.event_time": "WatermarkStrategy",
             "onceflow.core.plan.function_metrics": (
                 "FunctionCounter FunctionGauge FunctionHistogram MetricsAccess"
@@ -294,6 +296,7 @@ __all__ = [
     "ObjectStorage",
     "OnceflowError",
     "OperatorAccess",
+    "Order",
     "OutputTag",
     "PendingCheckpoint",
     "Pipeline",
@@ -345,6 +348,7 @@ __all__ = [
     "__version__",
     "avg",
     "count",
+    "desc",
     "max_",
     "min_",
     "session",

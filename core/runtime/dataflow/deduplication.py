@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.plan.work import Deduplicate, Keep
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
+from onceflow.core.runtime.dataflow.ordering import rank_values, require_values
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore
 from onceflow.core.state.aggregates.running import Grouping
@@ -57,7 +57,8 @@ class Deduplicator(KeyedOperator):
             return
         keys = [rows.column(name) for name in self._key]
         try:
-            self._require_order(rows)
+            if self._by is not None:
+                require_values(rows, self._by, "deduplicate")
             group = self._table.group(keys, batch.hashes)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
@@ -71,17 +72,6 @@ class Deduplicator(KeyedOperator):
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * rows.num_rows)
 
-    def _require_order(self, rows: pa.RecordBatch) -> None:
-        """Raise BadStateValue if a row has no value to be ordered by."""
-        if self._by is None or not rows.column(self._by).null_count:
-            return
-        missing = rows.column(self._by).is_null().to_numpy(zero_copy_only=False)
-        raise BadStateValue(
-            f"deduplicate(by={self._by!r}): the record has no value in this column, so its place in"
-            " the order of its key is unknown. Filter such records before, or give them a value",
-            row=int(np.flatnonzero(missing)[0]),
-        )
-
     def _choose(self, rows: pa.RecordBatch, group: Grouping) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return the best position of each key in this batch, and True if it is to be emitted."""
         is_first = self._keep is Keep.FIRST
@@ -91,8 +81,8 @@ class Deduplicator(KeyedOperator):
             if is_first:
                 return group.firsts, is_new
             return group.firsts + group.counts - 1, np.ones_like(is_new)
-        old, new = _rank(self._order.from_table(before), rows.column(self._by))
-        ranks = new[group.order]
+        ranks = rank_values([self._order.from_table(before), rows.column(self._by)])
+        old, ranks = ranks[: len(before)], ranks[len(before) :][group.order]
         pick = np.minimum if is_first else np.maximum
         best = pick.reduceat(ranks, group.firsts)
         # Of equal values the record that arrived first is the first, and the last one the last.
@@ -106,12 +96,3 @@ class Deduplicator(KeyedOperator):
         if self._by is None:
             return pa.array(np.ones(len(chosen), np.bool_))
         return self._order.to_table(rows.column(self._by).take(pa.array(chosen)))
-
-
-def _rank(before: pa.Array, values: pa.Array) -> tuple[Ints, Ints]:
-    """Return the rank of each value in the order of both arrays; equal values have equal ranks."""
-    if pa.types.is_dictionary(values.type):
-        before, values = before.dictionary_decode(), values.dictionary_decode()
-    ranks = pc.rank(pa.concat_arrays([before, values]), tiebreaker="dense")
-    numbers: Ints = ranks.to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers[: len(before)], numbers[len(before) :]

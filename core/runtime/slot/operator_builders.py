@@ -30,6 +30,7 @@ from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, Resto
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, SourceOperator, decode_split
+from onceflow.core.runtime.dataflow.top_rows import TopKeeper
 from onceflow.core.runtime.dataflow.window_joins import connect_streams
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.runtime.slot.commits import SlotCommits
@@ -271,6 +272,10 @@ BUILDERS: Mapping[type[kinds.Work], _Build] = MappingProxyType(
             _line(
                 kinds.Deduplicate,
                 lambda w, p: Deduplicator(p.uid, w, p.open_store(), p.input_schema),
+            ),
+            _line(
+                kinds.KeepTop,
+                lambda w, p: TopKeeper(p.uid, w, p.open_store(), p.input_schema, p.schema),
             ),
             _line(kinds.AggregateWindows, _build_aggregate_windows),
             _line(

@@ -64,6 +64,7 @@ def test_default_uids_which_name_state_in_checkpoints_stay_as_they_are() -> None
         "ProcessRecords": "process",
         "ProcessBatches": "keyed",
         "Deduplicate": "keyed",
+        "KeepTop": "keyed",
         "RunAggregates": "keyed",
         "AggregateWindows": "keyed",
         "AggregateCounts": "keyed",

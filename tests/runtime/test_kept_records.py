@@ -1,4 +1,4 @@
-"""Deduplication in whole jobs: one record of each key, also after kills, and refused options."""
+"""The kept records of each key in whole jobs, also after kills, and refused options."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from onceflow import (
     RocksDBBackend,
     StateTtlConfig,
     Stream,
+    desc,
 )
 from onceflow.core.errors import ConfigError
 
@@ -40,15 +41,16 @@ def records_of(
     return pipeline, pipeline.read(source, uid="records")
 
 
-def test_killed_slots_emit_the_first_record_of_each_key_once(
-    cluster: AnyCluster, tmp_path: Path
-) -> None:
+def test_killed_slots_emit_each_kept_record_once(cluster: AnyCluster, tmp_path: Path) -> None:
     source = CountingSource(4_000, accounts=500, pause_s=0.002, ends_with=str(tmp_path / "ends"))
     pipeline, records = records_of(cluster, tmp_path, source)
     first, last = DirectorySink(str(tmp_path / "first")), DirectorySink(str(tmp_path / "last"))
     records.key_by("account").deduplicate(uid="first").write(first, uid="first-out")
     kept = records.key_by("account").deduplicate(keep="last", by="id", uid="last")
     kept.write(last, uid="last-out")
+    top = DirectorySink(str(tmp_path / "top"))
+    ranked = records.key_by("account").top_n(3, by=desc("id"), uid="top")
+    ranked.write(top, uid="top-out")
     job = pipeline.start()
     for _ in range(2):
         job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
@@ -67,6 +69,16 @@ def test_killed_slots_emit_the_first_record_of_each_key_once(
     for row in last.rows():
         newest[row["account"]] = max(newest.get(row["account"], -1), row["id"])
     assert newest == {account: records[-1] for account, records in ids.items()}
+    # Each record that gets a rank is better than the one before.
+    best: dict[tuple[str, int], int] = {}
+    for row in top.rows():
+        at = (row["account"], row["rank"])
+        best[at] = max(best.get(at, -1), row["id"])
+    assert best == {
+        (account, number): record
+        for account, records in ids.items()
+        for number, record in enumerate(records[:-4:-1], 1)
+    }
 
 
 @pytest.mark.parametrize(
@@ -87,3 +99,24 @@ def test_a_wrong_option_is_refused_by_name(
     _, records = records_of(cluster, tmp_path, CountingSource(1))
     with pytest.raises(ConfigError, match=words):
         records.key_by("account").deduplicate(uid="once", **options)
+
+
+DEFAULTS: dict[str, Any] = {"n": 3, "by": "amount", "uid": "top"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 0}, r"top_n\(0\): give a number of records from 1 to 1000"),
+        ({"by": []}, "give at least one column"),
+        ({"by": ["amount", "ids"]}, "by='ids'.*no such column"),
+        ({"rank": "id"}, "rank='id'.*this column already"),
+    ],
+    ids=["n", "no column", "column", "rank"],
+)
+def test_a_wrong_option_of_the_first_records_is_refused_by_name(
+    cluster: AnyCluster, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    _, records = records_of(cluster, tmp_path, CountingSource(1))
+    with pytest.raises(ConfigError, match=words):
+        records.key_by("account").top_n(**DEFAULTS | options)
