@@ -88,7 +88,7 @@ def _describe(operator: OperatorView, plan: PipelineDescription) -> tuple[str, s
     what = operator.name if operator.name == operator.kind else f"{operator.kind} {operator.name}"
     letters = " (dead letters)" if operator.takes_dead_letters else ""
     exchange = ", ".join(ways) or ("-" if operator.kind == "source" else "same slot")
-    return what + letters, ", ".join(operator.inputs) or "-", exchange
+    return what + letters, ", ".join(operator.streams) or "-", exchange
 
 
 def check_pipeline(

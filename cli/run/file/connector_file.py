@@ -36,6 +36,7 @@ from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.api.pipeline import Pipeline
 from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.secret_references import follow_references, has_reference
 from onceflow.core.settings.configuration import Configuration
 from onceflow.core.settings.configuration_file import WrittenSetting, flatten_table, parse_toml
@@ -77,26 +78,51 @@ class ConnectorFile:
         pipeline = Pipeline(cluster, name=self.name, config=configuration)
         streams = _Streams()
         for uid, table in self.sources.items():
-            streams.add_source(uid, self._read(pipeline, uid, table))
+            for name, stream in self._read(pipeline, uid, table).items():
+                streams.add_source(name, stream)
         for uid, table in self.steps.items():
             streams.add_step(uid, self._apply(streams, uid, table))
         for uid, table in self.sinks.items():
             self._write(streams, uid, table)
         return pipeline
 
-    def _read(self, pipeline: Pipeline, uid: str, table: Table) -> Stream:
+    def _read(self, pipeline: Pipeline, uid: str, table: Table) -> Mapping[str, Stream]:
+        """Return the streams of a source by their names in the file."""
         where = f"{self.path}: sources.{uid}"
         keys, letters, options = _split(table, SourceKeys, where)
-        source = _make_source(keys.connector, options, where)
-        return _name_table(
+        # Bind here, so that a server that has the schemas is asked only once.
+        source = _make_source(keys.connector, options, where).bind(self.name, uid)
+        dead_letters = _make_letters(letters, where)
+        outputs = _name_table(where, lambda: source.outputs)
+        if not outputs:
+            if keys.output_watermarks is not None:
+                raise ConfigError(
+                    f"{where}: output_watermarks belongs to a source with several outputs; write"
+                    " watermarks"
+                )
+            stream = _name_table(
+                where,
+                lambda: pipeline.read(
+                    source, uid=uid, dead_letters=dead_letters, watermarks=keys.watermarks
+                ),
+            )
+            return {uid: stream}
+        if keys.watermarks is not None:
+            raise ConfigError(
+                f"{where}: the source has the outputs {', '.join(outputs)}; write"
+                " output_watermarks, a table with the column of each output"
+            )
+        watermarks = {
+            output: parse_record(WatermarkStrategy, written, f"{where}.output_watermarks.{output}")
+            for output, written in (keys.output_watermarks or {}).items()
+        }
+        streams = _name_table(
             where,
-            lambda: pipeline.read(
-                source,
-                uid=uid,
-                dead_letters=_make_letters(letters, where),
-                watermarks=keys.watermarks,
+            lambda: pipeline.read_outputs(
+                source, uid=uid, dead_letters=dead_letters, watermarks=watermarks
             ),
         )
+        return {f"{uid}.{output}": stream for output, stream in streams.items()}
 
     def _apply(self, streams: _Streams, uid: str, table: Table) -> Stream:
         where = f"{self.path}: steps.{uid}"
@@ -240,7 +266,7 @@ class _Streams:
         if len(self._sources) == 1:
             return self._sources[0]
         raise ConfigError(
-            f"{where}: input must be given, since there are several sources:"
+            f"{where}: input must be given, since there are several streams:"
             f" {', '.join(self._sources)}"
         )
 

@@ -2,13 +2,14 @@
 
     name = "ledger"
 
-    [sources.UID]    connector, its options; watermarks, dead_letters
+    [sources.UID]    connector, its options; watermarks or output_watermarks, dead_letters
     [steps.UID]      input; sql, or filter and select, or key_by with running, deduplicate or window
     [sinks.UID]      input; connector or url, its options; sink_id, on_bad_row, dead_letters
     [spark]          master, and Spark's own settings without `spark.`
 
 All other tables are settings, under their names in the configuration. Names are those of the
-arguments of `Pipeline.read`, `Stream` and `Stream.write`.
+arguments of `Pipeline.read`, `Stream` and `Stream.write`. A stream of a source with several outputs
+is named `UID.OUTPUT`, such as `shop.orders`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class SourceKeys:
     )
     watermarks: WatermarkStrategy | None = field(
         default=None, metadata=option("The column of the records' event time, or a table")
+    )
+    output_watermarks: Mapping[str, object] | None = field(
+        default=None,
+        metadata=option(
+            "Of a source with several outputs: by output, the column of event time, or a table"
+        ),
     )
 
 

@@ -48,6 +48,8 @@ class OperatorView:
     """The uids of the operators whose rows flow into it."""
     sink_id: str = ""
     takes_dead_letters: bool = False
+    streams: tuple[str, ...] = ()
+    """The same as `inputs`, with `uid.output` for an output of a source that has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +77,27 @@ def describe_graph(graph: Graph, parallelism: int) -> GraphView:
     chains = graph.chains()
     home = {operator.uid: chain.id for chain in chains for operator in chain.operators}
     return GraphView(
-        tuple(_describe_operator(operator, home[operator.uid]) for operator in graph.operators),
+        tuple(
+            _describe_operator(graph, operator, home[operator.uid]) for operator in graph.operators
+        ),
         tuple(edge for chain in chains for edge in _describe_edges(chain)),
         parallelism,
     )
 
 
-def _describe_operator(operator: Operator, chain: str) -> OperatorView:
+def _describe_operator(graph: Graph, operator: Operator, chain: str) -> OperatorView:
     inputs = tuple(dict.fromkeys(feed.uid for feed in operator.feeds))
     work = operator.work
-    view = OperatorView(operator.uid, work.kind, work.label, chain, inputs)
+    sources = dict(graph.sources())
+    streams = tuple(
+        dict.fromkeys(
+            f"{feed.uid}.{feed.tag}"
+            if feed.uid in sources and feed.tag in sources[feed.uid].outputs
+            else feed.uid
+            for feed in operator.feeds
+        )
+    )
+    view = OperatorView(operator.uid, work.kind, work.label, chain, inputs, streams=streams)
     if isinstance(work, WriteTo):
         return replace(view, sink_id=work.sink_id, takes_dead_letters=work.takes_dead_letters)
     return view

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.two_outputs import TwoOutputs
 from typer.testing import CliRunner
 
 from onceflow import LocalProcesses, Pipeline, Stream, count, sum_
@@ -32,6 +33,7 @@ from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.api.stream import KeyedStream
 from onceflow.core.errors import ConfigError
 from onceflow.core.settings.configuration_file import parse_toml
+from onceflow.core.spi.connector import SourceConnector
 from onceflow.sinks import FileSink, KafkaSink, PostgresSink
 from onceflow.sources import KafkaSource
 
@@ -320,7 +322,8 @@ def test_keys_of_tables_are_arguments_in_python() -> None:
         return {name for function in functions for name in inspect.signature(function).parameters}
 
     own = {"connector", "input"}
-    assert list_parameters(SourceKeys).keys() - own <= names_of(Pipeline.read)
+    of_sources = list_parameters(SourceKeys).keys() - own - {"output_watermarks"}
+    assert of_sources <= names_of(Pipeline.read) & names_of(Pipeline.read_outputs)
     assert {DEAD_LETTERS} <= names_of(Pipeline.read) & names_of(Stream.write)
     assert list_parameters(SinkKeys).keys() - own <= names_of(Stream.write)
     methods = {"sql", "filter", "key_by"}
@@ -330,3 +333,69 @@ def test_keys_of_tables_are_arguments_in_python() -> None:
     steps = list_parameters(StepKeys).keys() - own - methods - of_keys - {"select", "aggregate"}
     keyed = (KeyedStream.running, KeyedStream.deduplicate, KeyedStream.window)
     assert steps <= names_of(*keyed)
+
+
+# --- sources with several outputs ----------------------------------------------------------------
+
+SHOP = """
+name = "shop"
+[checkpointing]
+storage = "/var/lib/onceflow"
+[sources.shop]
+connector = "two-outputs"
+output_watermarks = { orders = "at" }
+[steps.large]
+input = "shop.orders"
+filter = "amount > 50"
+[sinks.out]
+connector = "files"
+url = "/data/large"
+[sinks.names]
+input = "shop.customers"
+connector = "files"
+url = "/data/customers"
+"""
+
+
+@pytest.fixture
+def two_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = SourceConnector(source=TwoOutputs)
+    monkeypatch.setattr(SOURCES, "_registered", {**SOURCES._registered, "two-outputs": connector})
+
+
+@pytest.mark.usefixtures("two_outputs")
+def test_streams_of_a_source_with_several_outputs_are_named_after_both(tmp_path: Path) -> None:
+    plan = build(tmp_path, SHOP).describe()
+    assert {operator.uid: operator.streams for operator in plan.graph.operators} == {
+        "shop": (),
+        "large": ("shop.orders",),
+        "out": ("large",),
+        "names": ("shop.customers",),
+    }
+
+
+@pytest.mark.usefixtures("two_outputs")
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("shop.customers", "shop.customer", "did you mean 'shop.customers'?"),
+        ("shop.customers", "shop", "'shop' is not a parameter here"),
+        ('input = "shop.orders"', "", "several streams: shop.orders, shop.customers"),
+        ("output_watermarks = { orders", "output_watermarks = { parts", "no output 'parts'"),
+        ('output_watermarks = { orders = "at" }', 'watermarks = "at"', "write output_watermarks"),
+    ],
+)
+def test_a_wrong_name_of_an_output_is_told_with_the_right_ones(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    assert old in SHOP
+    with pytest.raises(ConfigError) as raised:
+        build(tmp_path, SHOP.replace(old, new))
+    assert words in str(raised.value)
+    assert "connector.toml" in str(raised.value)
+
+
+def test_a_source_with_one_stream_takes_no_watermarks_by_output(tmp_path: Path) -> None:
+    text = changed('topic = "payments"', 'topic = "payments"\noutput_watermarks = { a = "at" }')
+    with pytest.raises(ConfigError, match=r"sources.payments: .* write watermarks"):
+        build(tmp_path, text)
