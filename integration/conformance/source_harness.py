@@ -48,6 +48,8 @@ class ReaderSnapshot:
 
     splits: tuple[Split, ...]
     returned: Mapping[str, int]
+    keys: frozenset[object]
+    """The keys of the rows returned until then."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} of {split}" for split, count in self.returned.items())
@@ -71,6 +73,7 @@ class Reading:
         self.has_ended = isinstance(result, EndOfInput)
         if result is None or isinstance(result, EndOfInput):
             return ()
+        self._harness.expect_schema(result)
         keys = self._harness.list_keys(result)
         self.keys += keys
         return keys
@@ -96,7 +99,7 @@ class Reading:
     def snapshot(self) -> ReaderSnapshot:
         """Return the reader's snapshot, pickled and unpickled like one from the decision log."""
         splits = pickle.loads(pickle.dumps(tuple(self.reader.snapshot())))  # noqa: S301 - our own
-        return ReaderSnapshot(splits, self.count_returned())
+        return ReaderSnapshot(splits, self.count_returned(), frozenset(self.keys))
 
 
 class SourceHarness:
@@ -193,11 +196,14 @@ class SourceHarness:
         return copy
 
     def list_keys(self, rows: PolledRows) -> Sequence[object]:
-        """Return the keys of the rows of a poll: pairs (output, key) if the source has outputs.
+        """Return the keys of rows: pairs (output, key) if the source has outputs."""
+        if isinstance(rows, pa.RecordBatch):
+            return self.input.keys(rows)
+        batches = (rows,) if isinstance(rows, OutputBatch) else rows
+        return [(batch.output, key) for batch in batches for key in self.input.keys(batch.rows)]
 
-        Raises:
-            Violation: The rows are not those of an output, or have another schema.
-        """
+    def expect_schema(self, rows: PolledRows) -> None:
+        """Raise Violation if the rows of a poll are not of an output, or have another schema."""
         outputs = self.source.outputs
         if isinstance(rows, pa.RecordBatch):
             expect(
@@ -206,18 +212,16 @@ class SourceHarness:
                 " return an OutputBatch",
             )
             _expect_schema(rows, self.source.schema, "the source's schema")
-            return self.input.keys(rows)
-        keys: list[object] = []
+            return
         for batch in (rows,) if isinstance(rows, OutputBatch) else rows:
-            output = batch.output
             expect(
-                output in outputs,
-                f"poll returned rows of the output {output!r}, and the source has the outputs"
+                batch.output in outputs,
+                f"poll returned rows of the output {batch.output!r}, and the source has the outputs"
                 f" {', '.join(outputs) or 'none'}",
             )
-            _expect_schema(batch.rows, outputs[output], f"the schema of output {output!r}")
-            keys += [(output, key) for key in self.input.keys(batch.rows)]
-        return keys
+            _expect_schema(
+                batch.rows, outputs[batch.output], f"the schema of output {batch.output!r}"
+            )
 
     def find_split(self, key: object) -> str:
         """Return the id of the split that has the row with this key.
@@ -269,6 +273,12 @@ class SourceHarness:
 
     def list_rest(self, snapshot: ReaderSnapshot) -> dict[str, list[object]]:
         """Return the keys of the rows that follow `snapshot`, by split."""
+        if self.source.outputs:
+            # The rows of one output may come earlier than those of another.
+            return {
+                split.id: [key for key in self.rows[split.id] if key not in snapshot.keys]
+                for split in snapshot.splits
+            }
         return {
             split.id: self.rows[split.id][snapshot.returned.get(split.id, 0) :]
             for split in snapshot.splits

@@ -2,7 +2,8 @@
 
 An input has a few splits. The kit asks the author to put rows into them, and compares these rows
 with those that readers return. Rows are compared by their keys. A key belongs to one row of the
-input for ever.
+input for ever. If the source has outputs, the key of a row is a pair (output, key), and rows are
+compared output by output.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class SourceInput(ABC):
         Called once, before all other methods. Two or three splits test more than one split.
 
         Return the keys of the rows by split id, in the order in which a reader must return them.
-        The keys are hashable, and no key occurs twice in the input.
+        The keys are hashable, and no key occurs twice in the input. For a source with outputs, each
+        is a pair (output, key); so are the keys of `append` and `add_split`.
         """
 
     @abstractmethod
@@ -41,7 +43,10 @@ class SourceInput(ABC):
         """
 
     def keys(self, batch: pa.RecordBatch) -> Sequence[object]:
-        """Return the key of each row of `batch`. Default: the values of the first column."""
+        """Return the key of each row of `batch`. Default: the values of the first column.
+
+        `batch` has the rows of one output if the source has outputs. The kit adds its name.
+        """
         return batch.column(0).to_pylist()
 
     def close(self) -> None:  # noqa: B027 - optional hook

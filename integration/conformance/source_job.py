@@ -7,7 +7,7 @@ of them. Files become visible when their checkpoint is decided.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import (
     EndOfInput,
     Outage,
+    OutputBatch,
     PolledRows,
     ReaderContext,
     Source,
@@ -29,7 +30,7 @@ from onceflow.core.spi import (
     SplitOffsets,
 )
 from onceflow.integration.conformance.processes import TIMEOUT_S
-from onceflow.integration.conformance.source_harness import SOURCE_UID
+from onceflow.integration.conformance.source_harness import SOURCE_UID, count_rows
 from onceflow.integration.conformance.whole_job import KillPlan, arm_in_job, make_pipeline
 from onceflow.sinks import FileSink
 
@@ -61,8 +62,13 @@ def run_source_attempt(link: Link, work: SourceWork, plan: KillPlan) -> bool:
     Runs in a new process without open resources.
     """
     pipeline = make_pipeline(work.storage, plan.parallelism)
-    rows = pipeline.read(PacedSource(work.source, work.rows_a_checkpoint, plan), uid=SOURCE_UID)
-    rows.write(FileSink(work.target), uid="files")
+    source = PacedSource(work.source, work.rows_a_checkpoint, plan)
+    if source.outputs:
+        for output, stream in pipeline.read_outputs(source, uid=SOURCE_UID).items():
+            number = list(source.outputs).index(output)
+            stream.write(FileSink(f"{work.target}/{number}"), uid=f"files-{number}")
+    else:
+        pipeline.read(source, uid=SOURCE_UID).write(FileSink(work.target), uid="files")
     job = pipeline.start()
     link.send("started")
     deadline = time.monotonic() + TIMEOUT_S / 2
@@ -74,7 +80,7 @@ def run_source_attempt(link: Link, work: SourceWork, plan: KillPlan) -> bool:
             except TimeoutError:
                 if work.source.bounded and time.monotonic() < deadline:
                     continue
-                if count_files_rows(work.target) >= work.rows_expected:
+                if count_files_rows(work.source, work.target) >= work.rows_expected:
                     job.stop(TIMEOUT_S / 2)
                     return True
                 if time.monotonic() > deadline:
@@ -83,18 +89,27 @@ def run_source_attempt(link: Link, work: SourceWork, plan: KillPlan) -> bool:
         return False
 
 
-def read_files(directory: str) -> pa.Table | None:
-    """Return the rows that are visible in `directory`, or None if there are none yet."""
-    if not Path(directory).is_dir():
-        return None
-    files = ds.dataset(directory, format="parquet")
-    return files.to_table() if files.files else None
+def read_files(source: Source, target: str) -> list[PolledRows]:
+    """Return the rows of `source` that are visible in the files of its job."""
+    if not source.outputs:
+        return list(_read_batches(target, source.schema))
+    return [
+        OutputBatch(output, rows)
+        for number, (output, schema) in enumerate(source.outputs.items())
+        for rows in _read_batches(f"{target}/{number}", schema)
+    ]
 
 
-def count_files_rows(directory: str) -> int:
-    """Return the number of rows that are visible in `directory`."""
-    table = read_files(directory)
-    return 0 if table is None else table.num_rows
+def _read_batches(directory: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if Path(directory).is_dir():
+        files = ds.dataset(directory, format="parquet")
+        if files.files:
+            yield from files.to_table(schema.names).to_batches()
+
+
+def count_files_rows(source: Source, target: str) -> int:
+    """Return the number of rows of `source` that are visible in the files of its job."""
+    return sum(map(count_rows, read_files(source, target)))
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,11 @@ class PacedSource(Source):
     def schema(self) -> pa.Schema:
         """The schema of the source."""
         return self.source.schema
+
+    @property
+    def outputs(self) -> Mapping[str, pa.Schema]:
+        """The outputs of the source."""
+        return self.source.outputs
 
     @property
     def bounded(self) -> bool:
@@ -166,8 +186,8 @@ class _PacedReader(SourceReader):
             time.sleep(timeout_s)
             return None
         result = self._reader.poll(timeout_s)
-        if isinstance(result, pa.RecordBatch):
-            self._left -= result.num_rows
+        if not (result is None or isinstance(result, EndOfInput)):
+            self._left -= count_rows(result)
         return result
 
     def snapshot(self) -> Sequence[Split]:

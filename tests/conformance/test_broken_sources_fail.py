@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.conformance.broken_sources import GALLERY, BrokenSource
 from tests.conformance.reference_source import ReferenceInput, ReferenceReader
+from tests.conformance.test_sources_conform import TwoOutputsInput
 
 from onceflow.core.spi import Split
 from onceflow.integration.conformance import ClauseOutcome, run_clauses, source_harness
@@ -91,6 +93,28 @@ class _WaitsInCommit(ReferenceReader):
 class _CommitsForEver(BrokenSource):
     breaks = "acknowledgement-keeps-later-rows"
     reader_class = _WaitsInCommit
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (lambda keys: keys[::-1], "came in the order"),
+        (lambda keys: ["another", *keys[1:]], "('orders', 'another'), which the input lacks"),
+    ],
+    ids=["another order", "another row"],
+)
+def test_rows_are_compared_output_by_output(
+    keys: Callable[[Sequence[object]], Sequence[object]],
+    reason: str,
+    onceflow_processes: Processes,
+) -> None:
+    class Changed(TwoOutputsInput):
+        def keys(self, batch: pa.RecordBatch) -> Sequence[object]:
+            return keys(super().keys(batch))
+
+    clauses = [clause for clause in SOURCE_CLAUSES if clause.id == "every-row-is-returned-once"]
+    (result,) = run_clauses(Changed, clauses, onceflow_processes, Effort(rounds=2))
+    assert reason in result.reason
 
 
 def _failed(

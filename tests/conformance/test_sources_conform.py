@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from tests.conformance.reference_source import ReferenceInput
+from tests.support.two_outputs import EVERY, TwoOutputs
 
 from onceflow.core.spi import Source
 from onceflow.integration.conformance import SourceConformance, SourceInput
@@ -33,3 +34,25 @@ class DatagenInput(SourceInput):
 class TestDatagenSource(SourceConformance):
     def make_input(self) -> SourceInput:
         return DatagenInput()
+
+
+class TwoOutputsInput(SourceInput):
+    """Generated transactions: split k of 2 has the numbers k, k + 2, k + 4, …."""
+
+    def fill(self, rows: int) -> Mapping[str, Sequence[object]]:
+        self._transactions = rows
+        return {str(split): list(_list_keys(range(split, 2 * rows, 2))) for split in range(2)}
+
+    def source(self) -> Source:
+        return TwoOutputs(transactions=self._transactions, batch_transactions=3)
+
+
+def _list_keys(numbers: range) -> Iterator[object]:
+    yield from (("orders", number) for number in numbers)
+    yield from (("customers", f"customer {number}") for number in numbers if number % EVERY == 0)
+
+
+@pytest.mark.servers
+class TestSourceWithOutputs(SourceConformance):
+    def make_input(self) -> SourceInput:
+        return TwoOutputsInput()

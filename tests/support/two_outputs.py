@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -36,6 +37,10 @@ class TwoOutputs(Source):
     batch_transactions: int = 10
     pause_s: float = 0.0
     """The time that a reader waits before each batch."""
+    waits_at: int | None = None
+    """The number of transactions of a split after which the reader returns nothing more."""
+    goes_on_with: str = ""
+    """The path of a file. If it exists, the readers go on after `waits_at`."""
     names: tuple[str, ...] = ("orders", "customers")
     schemas: Mapping[str, pa.Schema] = field(default_factory=lambda: OUTPUTS)
 
@@ -57,6 +62,11 @@ class TwoOutputs(Source):
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         return _Reader(self, splits)
 
+    def count_readable(self) -> int:
+        """Return the number of transactions of a split that readers may return now."""
+        waits = self.waits_at is not None and not Path(self.goes_on_with or "/none").exists()
+        return self.waits_at if waits and self.waits_at is not None else self.transactions
+
     def list_orders(self) -> list[tuple[int, int]]:
         """Return (id, amount) of every order."""
         return [(number, number % 100) for number in self._list_numbers()]
@@ -76,8 +86,11 @@ class _Reader(SourceReader):
         self._runs: list[tuple[str, int]] = []
 
     def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
-        count = self._source.transactions
+        count = self._source.count_readable()
         open_splits = [split_id for split_id, number in self._next.items() if number < count]
+        if not open_splits and count < self._source.transactions:
+            time.sleep(timeout_s)
+            return None
         if not open_splits:
             return EndOfInput()
         if self._source.pause_s:

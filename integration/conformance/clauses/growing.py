@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from onceflow.core.errors import ConfigError, SourceError
@@ -99,7 +100,7 @@ def splits_that_appear_are_read_whole(harness: SourceHarness) -> None:
         reading.read_all(harness.count_rows())
         harness.expect_rows(reading.keys, harness.rows, "a reader after add_splits")
     reading.reader.close()
-    restored = ReaderSnapshot(discovered, before.returned)
+    restored = replace(before, splits=discovered)
     when = f"a reader from the result of discover, with the new split {split_id}"
     harness.expect_rows(harness.read_rest(restored), harness.list_rest(restored), when)
 
@@ -205,7 +206,8 @@ def acknowledgement_keeps_later_rows(harness: SourceHarness) -> None:
     before = sum(decided.returned.values())
     second.read(harness.count_rows() * 2 // 3 - before)
     returned = Counter(decided.returned) + Counter(second.count_returned())
-    later = ReaderSnapshot(second.snapshot().splits, returned)
+    keys = decided.keys | set(second.keys)
+    later = ReaderSnapshot(second.snapshot().splits, returned, keys)
     _commit(second, later)
     _commit(second, decided)
     second.read_all(harness.count_rows() - before)

@@ -40,11 +40,12 @@ class _SourceRun(KilledJob):
     def attempt_with_new_split(self, plan: KillPlan) -> bool:
         """Run an attempt, and add a split when all rows of the others are committed."""
         committed = self._harness.count_rows()
+        source = self._harness.source
         self.work = self._describe_work(_NEW_ROWS)
 
         def add_split() -> None:
             # At its start, a job finds new splits without an offer.
-            eventually(lambda: count_files_rows(self._target) >= committed)
+            eventually(lambda: count_files_rows(source, self._target) >= committed)
             self._harness.add_rows(*self._harness.input.add_split(_NEW_ROWS))
 
         return self.attempt(plan, once_started=add_split)
@@ -78,11 +79,8 @@ class _SourceRun(KilledJob):
         self._harness.expect_none_missing(self._list_keys(), self._harness.rows, str(self))
 
     def _list_keys(self) -> list[object]:
-        table = read_files(self._target)
-        if table is None:
-            return []
-        batches = table.select(self._harness.source.schema.names).to_batches()
-        return [key for batch in batches for key in self._harness.input.keys(batch)]
+        batches = read_files(self._harness.source, self._target)
+        return [key for batch in batches for key in self._harness.list_keys(batch)]
 
 
 @clause(
