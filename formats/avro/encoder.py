@@ -217,9 +217,9 @@ def find_marks(
 
     Args:
         kind: The plain type of a column.
-        node: What its values are written as.
-        schema: The same, as fastavro has it.
-        named: What fastavro knows by name.
+        node: The Avro type that its values are written as.
+        schema: The same type, as a schema of fastavro.
+        named: The named types, as fastavro stores them.
     """
     schema = named.get(schema, schema) if isinstance(schema, str) else schema
     mark: _Mark | None = None

@@ -92,7 +92,7 @@ def _tell(faults: fitting.Faults, owners: Owners, why: str) -> None:
 
 
 def _where(owners: Owners, valid: pa.Array) -> Owners:
-    """Return `owners`, with -1 where there is no value."""
+    """Return the owner of each value, or -1 where `valid` is false."""
     return np.where(valid.to_numpy(zero_copy_only=False), owners, np.int64(-1))
 
 

@@ -195,7 +195,7 @@ class UnavailableValues:
             return arrow.is_string(keys.type) and pc.any(pc.equal(keys, self._text)).as_py() is True
         if not _is_number(kind.value_type):
             return self._are_in(pc.list_flatten(column))
-        # Only a list of the word's length can be the word. So all such lists form one matrix.
+        # Only lists as long as the placeholder can equal it, so they are compared as one matrix.
         length = len(self._numbers)
         of_length = pc.fill_null(pc.equal(pc.list_value_length(column), length), False)
         values = pc.list_flatten(column.filter(of_length)).cast(pa.float64(), safe=False)

@@ -237,10 +237,7 @@ def delete_files(fs: FileSystem, paths: Sequence[str]) -> None:
 
 
 class DeltaDataFiles(DataFiles):
-    """A writer of files for the table version at its creation.
-
-    It keeps to that version's columns.
-    """
+    """A writer of data files with the columns that the table has when the writer is created."""
 
     def __init__(
         self,

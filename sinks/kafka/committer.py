@@ -132,7 +132,7 @@ class KafkaCommitter(Committer):
         try:
             return self._begin(transaction)
         except (LaneFailed, SinkError, ConfigError, StorageError, StateCorrupt) as error:
-            # `commit` reports the error, if it lasts.
+            # This is no failure yet: `commit` tries again and reports an error that stays.
             _logger.debug(
                 "the early commit of transaction %s could not be started: %s", transaction, error
             )

@@ -324,7 +324,7 @@ class BatchCommits:
     # --- steps --------------------------------------------------------------------------------
 
     def _log_dropped(self, reports: Sequence[TaskReport]) -> None:
-        """Log that rows are not written because a user's number is written already."""
+        """Log that the rows of a repeated write are dropped: its txnVersion is already written."""
         rows = sum(report.rows for report in reports)
         # A query repeats its last batch after every crash, so this is not worth a message.
         if rows and not reports[0].fingerprint:

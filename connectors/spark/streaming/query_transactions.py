@@ -298,7 +298,7 @@ class BatchTransactions(by_hand.TransactionSettler):
 
     def _new_committer(self, context: CommitterContext) -> Committer:
         if isinstance(self._manager, SqlResourceManager):
-            # Staged rows of a database name their table, and have its types already.
+            # The committer needs no schema: staged rows name their table and have its types.
             return self._manager.sink.committer(context)
         return self._manager.committer(context)
 

@@ -71,7 +71,7 @@ class KeyedOperator(RunningOperator):
 
 
 def with_event_time(pending: PendingSnapshot, elements: tuple[bytes, ...]) -> PendingSnapshot:
-    """Return `pending` with `elements`, the event time from `RestoredEventTime.elements`."""
+    """Return a snapshot that also stores the event time, `RestoredEventTime.elements`."""
 
     def upload(writer: StateWriter) -> OperatorSnapshot:
         done = pending.upload(writer)

@@ -169,7 +169,8 @@ class WindowJoinOperator(SnapshottedOperator):
             for kept_rows in self._kept
         ):
             return
-        # Not all rows must be in memory at once: the rows of a part may be evicted after it.
+        # Process the key groups in parts, so that the rows of one part can be evicted before the
+        # next part is read. All rows at once may not fit into memory.
         for groups in max(
             (kept_rows.split_groups(PARTS_ON_DISK) for kept_rows in self._kept), key=len
         ):

@@ -153,7 +153,7 @@ class Savepoints:
     def _write(self, asked: AskedSavepoint, decision: WriteSavepoint, log: ClaimedLog) -> int:
         request, completed = decision.request, decision.completed
         memory = log.view.memory_at(completed)
-        # First: proofs of later commits are pruned as checkpoints go on.
+        # Copy staged rows first: while the job goes on, proofs of later commits are pruned.
         staged = self._copy_staged(asked, completed, memory)
         savepoint = Savepoint(
             request.id,

@@ -278,7 +278,7 @@ def _name_of(kind: pa.DataType, column: str) -> str:
 
 
 def _make_plain(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return a conversion of a map's pairs to dicts, at any depth of a value of `kind`."""
+    """Return a function that converts the maps in a value of `kind` from pairs to dicts."""
     if pa.types.is_map(kind):
         item = _make_plain(kind.item_type)
         return lambda pairs: {key: item(value) for key, value in pairs}

@@ -360,7 +360,10 @@ class ListRows(EntryRows):
 
 
 class MapRows(EntryRows):
-    """Entries that are dicts by the result of `to_stored_map_key`: one row for each item."""
+    """The rows of map states: one row for each item of an entry.
+
+    An entry is a dict whose keys are results of `to_stored_map_key`.
+    """
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]

@@ -324,6 +324,7 @@ class NotedBatchDecisions(LoggedBatchDecisions):
             )
 
     def _with_noted(self, claim: BatchClaim) -> BatchClaim:
+        """Return `claim` with the written batches that only the target still knows."""
         known = {decision.batch.number for decision in claim.decisions}
         noted = tuple(
             BatchDecision(BatchId(self._source, number), NO_ATTEMPT, is_committed=True)
