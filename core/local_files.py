@@ -169,9 +169,9 @@ class ScratchDirectory:
         delete_left_behind(base)
         while True:
             path = base / f"{_PREFIX}{owner}-{secrets.token_hex(8)}"
-            lock = os.open(_lock_of(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            lock = os.open(_name_lock(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:
-                if _try_lock(lock, _lock_of(path)):
+                if _try_lock(lock, _name_lock(path)):
                     path.mkdir(mode=0o700)
                     return cls(path, lock)
             except OSError:
@@ -185,7 +185,7 @@ class ScratchDirectory:
         if lock is None:
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        _lock_of(self.path).unlink(missing_ok=True)
+        _name_lock(self.path).unlink(missing_ok=True)
         os.close(lock)
 
 
@@ -235,5 +235,5 @@ def _try_lock(lock: int, file: Path) -> bool:
         return False
 
 
-def _lock_of(directory: Path) -> Path:
+def _name_lock(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}{_SUFFIX}")

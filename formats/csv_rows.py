@@ -78,8 +78,8 @@ class CsvDecoder(PlainDecoder):
             use_threads=False, column_names=columns.names, block_size=_BLOCK_BYTES
         )
         self._parse_options = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
-        self._integers = _names_of(columns, arrow.is_integer)
-        self._floats = _names_of(columns, arrow.is_floating)
+        self._integers = _select_names(columns, arrow.is_integer)
+        self._floats = _select_names(columns, arrow.is_floating)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Decode `values`, each of which is one line."""
@@ -213,7 +213,7 @@ class _OtherLines(Exception):
     """Raised if the number of lines differs from the number of values."""
 
 
-def _names_of(columns: pa.Schema, is_kind: IsKind) -> list[str]:
+def _select_names(columns: pa.Schema, is_kind: IsKind) -> list[str]:
     return [column.name for column in columns if is_kind(to_plain_type(column.type))]
 
 

@@ -135,7 +135,7 @@ def produce(
         ProduceError: A record was refused or not acknowledged in time, or the topic did not grow
             by exactly the workload.
     """
-    before = _size_of(bootstrap_servers, topic, payments.partitions)
+    before = _count_records(bootstrap_servers, topic, payments.partitions)
     sender = _Sender(bootstrap_servers, topic)
     sent = 0
     for chunk in payments.chunks():
@@ -149,7 +149,7 @@ def produce(
         if progress is not None:
             progress(sent)
     sender.finish()
-    grown = _size_of(bootstrap_servers, topic, payments.partitions) - before
+    grown = _count_records(bootstrap_servers, topic, payments.partitions) - before
     if grown != payments.records:
         raise ProduceError(
             f"topic {topic} grew by {grown} records instead of {payments.records}; "
@@ -209,7 +209,7 @@ class _Sender:
             )
 
 
-def _size_of(bootstrap_servers: str, topic: str, partitions: int) -> int:
+def _count_records(bootstrap_servers: str, topic: str, partitions: int) -> int:
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "onceflow-workload"})
     try:
         total = 0

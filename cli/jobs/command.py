@@ -114,7 +114,7 @@ def list_jobs(
         deadline = time.monotonic() + timeout
         access = make_access(token_file, authority, driver_host)
         location = DriverLocation(storage, "_", ANSWER_TIMEOUT_S)
-        names = within(timeout, f"checkpoint storage {storage}", lambda: _jobs_of(location))
+        names = within(timeout, f"checkpoint storage {storage}", lambda: _open_jobs(location))
         # Query all jobs concurrently, so that a job with unreadable files does not delay the
         # others.
         asked = {
@@ -133,7 +133,7 @@ def list_jobs(
             return
         headings = ("JOB", "STATE", "ATTEMPT", "CHECKPOINT", "DRIVER")
         rows = [
-            [(_cell_of(job_summary, key), "") for key in map(str.lower, headings)]
+            [(_format_cell(job_summary, key), "") for key in map(str.lower, headings)]
             for job_summary in summaries
         ]
         print_listing(console(), headings, rows)
@@ -393,7 +393,7 @@ def _who_answers(name: str) -> str:
     return f"the driver of job {name!r}, or the storage with the record of the job's end,"
 
 
-def _jobs_of(location: DriverLocation) -> tuple[str, ...]:
+def _open_jobs(location: DriverLocation) -> tuple[str, ...]:
     return location.described.open(location.name).jobs()
 
 
@@ -432,7 +432,7 @@ def _unread(name: str, reason: str) -> Answer:
     return {"job": name, "state": state, "attempt": None, "checkpoint": None, "driver": None}
 
 
-def _cell_of(summary: Answer, key: str) -> str:
+def _format_cell(summary: Answer, key: str) -> str:
     text = "-" if summary[key] is None else str(summary[key])
     error = str(summary.get("error", "")).partition("\n")[0]
     return f"{text}: {error[:200]}" if key == "state" and error else text

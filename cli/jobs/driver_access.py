@@ -87,7 +87,7 @@ def parse_target(address: DriverAddress, access: DriverAccess) -> DriverTarget:
     authority = str(access.authority or address.authority)
     is_own = host in {socket.gethostname().lower(), socket.getfqdn().lower()}
     is_trusted = is_own or host in map(str.lower, access.hosts)
-    if not is_trusted and _line_of(host, authority) not in _read_consents():
+    if not is_trusted and _make_line(host, authority) not in _read_consents():
         raise UnknownDriverHost(
             f"checkpoint storage says that the driver of job {address.job!r} is on host {host!r},"
             f" with the certificate authority {authority or 'of this system'!r}. The token was not"
@@ -105,7 +105,7 @@ def remember_host(host: str, authority: str) -> None:
     Raises:
         ConfigError: The file of consents cannot be written.
     """
-    path, line = _find_consents(), _line_of(host, authority)
+    path, line = _find_consents(), _make_line(host, authority)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -161,7 +161,7 @@ def _read_consents() -> frozenset[str]:
         return frozenset()
 
 
-def _line_of(host: str, authority: str) -> str:
+def _make_line(host: str, authority: str) -> str:
     if not authority:
         return f"{host} {_SYSTEM}"
     try:

@@ -112,7 +112,7 @@ class JobsApi:
                 )
                 return self.explain(HTTPStatus.MISDIRECTED_REQUEST, another)
             reply = self._jobs.relay(
-                name, request.method, path, request.body, _deadline_of(request)
+                name, request.method, path, request.body, _read_deadline(request)
             )
         except DriverNotThere:
             if request.method != "GET":
@@ -141,7 +141,7 @@ class JobsApi:
                 return self.explain(HTTPStatus.CONFLICT, reason)
 
 
-def _deadline_of(request: Request) -> int:
+def _read_deadline(request: Request) -> int:
     """Return the deadline of a request in milliseconds since 1970."""
     text = request.headers.get(DEADLINE_HEADER.lower(), "")
     return int(text) if text.isdecimal() else int((time.time() + 5) * 1000)
@@ -161,7 +161,7 @@ class UiServer:
         """
         self.token = secrets.token_urlsafe(32)
         self._endpoint = endpoint
-        self._api = JobsApi(jobs, self.token, _names_of(endpoint))
+        self._api = JobsApi(jobs, self.token, _list_names(endpoint))
         self._server = _listen(endpoint, self._api)
 
     @property
@@ -214,7 +214,7 @@ def _listen(endpoint: Endpoint, api: JobsApi) -> HttpServer:
         raise ConfigError(reason) from error
 
 
-def _names_of(endpoint: Endpoint) -> set[str]:
+def _list_names(endpoint: Endpoint) -> set[str]:
     names = {endpoint.host, socket.gethostname()}
     if not endpoint.is_loopback:
         names.add(socket.getfqdn())

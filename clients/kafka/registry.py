@@ -231,11 +231,11 @@ class SchemaRegistry:
             RegistryDown: The registry did not answer before `until`.
         """
         what = f"schema id {schema_id}"
-        if _context_of(subject):
+        if _find_context(subject):
             what = f"{what} of subject {subject!r}"
         ask = partial(self._ask_schema, schema_id, subject)
         schema = self._answer(ask, what, until, unknown_passes=True)
-        return self._to_kept_schema(schema_id, schema, _context_of(subject), until)
+        return self._to_kept_schema(schema_id, schema, _find_context(subject), until)
 
     def _ask_schema(self, schema_id: int, subject: str) -> Any:
         from confluent_kafka.schema_registry import SchemaRegistryError
@@ -243,7 +243,7 @@ class SchemaRegistry:
         try:
             return self._client.get_schema(schema_id, subject)
         except SchemaRegistryError as error:
-            if error.http_status_code != _NOT_FOUND or _context_of(subject):
+            if error.http_status_code != _NOT_FOUND or _find_context(subject):
                 raise
         # A registry may search only this subject's schemas, and writers may name subjects after the
         # record's type. Outside of contexts an id means one schema.
@@ -259,7 +259,7 @@ class SchemaRegistry:
         ask = partial(self._client.get_latest_version, subject)
         version = self._answer(ask, f"subject {subject!r}", until)
         schema_id = int(version.schema_id or 0)
-        return self._to_kept_schema(schema_id, version.schema, _context_of(subject), until)
+        return self._to_kept_schema(schema_id, version.schema, _find_context(subject), until)
 
     def register(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
         """Return the id of `text` under `subject`. Register it if it is not registered yet.
@@ -314,13 +314,13 @@ class SchemaRegistry:
             # A reference without a context belongs to the context of the schema that contains it.
             subject = (
                 reference.subject
-                if _context_of(reference.subject)
+                if _find_context(reference.subject)
                 else f"{context}{reference.subject}"
             )
             what = f"subject {subject!r} version {reference.version}"
             ask = partial(self._client.get_version, subject, reference.version)
             inner = self._answer(ask, what, until).schema
-            self._follow(inner, _context_of(subject), references, until)
+            self._follow(inner, _find_context(subject), references, until)
             # Add it after the schemas that it needs: a compiler reads them in this order.
             references[reference.name] = NamedSchema(reference.name, str(inner.schema_str))
 
@@ -368,7 +368,7 @@ class SchemaRegistry:
         return RULES.without_secrets(str(error), self._settings.options)
 
 
-def _context_of(subject: str) -> str:
+def _find_context(subject: str) -> str:
     """Return the prefix of `subject` that names a context, like `:.name:`; empty if it has none."""
     match = _CONTEXT.match(subject)
     return match[0] if match else ""

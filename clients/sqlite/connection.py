@@ -124,7 +124,7 @@ class SQLiteSession(Session):
         try:
             yield self._connection
         except sqlite3.Error as error:
-            kind, code = _kind_of(error)
+            kind, code = _classify(error)
             if kind is ConnectionLost:
                 self.close()
             raise kind(f"{error} ({code or type(error).__name__})", code) from error
@@ -166,7 +166,7 @@ class SQLiteEndpoint:
             connection.execute("PRAGMA foreign_keys = ON")
         except sqlite3.Error as error:
             connection.close()
-            locked = _kind_of(error)[0] is LockTimeout
+            locked = _classify(error)[0] is LockTimeout
             kind = SinkError if locked else SettingsRefused
             raise kind(f"{self} cannot be opened: {error}") from error
         if journal != "wal":
@@ -205,7 +205,7 @@ def own(session: Session) -> SQLiteSession:
     return session
 
 
-def _kind_of(error: sqlite3.Error) -> tuple[type[SqlError], str]:
+def _classify(error: sqlite3.Error) -> tuple[type[SqlError], str]:
     """Return the `SqlError` type and the symbolic name; empty for values that cannot be bound."""
     name: str = getattr(error, "sqlite_errorname", None) or ""
     if str(error).startswith("no such table"):

@@ -99,7 +99,7 @@ def require_function_object(function: object, expected: type[object], method: st
     if isinstance(function, expected):
         return
     name, given = expected.__name__, _describe(function)
-    if _is_class_of(function, expected):
+    if _is_subclass(function, expected):
         raise ConfigError(
             f"{method}() takes an object, and was given {given} itself: say"
             f" {given.removeprefix('the class ')}(…)"
@@ -114,7 +114,7 @@ def require_function_object(function: object, expected: type[object], method: st
     )
 
 
-def _is_class_of(given: object, expected: type[object]) -> bool:
+def _is_subclass(given: object, expected: type[object]) -> bool:
     return isinstance(given, type) and issubclass(given, expected)
 
 

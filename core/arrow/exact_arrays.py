@@ -132,7 +132,7 @@ def _exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(np.fromiter(values, np.int64, len(values)))
     if pa.types.is_decimal(kind):
         return exact_decimals.decimals_from_python(values, kind)
-    check = _check_of(kind)
+    check = _find_check(kind)
     if check is not None:
         check(values)
     made = pa.array(values, kind)
@@ -155,7 +155,7 @@ def _first_refusal(values: Sequence[Any], kind: pa.DataType, error: BaseExceptio
 
 
 @lru_cache(maxsize=1024)
-def _check_of(kind: pa.DataType) -> Check | None:
+def _find_check(kind: pa.DataType) -> Check | None:
     """Return the check to run before pyarrow converts values to `kind`, or None."""
     return _compound_check(kind) if pa.types.is_nested(kind) else _flat_check(kind)
 
@@ -178,7 +178,7 @@ def _flat_check(kind: pa.DataType) -> Check | None:
     elif types.is_duration(kind):
         check = _each(lambda value: _check_duration(value, kind))
     elif types.is_dictionary(kind) or types.is_run_end_encoded(kind):
-        check = _check_of(kind.value_type)
+        check = _find_check(kind.value_type)
     return check
 
 
@@ -406,7 +406,7 @@ def _values_check(kind: pa.DataType) -> Check | None:
 
     If a type must be checked on the finished array, a separate array is built for these values.
     """
-    check = _check_of(kind)
+    check = _find_check(kind)
     if not (_is_narrow(kind) or pa.types.is_temporal(kind)):
         return check
     # For inner values, build a separate array to run the checks of a finished array.

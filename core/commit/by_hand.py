@@ -380,7 +380,7 @@ class InDoubtTransactions(TransactionSettler):
         # No resource manager holds the transaction, so its target is unknown. Ask the first real
         # target: storage could not prove a commit.
         holder = self._holder(index, transaction.sink_id, log)
-        return self._describe(decided, holder, log, held=False, lag=self._lag_of(holder))
+        return self._describe(decided, holder, log, held=False, lag=self._explain_lag(holder))
 
     def refusal(self, resolution: Resolution, in_doubt: InDoubtTransaction) -> str | None:
         """Return the reason why log and job forbid `resolution` now, or None.
@@ -391,17 +391,17 @@ class InDoubtTransactions(TransactionSettler):
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
         log = self._with_sessions(self._read_log(), in_doubt.transaction.sink_id)
-        holder = self._holder_of(in_doubt, log)
-        status = _status(in_doubt.committable, log, holder, self._lag_of(holder))
+        holder = self._find_holder(in_doubt, log)
+        status = _status(in_doubt.committable, log, holder, self._explain_lag(holder))
         return refusal(resolution, status, log)
 
     def force_commit(self, in_doubt: InDoubtTransaction) -> CommitOutcome:
         """Make its rows visible regardless of the log. Doubles them unless the log decided them."""
-        return self._holder_of(in_doubt, self._read_log()).committer.commit(in_doubt.committable)
+        return self._find_holder(in_doubt, self._read_log()).committer.commit(in_doubt.committable)
 
     def force_abort(self, in_doubt: InDoubtTransaction) -> AbortOutcome:
         """Roll its rows back regardless of the log. Loses them if the log decided them."""
-        return self._holder_of(in_doubt, self._read_log()).committer.abort(in_doubt.committable)
+        return self._find_holder(in_doubt, self._read_log()).committer.abort(in_doubt.committable)
 
     def fence(self) -> None:
         """Take the job over, so that no earlier attempt decides anything more; see `fence`.
@@ -441,10 +441,10 @@ class InDoubtTransactions(TransactionSettler):
     def _list_held(self, holder: _Holder, log: LogFacts | None) -> list[InDoubtTransaction]:
         log = self._with_sessions(log, holder.context.sink_id)
         held = holder.committer.in_doubt()
-        lag = self._lag_of(holder) if held else ""
+        lag = self._explain_lag(holder) if held else ""
         return [self._describe(_as_listed(c, log), holder, log, held=True, lag=lag) for c in held]
 
-    def _lag_of(self, holder: _Holder) -> str:
+    def _explain_lag(self, holder: _Holder) -> str:
         """Return why the log is behind the target; empty if it is not, or if this is unknown."""
         if self.storage is None:
             return ""
@@ -482,7 +482,7 @@ class InDoubtTransactions(TransactionSettler):
             status=_status(committable, log, holder, lag),
         )
 
-    def _holder_of(self, in_doubt: InDoubtTransaction, log: LogFacts | None) -> _Holder:
+    def _find_holder(self, in_doubt: InDoubtTransaction, log: LogFacts | None) -> _Holder:
         index = next(
             (
                 n

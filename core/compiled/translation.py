@@ -140,7 +140,7 @@ class _Translator:
             name
             for node in ast.walk(self._definition)
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-            if (name := self._column_of(node)) is not None
+            if (name := self._match_column(node)) is not None
         }
         self._kinds: dict[str, Kind] = {}
         """The kinds of variables, and of the record's columns by `_column_variable`."""
@@ -254,9 +254,9 @@ class _Translator:
     def _assign(self, target: ast.expr, code: Code, indent: str) -> None:
         if isinstance(target, ast.Name) and target.id not in (self._self, self._record):
             variable = f"v_{target.id}"
-        elif (name := self._column_of(target)) is not None:
+        elif (name := self._match_column(target)) is not None:
             variable = self._column_variable(name)
-        elif self._attribute_of(target) is not None:
+        elif self._match_attribute(target) is not None:
             raise self._refusal(target, "a kernel changes no attribute: keep it in a value state")
         else:
             raise self._refusal(
@@ -330,7 +330,7 @@ class _Translator:
                 if key is None and isinstance(element, ast.Name) and element.id == self._record:
                     values |= self._record_columns()
                 elif isinstance(key, ast.Constant) and isinstance(key.value, str):
-                    name = self._column_of(element)
+                    name = self._match_column(element)
                     values[key.value] = element if name is None else name
                 else:
                     raise self._refusal(element, "the name of a column is written as text")
@@ -437,7 +437,7 @@ class _Translator:
                 raise self._refusal(node, f"{_words(node)} is not compiled")
 
     def _require_name(self, node: ast.Subscript) -> str:
-        name = self._column_of(node)
+        name = self._match_column(node)
         if name is None:
             raise self._refusal(node, f"only {self._record}['column'] is compiled")
         return name
@@ -485,7 +485,7 @@ class _Translator:
             if node.id in (self._self, self._record):
                 raise self._refusal(node, f"{node.id} cannot be used as a value")
             return self._bound_variable(variable, node, f"variable {node.id}")
-        attribute = self._attribute_of(node)
+        attribute = self._match_attribute(node)
         if attribute is None:
             value = self._find_global(node)
             if value is _UNKNOWN:
@@ -598,7 +598,7 @@ class _Translator:
 
     # --- names ------------------------------------------------------------------------------------
 
-    def _column_of(self, node: ast.AST) -> str | None:
+    def _match_column(self, node: ast.AST) -> str | None:
         """Return the column of `record["column"]`, or None if `node` is something else."""
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(column))):
@@ -634,7 +634,7 @@ class _Translator:
             self._bound.add(variable)
         return variable, self._kinds[variable]
 
-    def _attribute_of(self, node: ast.AST) -> str | None:
+    def _match_attribute(self, node: ast.AST) -> str | None:
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == self._self:
                 return attribute
@@ -645,7 +645,7 @@ class _Translator:
         """Return the state and the method that a call uses, or None for other calls."""
         if not isinstance(node.func, ast.Attribute):
             return None, ""
-        attribute = self._attribute_of(node.func.value)
+        attribute = self._match_attribute(node.func.value)
         if attribute is None:
             return None, ""
         recorded = inspect.getattr_static(self._function, attribute, None)

@@ -185,7 +185,7 @@ class DataFrameSource(Source):
         splits = [
             split
             for path in sorted(target.glob("part-*.parquet"))
-            for split in _splits_of(path, f"{token}/{path.name}", digest)
+            for split in _plan_splits(path, f"{token}/{path.name}", digest)
         ]
         # The files must be durable before the splits are returned. The splits go into the decision
         # log, which must not name files that a power failure can delete.
@@ -247,7 +247,7 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{column.name} {column.type}" for column in schema)
 
 
-def _splits_of(path: Path, file: str, digest: str) -> Iterator[Split]:
+def _plan_splits(path: Path, file: str, digest: str) -> Iterator[Split]:
     """Yield splits: runs of row groups of about `SPLIT_BYTES` each."""
     footer = pq.read_metadata(str(path))
     size = path.stat().st_size

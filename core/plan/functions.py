@@ -58,12 +58,12 @@ def copy_value(value: Any) -> Any:
     if isinstance(value, (list, set)):
         return [copy_value(element) for element in cast("Iterable[Any]", value)]
     if isinstance(value, Mapping):
-        return {key: copy_value(item) for key, item in _items_of(value)}
+        return {key: copy_value(item) for key, item in _list_items(value)}
     # numpy arrays. numpy scalars also have these attributes and are cheap to copy.
     return value.copy() if hasattr(value, "__array__") and hasattr(value, "copy") else value
 
 
-def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+def _list_items(value: Any) -> Iterable[tuple[Any, Any]]:
     items: Iterable[tuple[Any, Any]] = value.items()
     return items
 

@@ -52,7 +52,7 @@ class StreamSql:
             ConfigError: The query does not read `stream` or is invalid, it needs several rows at a
                 time, or DataFusion is not installed.
         """
-        context = self._engine(_rows_of(self.schema))
+        context = self._engine(_make_empty_rows(self.schema))
         try:
             frame = self._plan(context)
         except Exception as error:
@@ -83,7 +83,7 @@ class StreamSql:
 
     def table(self) -> Any:
         """Return the stream as an empty DataFusion table. Raises ConfigError without DataFusion."""
-        return self._engine(_rows_of(self.schema)).table(_TABLE)
+        return self._engine(_make_empty_rows(self.schema)).table(_TABLE)
 
     @cached_property
     def _computes_integers(self) -> bool:
@@ -91,7 +91,7 @@ class StreamSql:
 
     @cached_property
     def _context(self) -> Any:
-        return self._engine(_rows_of(self.schema))
+        return self._engine(_make_empty_rows(self.schema))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"query": self.query, "schema": self.schema}
@@ -182,7 +182,7 @@ def _require_digits(rows: pa.RecordBatch) -> None:
                 ) from error
 
 
-def _rows_of(schema: pa.Schema) -> pa.RecordBatch:
+def _make_empty_rows(schema: pa.Schema) -> pa.RecordBatch:
     """Return an empty batch."""
     return pa.RecordBatch.from_pylist([], schema)
 

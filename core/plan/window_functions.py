@@ -326,7 +326,7 @@ class WindowsOfRecords:
             # The record is within the allowed lateness: the window was emitted before and is
             # emitted again. `end - 1` is the last millisecond of the window.
             if end - 1 <= now:
-                self._emit(_key_of(record, window_input), window, made)
+                self._emit(_read_key(record, window_input), window, made)
         self._open.set(windows)
         return made
 
@@ -490,7 +490,7 @@ class CoWindowedFunction(WindowsOfRecords, CoProcessFunction):
         return self._take(record, 1)
 
 
-def _key_of(record: Record, window_input: WindowInput) -> Any:
+def _read_key(record: Record, window_input: WindowInput) -> Any:
     first, *others = (record[name] for name in window_input.key)
     return (first, *others) if others else first
 

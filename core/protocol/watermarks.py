@@ -242,7 +242,7 @@ class PaneWindows:
         return (ended + 1) * (self.slide_ms // self.pane_ms) - 1
 
     def due(self, panes: Iterable[int], after: int, watermark: int) -> list[int]:
-        """Return the ends of the windows of `panes` that are due after `after`, up to `watermark`."""
+        """Return the ends of the windows of `panes` due after `after`, up to `watermark`."""
         ends = {end for pane in panes for end in self.ends_of(pane)}
         return sorted(end for end in ends if after < end - 1 <= watermark)
 

@@ -234,7 +234,7 @@ _NONE_BESIDES_A_DEFAULT = frozenset(
 )
 
 
-def _default_of(holder: object, target: str) -> Value:
+def _read_default(holder: object, target: str) -> Value:
     """Return the field `target` of an object, or its default in a class."""
     if not isinstance(holder, type):
         return cast("Value", getattr(holder, target))
@@ -257,7 +257,7 @@ def _option(
     words: Mapping[str, Value] = MappingProxyType({}),
 ) -> Option:
     target = target or name.rpartition(".")[2]
-    default = _default_of(holder, target)
+    default = _read_default(holder, target)
     if kind is Kind.DURATION and default is not None:
         default = seconds_of(cast("float | str", default), setting=name)
     return Option(name, kind, default, flink, words, target=target)

@@ -376,7 +376,7 @@ class CheckpointStorage(ABC):
         Raises:
             ConfigError: This storage cannot reach `location`.
         """
-        return SavepointDirectory(LocalFileSystem(_directory_of(location), Modes(0o600, 0o700)))
+        return SavepointDirectory(LocalFileSystem(_to_directory(location), Modes(0o600, 0o700)))
 
 
 @check_fields
@@ -400,7 +400,7 @@ class FileSystemStorage(CheckpointStorage):
     than the driver, set 0o660 and 0o2770, and put both users into one group."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", _directory_of(self.root))
+        object.__setattr__(self, "root", _to_directory(self.root))
         check_inline_threshold(self.inline_threshold_bytes)
         if self.file_mode & 0o600 != 0o600 or not 0 <= self.file_mode <= 0o777:
             raise errors.ConfigError(
@@ -422,7 +422,7 @@ class FileSystemStorage(CheckpointStorage):
     def open_savepoint(self, location: str) -> SavepointDirectory:
         """Return the savepoint in directory `location`: a path, or a `file:` URL."""
         modes = Modes(self.file_mode, self.directory_mode)
-        return SavepointDirectory(LocalFileSystem(_directory_of(location), modes))
+        return SavepointDirectory(LocalFileSystem(_to_directory(location), modes))
 
 
 def check_inline_threshold(threshold_bytes: int) -> None:
@@ -433,7 +433,7 @@ def check_inline_threshold(threshold_bytes: int) -> None:
         )
 
 
-def _directory_of(root: str) -> str:
+def _to_directory(root: str) -> str:
     scheme, separator, _ = root.partition("://")
     if root.startswith("file:"):
         host, path = _split_file_url(root)

@@ -141,7 +141,9 @@ class WrittenFields:
         if known is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            known = self._known[text] = _conversions(_fields_of(text), self._columns, self._modes)
+            known = self._known[text] = _conversions(
+                _parse_fields(text), self._columns, self._modes
+            )
         return known
 
     def may_have_two_meanings(self, text: bytes, schema: msgspec.Raw) -> bool:
@@ -212,7 +214,7 @@ def _depends_on_schema(kind: pa.DataType) -> bool:
     )
 
 
-def _fields_of(text: bytes) -> Mapping[str, Any]:
+def _parse_fields(text: bytes) -> Mapping[str, Any]:
     """Return the fields of a row by name, from the schema of an envelope or of a key."""
     envelope: Any = msgspec.json.decode(text)
     if not isinstance(envelope, dict):

@@ -62,12 +62,12 @@ class DebeziumJsonDecoder(PlainDecoder):
         loose = pa.schema([column.with_nullable(True) for column in columns])
         put = record_type(read)
         deleted = record_type(pa.schema([column.with_nullable(True) for column in read]))
-        self._decode = _decoder_of(
+        self._decode = _make_decoder(
             _with_payload("Change", [("op", str), ("after", put), ("before", deleted)])
         )
         key: list[Any] = [("payload", cast("Any", deleted) | None, None), _SCHEMA]
-        self._decode_key = _decoder_of(msgspec.defstruct("Key", key))
-        self._decode_loose = _decoder_of(deleted)
+        self._decode_key = _make_decoder(msgspec.defstruct("Key", key))
+        self._decode_loose = _make_decoder(deleted)
         self._columns = columns
         modes = options.decimal_handling_mode, options.binary_handling_mode
         self._fields = WrittenFields(columns, *modes)
@@ -236,7 +236,7 @@ def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Stru
     return msgspec.defstruct(name, [*optional, *around])
 
 
-def _decoder_of(kind: Any) -> Callable[[Any], Any]:
+def _make_decoder(kind: Any) -> Callable[[Any], Any]:
     return cast("Callable[[Any], Any]", json_decoder(kind).decode)
 
 

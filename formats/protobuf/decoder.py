@@ -79,7 +79,7 @@ class ProtobufDecoder(RegistryDecoder):
         self._message = class_of(message_with_numbers(schema.descriptors, described))()
         self._errors = (ValueError, decode_error())
         self._fitting, self._written = fitting_of(described, columns)
-        self._row = _row_of(described, self._written)
+        self._row = _make_row_reader(described, self._written)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return the columns of `values`, and the faults of those that cannot be read."""
@@ -147,7 +147,7 @@ class ProtobufDecoder(RegistryDecoder):
         schema_id = registry_schemas.schema_id_of(value)
         if schema_id is None:
             raise ValueError(registry_schemas.UNFRAMED)
-        messages = self._messages_of(schema_id)
+        messages = self._find_messages(schema_id)
         path, start = registry_schemas.message_indexes(value)
         name = messages.get(path)
         if name != self._name:
@@ -157,7 +157,7 @@ class ProtobufDecoder(RegistryDecoder):
             )
         return value[start:]
 
-    def _messages_of(self, schema_id: int) -> dict[MessagePath, str]:
+    def _find_messages(self, schema_id: int) -> dict[MessagePath, str]:
         """Return the messages of a schema.
 
         Raises:
@@ -249,13 +249,13 @@ def _with_nanos(have: pa.DataType, want: pa.DataType) -> pa.DataType:
     return have
 
 
-def _row_of(message: Descriptor, columns: pa.Schema) -> Callable[[Any], tuple[Any, ...]]:
+def _make_row_reader(message: Descriptor, columns: pa.Schema) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that reads `columns` from a message, which can be reused afterwards."""
     fields = [message.fields_by_name[name] for name in columns.names]
     if all(map(_is_plain, fields)) and len(fields) > 1:
         getter: Callable[[Any], tuple[Any, ...]] = attrgetter(*columns.names)
         return getter
-    readers = list(map(_value_of, fields, columns.types))
+    readers = list(map(_make_value_reader, fields, columns.types))
     return lambda message: tuple([read(message) for read in readers])
 
 
@@ -265,7 +265,7 @@ def _is_plain(field: FieldDescriptor) -> bool:
     return not (is_repeated(field) or is_nullable(field)) and kinds == (None, None)
 
 
-def _value_of(field: FieldDescriptor, kind: pa.DataType) -> _Value:
+def _make_value_reader(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     """Return a function that reads the value of `field` from a message, for `kind`."""
     get = attrgetter(field.name)
     described: Any = field
@@ -307,7 +307,7 @@ def _single(field: FieldDescriptor, kind: pa.DataType) -> _Value:
 
 def _struct(message: Descriptor, kind: pa.DataType) -> _Value:
     members = [
-        (message_field.name, _value_of(message_field, member.type))
+        (message_field.name, _make_value_reader(message_field, member.type))
         for message_field, member in zip(message.fields, kind, strict=True)
     ]
     return lambda value: {name: member(value) for name, member in members}

@@ -277,7 +277,7 @@ def _plain(value: Any) -> Any:
     return value.isoformat()
 
 
-def _float_of(value: Any, *, code: str) -> Any:
+def _to_float(value: Any, *, code: str) -> Any:
     """Return `value` for a float or a double. A float is rounded; an integer must be exact.
 
     Raises:
@@ -294,16 +294,16 @@ def _float_of(value: Any, *, code: str) -> Any:
     return value
 
 
-def _bool_of(value: Any) -> bool:
+def _to_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is not a bool, and Protobuf would store true or false instead")
     return value
 
 
 _EXACT: dict[int, _Convert] = {
-    1: partial(_float_of, code="<d"),
-    2: partial(_float_of, code="<f"),
-    8: _bool_of,
+    1: partial(_to_float, code="<d"),
+    2: partial(_to_float, code="<f"),
+    8: _to_bool,
 }
 """The functions that refuse values which a field cannot hold, by descriptor.proto's numbers."""
 

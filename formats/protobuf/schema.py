@@ -122,7 +122,7 @@ def compile_schema(schema: KeptSchema) -> bytes:
         sources = [*schema.references, NamedSchema(_MAIN, schema.text)]
         ready = [*_laid_out(sources, directory), *_built_in(sources)]
         known = directory / "known.descriptors"
-        known.write_bytes(_set_of(ready))
+        known.write_bytes(_make_descriptor_set(ready))
         output = directory / "found.descriptors"
         _run_compiler(directory, known, output)
         return output.read_bytes()
@@ -184,7 +184,7 @@ def _import_first(modules: Sequence[str]) -> Any:
         return importlib.import_module(last)
 
 
-def _set_of(files: Iterable[bytes]) -> bytes:
+def _make_descriptor_set(files: Iterable[bytes]) -> bytes:
     descriptor_pb2 = _protobuf("descriptor_pb2")
     descriptor_set = descriptor_pb2.FileDescriptorSet()
     for file in files:

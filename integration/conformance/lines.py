@@ -64,12 +64,12 @@ class LineTracer:
             if frame.f_globals.get("__name__") == self._module:
                 self.own.append(self.lines)
             if self.lines == self._line:
-                self.location = _location_of(frame)
+                self.location = _describe_location(frame)
                 self._reached(self.location)
         return self._at
 
 
-def _location_of(frame: FrameType) -> str:
+def _describe_location(frame: FrameType) -> str:
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
     shown = f" `{text}`" if text else ""

@@ -187,7 +187,7 @@ class StateProgram:
     def _on_record(self) -> None:
         """Change a state or a timer of a key, like a function that processes a record."""
         key = self._rng.choice(KEYS)
-        subtask = self._subtask_of(key)
+        subtask = self._find_subtask(key)
         if self._rng.random() < 0.2:
             subtask.store.set_current_key(key)
             self._change_timers(subtask, self._models.setdefault((key, None), KeyModel()))
@@ -199,7 +199,7 @@ class StateProgram:
     def _change(self, key: str, window: Any) -> None:
         rng = self._rng
         model = self._models.setdefault((key, window), KeyModel())
-        subtask = self._subtask_of(key)
+        subtask = self._find_subtask(key)
         states, now_ms = subtask.at(key, window), None
         if window in subtask.expiring:
             now_ms = subtask.clock.now_ms()
@@ -245,7 +245,7 @@ class StateProgram:
 
     def _check(self, key: str, window: Any) -> None:
         model = self._models.get((key, window), KeyModel())
-        subtask = self._subtask_of(key)
+        subtask = self._find_subtask(key)
         read = subtask.at(key, window).read()
         now_ms = subtask.clock.now_ms()
         model.expire(now_ms)
@@ -331,7 +331,7 @@ class StateProgram:
         return [
             (at_ms, key)
             for (key, window), model in self._models.items()
-            if window is None and self._subtask_of(key) is subtask
+            if window is None and self._find_subtask(key) is subtask
             for of, at_ms in model.timers
             if of == domain and at_ms <= until_ms
         ]
@@ -452,10 +452,10 @@ class StateProgram:
     def _expire(self, models: Models) -> None:
         for (key, window), model in models.items():
             if window in (EXPIRING, USED_BY_READING):
-                model.expire(self._subtask_of(key).clock.now_ms())
+                model.expire(self._find_subtask(key).clock.now_ms())
 
     def _owner(self, key: str) -> int:
         return GROUPS[key] * len(self._subtasks) // MAX_PARALLELISM
 
-    def _subtask_of(self, key: str) -> StateSubtask:
+    def _find_subtask(self, key: str) -> StateSubtask:
         return self._subtasks[self._owner(key)]

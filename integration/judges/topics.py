@@ -66,7 +66,7 @@ def verify_topic(bootstrap_servers: str, topic: str, payments: workload.Payments
     try:
         consumer = Consumer(settings)
         try:
-            partitions = _partitions_of(consumer, topic)
+            partitions = _list_partitions(consumer, topic)
             tally = _Tally(payments)
             for message in _records(consumer, partitions):
                 tally.take(message)
@@ -117,7 +117,9 @@ class _Tally:
                 self._digest += (row.id % workload.DIGEST_AMOUNT_PRIME) * (
                     row.amount - workload.AMOUNT_MIN_CENTS + 1
                 )
-                self._digest += (row.id % workload.DIGEST_ACCOUNT_PRIME) * _number_of(row.account)
+                self._digest += (row.id % workload.DIGEST_ACCOUNT_PRIME) * _parse_number(
+                    row.account
+                )
         if not self._follows(row, message.partition() or 0):
             self._wrong += 1
 
@@ -147,7 +149,7 @@ class _Tally:
         return right
 
 
-def _number_of(account: str | None) -> int:
+def _parse_number(account: str | None) -> int:
     """Return the number of an account in the workload's format, or -1 for any other text."""
     digits = "" if account is None else account.removeprefix(_ACCOUNT)
     if len(digits) != 6 or not (digits.isascii() and digits.isdigit()):
@@ -155,7 +157,7 @@ def _number_of(account: str | None) -> int:
     return int(digits) if account == _ACCOUNT + digits else -1
 
 
-def _partitions_of(consumer: Consumer, topic: str) -> Sequence[TopicPartition]:
+def _list_partitions(consumer: Consumer, topic: str) -> Sequence[TopicPartition]:
     metadata = consumer.list_topics(topic, timeout=_ANSWER_TIMEOUT_S).topics.get(topic)
     if metadata is None or metadata.error is not None or not metadata.partitions:
         raise ConfigError(f"topic {topic} cannot be verified: there is no such topic")

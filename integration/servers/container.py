@@ -99,7 +99,7 @@ class ContainerServer(Server):
         with _spoken(f"{self.image} cannot be used"):
             check_socket()
             self._container = DockerContainer(self.image)
-            self._host = _host_of(self._container)
+            self._host = _find_host(self._container)
         self._made: Container | None = None
 
     @property
@@ -256,7 +256,7 @@ def _spoken(failure: str) -> Generator[None, None, None]:
         ) from error
 
 
-def _host_of(container: DockerContainer) -> str:
+def _find_host(container: DockerContainer) -> str:
     """Return the host of published ports. Works before the container exists."""
     client = container.get_docker_client()
     mode = client.get_connection_mode()

@@ -228,7 +228,7 @@ class EmbeddedKafka(process.ServerProcess):
         super().__init__(directory, proxied=proxied)
         self._options = {**DEFAULT_OPTIONS, **options}
         self._jvm_options = tuple(jvm_options)
-        archive = _archive_of(version, self._java)
+        archive = _name_archive(version, self._java)
         if archive.is_file():
             self._jvm_options = (f"-XX:SharedArchiveFile={archive}", *self._jvm_options)
         self._controller_port = process.free_port()
@@ -329,7 +329,7 @@ def archive_classes() -> None:
     The first call runs a broker, for about ten seconds. Concurrent callers wait for it. If no
     archive can be written, brokers start without it.
     """
-    archive = _archive_of(KAFKA_VERSION, java_command())
+    archive = _name_archive(KAFKA_VERSION, java_command())
     if archive.parent.is_dir():
         return
     lock = archive.parent.with_name(f"{archive.parent.name}.lock")
@@ -339,7 +339,7 @@ def archive_classes() -> None:
                 _write_archive(fresh / archive.name)
 
 
-def _archive_of(version: str, java: str) -> Path:
+def _name_archive(version: str, java: str) -> Path:
     """Return the path of the class archive for this Java and this Kafka. It may not exist."""
     program = Path(java).resolve()
     key = hashlib.sha256(f"{program} {program.stat().st_mtime_ns}".encode()).hexdigest()[:12]

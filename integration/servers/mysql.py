@@ -81,7 +81,7 @@ class MySQLAdmin:
             ServerError: A session continues although it was killed.
         """
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-        while sessions := self._sessions_of(database):
+        while sessions := self._list_sessions(database):
             if time.monotonic() > deadline:
                 raise ServerError(f"sessions {sessions} of {database} outlive KILL")
             for session in sessions:
@@ -126,7 +126,7 @@ class MySQLAdmin:
                         raise
             time.sleep(_POLL_S)
 
-    def _sessions_of(self, database: str) -> list[int]:
+    def _list_sessions(self, database: str) -> list[int]:
         rows = self.rows(
             "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> CONNECTION_ID()",
             database,

@@ -281,7 +281,7 @@ class IcebergVersion(TableVersion):
             later = [
                 candidate
                 for candidate in self._snapshots()
-                if _number_of(candidate) > decoded.sequence_last
+                if _read_number(candidate) > decoded.sequence_last
             ]
             manifests = {
                 manifest.manifest_path: manifest
@@ -424,9 +424,9 @@ class IcebergVersion(TableVersion):
         """
         metadata = self.table.metadata
         if metadata.snapshot_by_id(snapshot_id) is None:
-            return _number_of(ancestors[0]) > sequence_number
+            return _read_number(ancestors[0]) > sequence_number
         is_kept = any(ref.snapshot_id == snapshot_id for ref in metadata.refs.values())
-        return is_kept and _number_of(ancestors[-1]) > sequence_number
+        return is_kept and _read_number(ancestors[-1]) > sequence_number
 
     @property
     def _head(self) -> Snapshot | None:
@@ -485,9 +485,9 @@ class _Commit(Transaction):
                 for staged_files in staged
                 for spec, file in assign_spec(metadata, staged_files)
             ),
-            key=_spec_of,
+            key=_read_spec,
         )
-        groups = [(spec, [file for _, file in group]) for spec, group in groupby(files, _spec_of)]
+        groups = [(spec, [file for _, file in group]) for spec, group in groupby(files, _read_spec)]
         for spec_id, group in groups or [(metadata.default_spec_id, [])]:
             # The default spec decides the manifest's spec: use the files' spec, not the table's
             # current one.
@@ -563,9 +563,9 @@ def _check_own_paths(table: Table, sink_id: str, paths: Sequence[str]) -> None:
         check_own_path(path[len(root) + 1 :], sink_id, directory)
 
 
-def _spec_of(pair: tuple[int, DataFile]) -> int:
+def _read_spec(pair: tuple[int, DataFile]) -> int:
     return pair[0]
 
 
-def _number_of(snapshot: Snapshot) -> int:
+def _read_number(snapshot: Snapshot) -> int:
     return snapshot.sequence_number or 0

@@ -265,7 +265,7 @@ def claim_record(record: SinkRecord | None, context: CommitterContext) -> SinkRe
     """
     if record is not None:
         take_over = _take_over(context.sink_id)
-        check_fence(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
+        check_fence(context.sink_id, record.owner, _make_owner(context), take_over=take_over)
     through = record.through if record else 0
     claims = (*(record.claims if record else ()), (int(context.attempt), through))
     return SinkRecord(
@@ -286,7 +286,7 @@ def to_target_record(record: SinkRecord | None, context: CommitterContext) -> Ta
     if record is None:
         return TargetRecord(context.sink_id)
     take_over = _take_over(context.sink_id)
-    check_owner(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
+    check_owner(context.sink_id, record.owner, _make_owner(context), take_over=take_over)
     return TargetRecord(
         context.sink_id,
         AttemptId(record.attempt),
@@ -295,7 +295,7 @@ def to_target_record(record: SinkRecord | None, context: CommitterContext) -> Ta
     )
 
 
-def _owner_of(context: CommitterContext) -> FenceOwner:
+def _make_owner(context: CommitterContext) -> FenceOwner:
     return FenceOwner(context.log_id, context.attempt, context.job)
 
 

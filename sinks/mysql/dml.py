@@ -261,7 +261,7 @@ def _name_with_index(target: Target, key: Sequence[str]) -> str:
 def file_lines(fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> memoryview:
     """Return `rows`, which are converted by `fits`, as lines of a file."""
     fields = [_field(*pair) for pair in zip(fits, rows.columns, strict=True)]
-    return _bytes_of(pc.binary_join_element_wise(*fields, _NEWLINE, _TAB))
+    return _read_bytes(pc.binary_join_element_wise(*fields, _NEWLINE, _TAB))
 
 
 def value_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch, *, word: str = "") -> memoryview:
@@ -269,7 +269,7 @@ def value_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch, *, word: str = ""
     values = [_value(*pair) for pair in zip(fits, rows.columns, strict=True)]
     joined = values[0] if len(values) == 1 else pc.binary_join_element_wise(*values, _COMMA)
     whole = pc.binary_join_element_wise(_text(f"{word}("), joined, _text("),"), _text(""))
-    return _bytes_of(whole)[:-1]
+    return _read_bytes(whole)[:-1]
 
 
 class GivenColumns:
@@ -299,10 +299,10 @@ class GivenColumns:
             case Spelling.TEXT:
                 # This replaces whole characters: in UTF-8, neither byte occurs inside another
                 # character.
-                data = bytes(_bytes_of(column)).replace(b"\\", b"\\\\").replace(b"'", b"''")
+                data = bytes(_read_bytes(column)).replace(b"\\", b"\\\\").replace(b"'", b"''")
                 value = f"CONVERT({self._cut_parts(_BINARY, data, column)} USING utf8mb4)"
             case Spelling.HEX:
-                value = self._cut_parts(b"x", binascii.hexlify(_bytes_of(column)), column)
+                value = self._cut_parts(b"x", binascii.hexlify(_read_bytes(column)), column)
             case Spelling.BITS:
                 value = f"CAST({self._cut_padded(_to_text(column))} AS UNSIGNED)"
             case Spelling.NUMBER | Spelling.QUOTED:
@@ -316,15 +316,15 @@ class GivenColumns:
         """Add numbers or dates, padded to the longest; the server skips the spaces."""
         if texts.null_count:
             texts = pc.fill_null(texts, _text(""))
-        lengths = _lengths_of(texts)
+        lengths = _read_lengths(texts)
         width = int(lengths.max())
         if lengths.min() < width:
             texts = pc.utf8_lpad(texts, width, " ")
-        return self._cut(self._add(_BINARY, _bytes_of(texts)), width)
+        return self._cut(self._add(_BINARY, _read_bytes(texts)), width)
 
     def _cut_parts(self, kind: bytes, data: bytes, column: pa.Array) -> str:
         """Add values of any length, with their start positions and lengths."""
-        lengths = _lengths_of(column)
+        lengths = _read_lengths(column)
         literal = self._add(kind, data)
         if lengths.min() == lengths.max():
             return self._cut(literal, int(lengths[0]))
@@ -393,7 +393,7 @@ def _between(prefix: str, column: pa.Array) -> pa.Array:
 
 
 def _escape_for_file(column: pa.Array) -> pa.Array:
-    data = _data_of(column)
+    data = _read_data(column)
     for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n")):
         if plain.encode() in data:
             column = pc.replace_substring(column, plain, escaped)
@@ -401,7 +401,7 @@ def _escape_for_file(column: pa.Array) -> pa.Array:
 
 
 def _escape_for_sql(column: pa.Array) -> pa.Array:
-    data = _data_of(column)
+    data = _read_data(column)
     for plain, escaped in (("\\", "\\\\"), ("'", "''")):
         if plain.encode() in data:
             column = pc.replace_substring(column, plain, escaped)
@@ -427,28 +427,28 @@ def _hex(column: pa.Array) -> pa.Array:
     return result
 
 
-def _data_of(column: pa.Array) -> bytes:
+def _read_data(column: pa.Array) -> bytes:
     """Return the bytes of all values, possibly also of nulls."""
     if arrow.is_string(column.type):
         column = column.cast(pa.large_string())
-    return bytes(_bytes_of(column))
+    return bytes(_read_bytes(column))
 
 
-def _bytes_of(column: pa.Array) -> memoryview:
+def _read_bytes(column: pa.Array) -> memoryview:
     """Return the bytes of all values, concatenated."""
     data = column.buffers()[2]
     if data is None or not len(column):
         return memoryview(b"")
-    bounds = _bounds_of(column)
+    bounds = _read_bounds(column)
     return memoryview(data)[int(bounds[0]) : int(bounds[-1])]
 
 
-def _lengths_of(column: pa.Array) -> NDArray[np.int64]:
+def _read_lengths(column: pa.Array) -> NDArray[np.int64]:
     """Return the number of bytes of each value of a column of large texts or bytes."""
-    return np.diff(_bounds_of(column))
+    return np.diff(_read_bounds(column))
 
 
-def _bounds_of(column: pa.Array) -> NDArray[np.int64]:
+def _read_bounds(column: pa.Array) -> NDArray[np.int64]:
     """Return the start of each value in the data, and the end of the last one."""
     offsets = column.buffers()[1]
     if offsets is None:

@@ -90,7 +90,7 @@ def open_native_json(columns: pa.Schema) -> NativeJson | None:
 
     The package of the native reader contains it, from version 0.3 on.
     """
-    kinds = [_kind_of(column.type) for column in columns]
+    kinds = [_find_kind(column.type) for column in columns]
     if not 1 <= len(kinds) <= _COLUMNS_MAX or None in kinds:
         return None
     try:
@@ -100,7 +100,7 @@ def open_native_json(columns: pa.Schema) -> NativeJson | None:
     return NativeJson(columns, "".join(map(str, kinds)).encode(), decode)
 
 
-def _kind_of(kind: pa.DataType) -> str | None:
+def _find_kind(kind: pa.DataType) -> str | None:
     if types.is_string(kind):
         return "s"
     if types.is_int64(kind):

@@ -115,7 +115,7 @@ class _Examination:
         if description is None or description.error is not None:
             code = description.error.code() if description is not None else None
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                return [self._denial_of(area, "Describe", "topic", topic)]
+                return [self._make_denial(area, "Describe", "topic", topic)]
             create = _CREATE.format(servers=servers, topic=topic, n=max(parallelism, 1))
             return [area.problem("it does not exist", "the topic", create)]
         partitions: dict[int, Any] = description.partitions
@@ -166,7 +166,7 @@ class _Examination:
             return []
         names = {operation.name for operation in operations}
         findings = [
-            self._denial_of(area, operation.capitalize(), "topic", topic)
+            self._make_denial(area, operation.capitalize(), "topic", topic)
             for operation in ("READ",)
             if operation not in names
         ]
@@ -190,7 +190,7 @@ class _Examination:
             case None | KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return [area.ok("its offsets may be read")]
             case KafkaError.GROUP_AUTHORIZATION_FAILED:
-                return [self._denial_of(area, "Read", "group", group)]
+                return [self._make_denial(area, "Read", "group", group)]
             case _:
                 return [
                     area.problem(
@@ -249,7 +249,7 @@ class _Examination:
         entries: dict[str, Any] = self._await_answer(futures[resource])
         return {name: entry.value for name, entry in entries.items()}
 
-    def _denial_of(self, area: Area, operation: str, kind: str, name: str) -> Finding:
+    def _make_denial(self, area: Area, operation: str, kind: str, name: str) -> Finding:
         allow = _ALLOW.format(servers=self._servers, operation=operation, kind=kind, name=name)
         return area.problem(f"{operation} is not allowed", f"{operation} on {kind} {name}", allow)
 

@@ -231,7 +231,7 @@ class KafkaReader(SourceReader):
             )
             yield replace(self._began[partition], next=following, stop=stop, leader_epoch=epoch)
 
-    def _stop_of(self, position: PartitionPosition) -> int:
+    def _find_stop(self, position: PartitionPosition) -> int:
         """Return the stop of `position`. For a stream, return a number that is never reached."""
         if not self._bounded:
             return _NO_STOP
@@ -251,7 +251,7 @@ class KafkaReader(SourceReader):
             self._began[partition] = position
             self._next[partition] = position.next
             self._epochs[partition] = position.leader_epoch
-            self._stop[partition] = self._stop_of(position)
+            self._stop[partition] = self._find_stop(position)
             if self._next[partition] < self._stop[partition]:
                 taken.append(partition)
         return taken

@@ -45,7 +45,7 @@ def _with_value(settings: KafkaSettings) -> KafkaSettings:
         kept = subject.read_latest()
         if subject.kind is SchemaKind.PROTOBUF:
             return _with_message(settings, kept)
-        columns = _columns_of(settings.format, kept)
+        columns = _read_columns(settings.format, kept)
         require_columns(settings.format, columns)
     return replace(settings, columns=columns, reader_schema=CompiledSchema(kept))
 
@@ -103,7 +103,7 @@ def _open(
     return open_subject(settings, name, kind, advice=advice, unavailable=SourceUnavailable)
 
 
-def _columns_of(value_format: ValueFormat, kept: KeptSchema) -> pa.Schema:
+def _read_columns(value_format: ValueFormat, kept: KeptSchema) -> pa.Schema:
     if value_format is ValueFormat.JSON_SCHEMA:
         from onceflow.formats.json.schema import columns_of_json_schema
 

@@ -403,7 +403,7 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
     if len(given) != 1:
         what = f"{' and '.join(given)} are" if given else "nothing is"
         raise ConfigError(f"{where}: {what} given; a step is one of {', '.join(kinds)}")
-    _check_keys_of(given[0], keys, where)
+    _check_keys(given[0], keys, where)
     if keys.running is not None:
         aggregates = parse_aggregates(keys.running, f"{where}.running")
         return stream.key_by(*(keys.key_by or ())).running(uid=uid, ttl=keys.ttl, **aggregates)
@@ -426,7 +426,7 @@ _KEYS_OF = {
 }
 
 
-def _check_keys_of(kind: str, keys: StepKeys, where: str) -> None:
+def _check_keys(kind: str, keys: StepKeys, where: str) -> None:
     """Raise ConfigError if a key is given that belongs to another kind of step."""
     allowed = _KEYS_OF.get(kind, set[str]())
     for name in dict.fromkeys(name for names in _KEYS_OF.values() for name in sorted(names)):

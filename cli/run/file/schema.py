@@ -45,9 +45,9 @@ def make_schema() -> Schema:
                     "The job's identity: its checkpoints and transactions are named after it."
                 ),
             },
-            "sources": _tables_of(_list_sources()),
+            "sources": _make_tables_schema(_list_sources()),
             "steps": {"type": "object", "additionalProperties": {"$ref": "#/$defs/step"}},
-            "sinks": _tables_of(_make_sink(sink, layout.SinkKeys) for sink in sinks),
+            "sinks": _make_tables_schema(_make_sink(sink, layout.SinkKeys) for sink in sinks),
             layout.SPARK: {"type": "object", "description": "Settings of Spark, without `spark.`."},
             **_make_settings(),
         },
@@ -61,7 +61,7 @@ def make_schema() -> Schema:
     }
 
 
-def _tables_of(tables: Iterable[Schema]) -> Schema:
+def _make_tables_schema(tables: Iterable[Schema]) -> Schema:
     return {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": list(tables)}}
 
 

@@ -476,7 +476,7 @@ class BatchCommits:
         source = TimedSteps(PlannedSteps(steps, retries))
         for step, ended in settle(source, partial(_try_step, committer)):
             if isinstance(ended, StepFailed):
-                raise _error_of(step, ended)
+                raise _make_error(step, ended)
             if isinstance(step, AbortOne) and isinstance(ended, Done):
                 _log.info("sink %s: rolled back %s", self.target.sink_id, step)
 
@@ -558,7 +558,7 @@ def _try_step(committer: spi.Committer, step: Step) -> CommitOutcome | AbortOutc
     return outcome
 
 
-def _error_of(step: Step, failed: StepFailed) -> errors.SinkError:
+def _make_error(step: Step, failed: StepFailed) -> errors.SinkError:
     committable, outcome = to_committables(step)[0], failed.outcome
     if isinstance(step, AbortOne) and failed.kind != "committed":
         return errors.CommitFailed(f"{committable} could not be rolled back: {outcome}")

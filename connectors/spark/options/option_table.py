@@ -141,7 +141,7 @@ class OptionTable(Generic[T_co]):
                 arguments[option.argument] = self._value(
                     option.name, option.meaning.kind, text, option.meaning.secret
                 )
-            elif (prefix := self._prefix_of(name)) is not None:
+            elif (prefix := self._find_prefix(name)) is not None:
                 client = cast(
                     "dict[str, object]",
                     arguments.setdefault(self.clients[prefix].argument, dict[str, object]()),
@@ -162,7 +162,7 @@ class OptionTable(Generic[T_co]):
             shown = f"option {name!r}" if secret else f"option {name!r}={text!r}"
             raise ConfigError(f"format {self.format}: {shown} must be {kind.words}") from None
 
-    def _prefix_of(self, name: str) -> str | None:
+    def _find_prefix(self, name: str) -> str | None:
         """Return the client prefix of the option `name`, or None if it has none."""
         # A refused name may begin like a client's options. Its advice says more than the client's
         # error.

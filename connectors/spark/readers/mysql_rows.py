@@ -93,7 +93,7 @@ class MySQLRows(RowSource):
                 columns = own(session).describe(f"SELECT * FROM {self.relation} LIMIT 0")  # noqa: S608
             except SqlError as error:
                 raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
-            return [_read(column.name, _type_of(column)) for column in columns]
+            return [_read(column.name, _format_type(column)) for column in columns]
 
     @override
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
@@ -180,7 +180,7 @@ def _column(column: TableColumn) -> ReadColumn:
     return _read(column.name, column.type)
 
 
-def _type_of(column: ResultColumn) -> catalog.MySQLType:
+def _format_type(column: ResultColumn) -> catalog.MySQLType:
     """Return the type of a query's column in the form of a table's column."""
     name = column.type
     # The length includes the decimal point and the sign.

@@ -148,7 +148,7 @@ class BatchTransactions(by_hand.TransactionSettler):
             if entry.transaction == transaction:
                 return entry
         seen = self._decisions.read_claim()
-        decided = _committables_of(seen).get(transaction)
+        decided = _list_committables(seen).get(transaction)
         return None if decided is None else self._describe(decided, seen, held=False)
 
     def refusal(self, resolution: Resolution, in_doubt: by_hand.InDoubtTransaction) -> str | None:
@@ -222,7 +222,7 @@ class BatchTransactions(by_hand.TransactionSettler):
             for sink_id in self._manager.sink_ids(None)
             if self._manager.read_claimant(sink_id) == self._owner
         )
-        listed = (transaction.sink_id for transaction in _committables_of(seen))
+        listed = (transaction.sink_id for transaction in _list_committables(seen))
         return sorted({self._sink_id, *claimed, *listed})
 
     def _mark_if_whole(self, transaction: TransactionId) -> None:
@@ -254,7 +254,7 @@ class BatchTransactions(by_hand.TransactionSettler):
     ) -> by_hand.InDoubtTransaction:
         transaction = committable.transaction
         # The decision has the number of rows; the target lists only names.
-        committable = _committables_of(seen).get(transaction, committable)
+        committable = _list_committables(seen).get(transaction, committable)
         staged = is_staged(committable)
         prepared_at = None
         if held and staged:
@@ -327,18 +327,18 @@ class SeveralBatchTransactions(by_hand.TransactionSettler):
 
     def refusal(self, resolution: Resolution, in_doubt: by_hand.InDoubtTransaction) -> str | None:
         """Return why the current decisions forbid `resolution`, or None if they do not."""
-        return self._owner_of(in_doubt).refusal(resolution, in_doubt)
+        return self._find_owner(in_doubt).refusal(resolution, in_doubt)
 
     def force_commit(self, in_doubt: by_hand.InDoubtTransaction) -> committables.CommitOutcome:
         """Commit the transaction, whatever is decided.
 
         If it is not decided, its rows may be duplicated.
         """
-        return self._owner_of(in_doubt).force_commit(in_doubt)
+        return self._find_owner(in_doubt).force_commit(in_doubt)
 
     def force_abort(self, in_doubt: by_hand.InDoubtTransaction) -> committables.AbortOutcome:
         """Roll back the transaction, whatever is decided. If it is decided, its rows are lost."""
-        return self._owner_of(in_doubt).force_abort(in_doubt)
+        return self._find_owner(in_doubt).force_abort(in_doubt)
 
     def fence(self) -> None:
         """Claim all sink ids, so that no earlier attempt can decide."""
@@ -350,9 +350,9 @@ class SeveralBatchTransactions(by_hand.TransactionSettler):
         for each in self._by_sink_id.values():
             each.close()
 
-    def _owner_of(self, entry: by_hand.InDoubtTransaction) -> BatchTransactions:
+    def _find_owner(self, entry: by_hand.InDoubtTransaction) -> BatchTransactions:
         return self._by_sink_id[entry.transaction.sink_id]
 
 
-def _committables_of(seen: BatchClaim) -> Mapping[TransactionId, committables.Committable]:
+def _list_committables(seen: BatchClaim) -> Mapping[TransactionId, committables.Committable]:
     return {c.transaction: c for decision in seen.decisions for c in decision.committables}

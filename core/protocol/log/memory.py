@@ -158,13 +158,13 @@ class LogMemory:
         """Return the memory with those of `listed_before` committed that are not in `listed`."""
         still = {committable.transaction for committable in listed}
         done = (earlier for earlier in listed_before if earlier.transaction not in still)
-        return replace(self, committed=_last_of((*self.committed, *done), self.sinks))
+        return replace(self, committed=_select_last((*self.committed, *done), self.sinks))
 
     def without_sinks(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory without `sinks`, under which nothing is, or ever will be, in doubt."""
         left = tuple(sorted(set(self.sinks) - set(sinks)))
         kept = tuple(mark for mark in self.kept if mark.sink_id in left)
-        return replace(self, sinks=left, committed=_last_of(self.committed, left), kept=kept)
+        return replace(self, sinks=left, committed=_select_last(self.committed, left), kept=kept)
 
     def keeping(self, before: LogMemory, sinks: Iterable[str]) -> LogMemory:
         """Return this memory with the decisions of `before` kept for `sinks`; others are unchanged.
@@ -230,7 +230,7 @@ NOTHING_REMEMBERED = LogMemory()
 """The memory of a job that never ran."""
 
 
-def _last_of(committed: Iterable[Committable], sinks: Iterable[str]) -> tuple[Committable, ...]:
+def _select_last(committed: Iterable[Committable], sinks: Iterable[str]) -> tuple[Committable, ...]:
     by_sink: dict[str, list[Committable]] = {sink_id: [] for sink_id in sinks}
     for committable in committed:
         last = by_sink.get(committable.transaction.sink_id)

@@ -158,7 +158,7 @@ def replay(entries: Iterable[LogEntry]) -> LogView:
             raise CheckpointCorrupt(f"decision log: two records {entry.record.sequence}")
     if not by_sequence:
         return LogView()
-    chain = _chain_of(by_sequence)
+    chain = _follow_chain(by_sequence)
     view = _before(chain[0].record)
     for entry in chain:
         view = apply(view, entry)
@@ -359,7 +359,7 @@ def prunable(view: LogView, retained: int) -> tuple[int, ...]:
     return (*view.orphans, *range(view.first_sequence, oldest_kept))
 
 
-def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
+def _follow_chain(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
     chain = [by_sequence[max(by_sequence)]]
     # Follow digests from the highest record down. A record that is not linked to the highest was
     # overtaken before it could count.

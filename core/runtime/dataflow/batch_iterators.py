@@ -100,11 +100,11 @@ class PandasFunction(BatchIteratorFunction):
 
     def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the results, matched by column name, or by position if columns have no names."""
-        frames = map(self._frame_of, batches)
+        frames = map(self._to_frame, batches)
         for made in _results(self._uid, self._function, frames):
-            yield self._batch_of(made)
+            yield self._to_batch(made)
 
-    def _frame_of(self, batch: pa.RecordBatch) -> Any:
+    def _to_frame(self, batch: pa.RecordBatch) -> Any:
         """Return `batch` as a DataFrame, in types that keep null apart from integers and NaN."""
         # Otherwise integers would become floats, and those above 2^53 would change their value.
         frame = batch.to_pandas(integer_object_nulls=True)
@@ -135,7 +135,7 @@ class PandasFunction(BatchIteratorFunction):
             values = [None if value is None else _array_of_objects(value) for value in values]
         return self._pandas.Series(values, dtype=object)
 
-    def _batch_of(self, made: Any) -> pa.RecordBatch:
+    def _to_batch(self, made: Any) -> pa.RecordBatch:
         names = self._schema.names
         if not isinstance(made, self._frame):
             raise mistake(

@@ -77,14 +77,14 @@ def join_batches(batches: Sequence[Batch], rows_max: int) -> list[Batch]:
     count = 0
     for batch in batches:
         if together and count + batch.rows.num_rows > rows_max:
-            made.append(_one_of(together))
+            made.append(_join_batches(together))
             together, count = [], 0
         together.append(batch)
         count += batch.rows.num_rows
-    return [*made, _one_of(together)] if together else made
+    return [*made, _join_batches(together)] if together else made
 
 
-def _one_of(batches: Sequence[Batch]) -> Batch:
+def _join_batches(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     # Batches are joined only on keyed edges, where each batch has hashes.

@@ -273,7 +273,7 @@ class ColumnState(ValueState[Any]):
         self.descriptor = descriptor
         self._python_type: type[Any] = type(cast("Any", descriptor.default))
         declared = descriptor.type
-        self._type = declared if isinstance(declared, pa.DataType) else _type_of(declared)
+        self._type = declared if isinstance(declared, pa.DataType) else _to_arrow_type(declared)
         default = array_of([descriptor.default], self._type)
         is_time = pa.types.is_timestamp(self._type)
         self.default: Any = (default.view(pa.int64()) if is_time else default)[0].as_py()
@@ -346,7 +346,7 @@ class ColumnState(ValueState[Any]):
         return self._keys.current
 
 
-def _type_of(python_type: Any) -> pa.DataType:
+def _to_arrow_type(python_type: Any) -> pa.DataType:
     return {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[python_type]
 
 

@@ -179,7 +179,7 @@ class GroupsOfWindows:
         take, take_record = self._results.take, self._results.take_record
         for key, window, at, left_stop, other_at, right_stop in zip(
             keys,
-            self._bounds_of(due.numbers[first:stop]),
+            self._find_bounds(due.numbers[first:stop]),
             left_at,
             left_at[1:],
             right_at,
@@ -193,7 +193,7 @@ class GroupsOfWindows:
             else:
                 take(result)
 
-    def _bounds_of(self, numbers: Ints) -> list[TimeWindow]:
+    def _find_bounds(self, numbers: Ints) -> list[TimeWindow]:
         """Return the bounds of each window. Windows of many keys share a number."""
         windows = self._windows
         distinct, indices = np.unique(numbers, return_inverse=True)
@@ -234,12 +234,12 @@ class BatchesOfWindows:
         rows_until = due.sides[0].starts + due.sides[1].starts
         for start, end in pairwise(due.cuts_of_repeats.tolist()):
             for first, stop in _split(rows_until[start + 1 : end + 1] - rows_until[start]):
-                windows = self._batch_of(due, start + first, start + stop)
+                windows = self._slice(due, start + first, start + stop)
                 made = user_functions.call_user(self._uid, self._process, windows)
                 if made is not None:
                     yield user_functions.as_schema(made, self._schema, self._uid)
 
-    def _batch_of(self, due: DueWindows, first: int, stop: int) -> CoGroupBatch:
+    def _slice(self, due: DueWindows, first: int, stop: int) -> CoGroupBatch:
         """Return the windows `first` (inclusive) to `stop` (exclusive), with their rows."""
         sides = [side.cut(first, stop) for side in due.sides]
         left, right = (

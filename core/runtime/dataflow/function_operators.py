@@ -296,7 +296,7 @@ class KeyedFunctionOperator(TimedOperator):
         self._timers = self._timed = context.registered
         if self._timers is not None:
             least, most = self._event_time.least, self._event_time.most
-            self._timers.restore(least, most, self._event_time_of)
+            self._timers.restore(least, most, self._find_event_time)
         self.dropped = self.store.finish_open() + states.finish_open()
 
     def _run(self, rows: pa.RecordBatch, key: Sequence[str], process: RecordFunction) -> None:
@@ -336,7 +336,7 @@ class KeyedFunctionOperator(TimedOperator):
         if self._timers is not None:
             self._fire(self._timers.event, until_ms)
 
-    def _event_time_of(self, key: Any) -> int:
+    def _find_event_time(self, key: Any) -> int:
         """Return the event time that `key` had reached in the snapshot."""
         is_key = key is not None and not isinstance(key, function_context.NoKey)
         return self._event_time.watermark_of_key(key) if is_key else NO_WATERMARK

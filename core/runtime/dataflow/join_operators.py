@@ -249,7 +249,7 @@ class JoinOperator(SnapshottedOperator):
     def _drop_due(self, now: int) -> None:
         """Drop the rows whose moment has come; emit those that are alone."""
         for side in range(len(self.kept)):
-            self._drop_due_of(side, now)
+            self._drop_due_rows(side, now)
         self._side_outputs.flush()
 
     def _end_outer_sides(self) -> None:
@@ -259,10 +259,10 @@ class JoinOperator(SnapshottedOperator):
         """
         for side, kept in enumerate(self.kept):
             if kept.outer:
-                self._drop_due_of(side, MAX_WATERMARK)
+                self._drop_due_rows(side, MAX_WATERMARK)
         self._side_outputs.flush()
 
-    def _drop_due_of(self, side: int, now: int) -> None:
+    def _drop_due_rows(self, side: int, now: int) -> None:
         kept, until = self.kept[side], now // self._steps_ms[side]
         if kept.next_moment is None or kept.next_moment > until:
             return

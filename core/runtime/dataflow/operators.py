@@ -295,7 +295,7 @@ class RecordMapper(RunningOperator):
     def __init__(self, uid: str, work: MapRecords | FlatMapRecords, schema: pa.Schema) -> None:
         super().__init__(uid)
         self._results = ResultRows(uid, schema)
-        self._step = _step_of(work, self._results.take_record)
+        self._step = _make_step(work, self._results.take_record)
 
     def process(self, batch: Batch) -> None:
         """Emit the function's results for the batch's records."""
@@ -303,7 +303,7 @@ class RecordMapper(RunningOperator):
         self.emit(self._results.batch_of_pieces(pieces))
 
 
-def _step_of(
+def _make_step(
     work: MapRecords | FlatMapRecords, take_record: Callable[[Record], None]
 ) -> Callable[[Iterator[Record]], None]:
     def map_records(function: Callable[[Record], Record], records: Iterator[Record]) -> None:

@@ -239,7 +239,7 @@ class SessionAggregator(WindowOperator):
         ends = starts + self._gap_ms
         behind = ends - 1 <= now
         try:
-            keys = self._keys_of(rows)
+            keys = self._read_keys(rows)
             held, key_numbers = self._load_held(keys, hash_keys(keys) if hashes is None else hashes)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
@@ -257,7 +257,7 @@ class SessionAggregator(WindowOperator):
         if len(chosen) < len(rows):
             rows = rows.filter(pa.array(~late))
             starts, ends = starts[chosen], ends[chosen]
-            keys = self._keys_of(rows)
+            keys = self._read_keys(rows)
         values = call_user(self.uid, lambda: self._inputs.read(rows))
         values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
         try:
@@ -383,7 +383,7 @@ class SessionAggregator(WindowOperator):
             mine.append((start, end))
         return late
 
-    def _keys_of(self, rows: pa.RecordBatch) -> list[pa.Array]:
+    def _read_keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
         return [plain_keys(rows.column(name), name) for name in self._key]
 
     def _check_times(self, rows: pa.RecordBatch, starts: Ints) -> None:

@@ -81,7 +81,7 @@ class BatchRecords:
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
         self._names = tuple(rows.schema.names)
-        self._columns = _columns_of(rows)
+        self._columns = _read_columns(rows)
 
     def keys(self, key: Sequence[str]) -> list[Any]:
         """Return each row's key: the value of one key column, or a tuple of several.
@@ -106,7 +106,7 @@ class BatchRecords:
             yield make([column[start:stop] for column in self._columns])
 
 
-def _columns_of(rows: pa.RecordBatch) -> list[list[Any]]:
+def _read_columns(rows: pa.RecordBatch) -> list[list[Any]]:
     """Return the Python values of each column.
 
     Raises:

@@ -279,7 +279,7 @@ class WindowJoinOperator(SnapshottedOperator):
         for start in range(0, len(again), ROWS_AGAIN):
             part = again[start : start + ROWS_AGAIN]
             of_part = tuple(column.take(part) for column in keys), known[part], numbers[part]
-            sides = self._find_windows_of(side, entries[part], *of_part, used)
+            sides = self._find_windows(side, entries[part], *of_part, used)
             mine = sides[side]
             # The window's first row on the late row's side identifies the window.
             repeats = _cut_before_repeats(mine.entries[mine.starts[:-1]])
@@ -292,7 +292,7 @@ class WindowJoinOperator(SnapshottedOperator):
         for kept_rows, entries_used in zip(self._kept, used, strict=True):
             kept_rows.finish(np.unique(np.concatenate(entries_used)))
 
-    def _find_windows_of(
+    def _find_windows(
         self,
         side: int,
         entries: key_columns.Ints,

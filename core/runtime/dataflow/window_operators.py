@@ -169,7 +169,7 @@ class WindowAggregator(WindowOperator):
         return self._table.group_of_hashes(hashes)
 
     def _take(self, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
-        panes = self._panes_of(rows)
+        panes = self._read_panes(rows)
         over = self._windows.last_over(now)
         if int(panes.min()) <= over:
             kept = panes > over
@@ -233,7 +233,7 @@ class WindowAggregator(WindowOperator):
             self._advance(self._clock.now_ms())
         return self._watermark
 
-    def _panes_of(self, rows: pa.RecordBatch) -> Ints:
+    def _read_panes(self, rows: pa.RecordBatch) -> Ints:
         windows = self._windows
         if self._clock is not None:
             pane = (self._clock.now_ms() - windows.offset_ms) // windows.pane_ms
@@ -269,7 +269,7 @@ class WindowAggregator(WindowOperator):
         due = windows.due(self._panes, before, now)
         if windows.overlap:
             for end in due:
-                entries = self._entries_of(end)
+                entries = self._select_entries(end)
                 self._emit(self._not_fired(entries, np.full(len(entries), end), before), end)
         elif due:
             # Each pane is a window, and all panes in between are due, too: emit all at once.
@@ -287,14 +287,14 @@ class WindowAggregator(WindowOperator):
         """Emit again the fired windows of changed entries in these panes that are not over."""
         windows = self._windows
         for end in windows.due(panes, now - windows.lateness_ms, now):
-            entries = self._entries_of(end)
+            entries = self._select_entries(end)
             mine = np.isin(entries, changed)
             if windows.overlap and mine.any():
                 self._emit(entries, end, mine)
             else:
                 self._emit(entries[mine])
 
-    def _entries_of(self, end: int) -> Ints:
+    def _select_entries(self, end: int) -> Ints:
         panes = self._windows.panes_of(end)
         return self._select(panes.start, panes.stop)
 

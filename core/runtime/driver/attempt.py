@@ -99,7 +99,7 @@ class Attempt:
         self._lag = LagMonitor(context.graph, context.publish)
         self._blockers = BlockerMonitor(context, events.put)
         offers = self._discovery.build_offers(context.restored, context.plan.parallelism)
-        self._loop = AttemptLoop(_settings_of(context), context.coordinator, offers)
+        self._loop = AttemptLoop(_make_settings(context), context.coordinator, offers)
 
     def run(self) -> bool:
         """Run the attempt to its end. Return True if the job is finished, False if it was stopped.
@@ -375,7 +375,7 @@ class Attempt:
         self._cleaner.clean_after(checkpoint, decision.oldest_retained, retained[-1])
 
 
-def _settings_of(context: AttemptContext) -> AttemptSettings:
+def _make_settings(context: AttemptContext) -> AttemptSettings:
     plan = context.plan
     return AttemptSettings(
         job=plan.job,

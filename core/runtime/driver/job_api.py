@@ -421,7 +421,7 @@ class JobApi:
 
     def _savepoint(self, body: bytes) -> object:
         options = _parse_body(body, _SavepointBody)
-        asked = self._job.savepoint(CheckpointKind.SAVEPOINT, options.path, _form_of(options))
+        asked = self._job.savepoint(CheckpointKind.SAVEPOINT, options.path, _choose_form(options))
         return self._begin_operation("savepoint", lambda _: _outcome(asked.done), asked.location)
 
     def _stop(self, body: bytes) -> object:
@@ -436,7 +436,7 @@ class JobApi:
             return begun
         drains = options.drain
         kind = CheckpointKind.SAVEPOINT_DRAIN if drains else CheckpointKind.SAVEPOINT_STOP
-        asked = self._job.savepoint(kind, options.path, _form_of(options))
+        asked = self._job.savepoint(kind, options.path, _choose_form(options))
 
         def answer(now: JobStatus) -> tuple[str, str] | None:
             taken = _outcome(asked.done)
@@ -472,7 +472,7 @@ def _number_in(query: str, name: str) -> int | None:
     return int(text)
 
 
-def _form_of(options: _SavepointBody | _StopBody) -> StateForm:
+def _choose_form(options: _SavepointBody | _StopBody) -> StateForm:
     return StateForm.NATIVE if options.native else StateForm.CANONICAL
 
 

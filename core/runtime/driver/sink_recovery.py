@@ -137,7 +137,7 @@ class SinkRecovery:
         records: list[TargetRecord] = []
         for target in self._targets:
             self._begin(f"what the target of sink {target.context.uid} has committed")
-            record = self._record_of(target)
+            record = self._read_record(target)
             if record is not None:
                 records.append(record)
         return tuple(records)
@@ -167,7 +167,7 @@ class SinkRecovery:
         """The number of sinks, including retired sinks."""
         return len(self._targets)
 
-    def _record_of(self, target: _Target) -> TargetRecord | None:
+    def _read_record(self, target: _Target) -> TargetRecord | None:
         sink_id, view = target.context.sink_id, self._log.view
         record = target.sink.target_record(target.context)
         if record is not None or not target.commits_whole:
@@ -369,7 +369,7 @@ class SinkRecovery:
                 self._publish(CommitRefused(context.uid, _describe_refusal(step, ended), is_stuck))
             match ended:
                 case StepFailed():
-                    raise self._error_of(step, ended)
+                    raise self._make_error(step, ended)
                 case Done(already=False) if not isinstance(step, AbortOne):
                     committed += to_committables(step)
                 case Done() | RetryAt():
@@ -391,7 +391,7 @@ class SinkRecovery:
             self._begin(f"the {begun} of {step}")
         return loop.carry_out(committer, step)
 
-    def _error_of(self, step: Step, failed: StepFailed) -> errors.SinkError:
+    def _make_error(self, step: Step, failed: StepFailed) -> errors.SinkError:
         if isinstance(step, AbortOne):
             if failed.kind != "committed":
                 return errors.CommitFailed(

@@ -71,7 +71,7 @@ def with_discovered_splits(
     """
     lists: dict[str, tuple[bytes, ...]] = {}
     for uid, source in graph.sources():
-        known = _split_states_of(restored, uid)
+        known = _read_split_states(restored, uid)
         if known is None:
             lists[uid] = _encode_new(source)
             continue
@@ -88,11 +88,11 @@ def with_discovered_splits(
 
 def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[splits.Split, ...] | None:
     """Return the splits of source `uid` in `completed`, or None if it does not know the source."""
-    states = _split_states_of(completed, uid)
+    states = _read_split_states(completed, uid)
     return None if states is None else tuple(state.split for state in states)
 
 
-def _split_states_of(
+def _read_split_states(
     completed: CompletedCheckpoint, uid: str
 ) -> tuple[splits.SplitState, ...] | None:
     lists = [operator.lists for _, operator in completed.operator(uid)]
@@ -177,10 +177,10 @@ class SplitDiscovery:
             _log.info("source %s: subtask %d now also reads %s", uid, slot, names)
 
     def _answer(self, uid: str, source: Source, known: Sequence[splits.Split]) -> None:
-        self._tell(_answer_of(self._attempt, uid, source, known))
+        self._tell(_ask_source(self._attempt, uid, source, known))
 
 
-def _answer_of(
+def _ask_source(
     attempt: AttemptId, uid: str, source: Source, known: Sequence[splits.Split]
 ) -> DiscoveryAnswered:
     """Ask `source`. If its server is away, return no splits: a later question may succeed."""

@@ -106,7 +106,7 @@ def look_up(storage: JobStorage, uid: str, state: str | None, keys: Sequence[Any
 def _look_up_in(
     stored: StoredCheckpoint, uid: str, state: str | None, keys: Sequence[Any]
 ) -> StateAnswer:
-    pieces, meta = _state_of(stored, uid, state)
+    pieces, meta = _find_state(stored, uid, state)
     _check_key(meta, uid)
     groups = stored.completed.max_parallelism
     for key in keys:
@@ -127,7 +127,7 @@ def _look_up_in(
     return _answer(stored, uid, meta, keys[0], None)
 
 
-def _state_of(
+def _find_state(
     stored: StoredCheckpoint, uid: str, state: str | None
 ) -> tuple[list[StatePiece], StateMeta]:
     parts = stored.completed.operator(uid)

@@ -110,12 +110,12 @@ class ChainBuilder:
         first = 0
         for edge in chain.edges:
             partitioners.append(
-                self._partitioner(chain, edge, self._channels_of(chain, edge, first))
+                self._partitioner(chain, edge, self._make_channels(chain, edge, first))
             )
             first += edge.channels(self._plan.parallelism)
         return partitioners
 
-    def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
+    def _make_channels(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
         """Return this slot's channels of `edge`.
 
         `first` is the edge's first number at each gate.

@@ -110,7 +110,7 @@ class CommitThread(loop.StepSource[C, CommitOutcome]):
         try:
             for commit, ended in loop.settle(self, self._try_commit):
                 if isinstance(ended, StepFailed):
-                    raise self._error_of(ended, commit)
+                    raise self._make_error(ended, commit)
                 self._record_end(commit, ended)
                 self._report((time.monotonic() - self._began_s) * 1000)
         except BaseException as error:
@@ -181,7 +181,7 @@ class CommitThread(loop.StepSource[C, CommitOutcome]):
         if commit_ms:
             reach("replied")
 
-    def _error_of(self, step: StepFailed, commit: C) -> SinkError:
+    def _make_error(self, step: StepFailed, commit: C) -> SinkError:
         return loop.error_class(step)(f"{step.message}. {advise(commit.transaction)}")
 
 

@@ -100,7 +100,7 @@ def _reduce_struct(kind: Any) -> tuple[Any, ...]:
         "__doc__": kind.__doc__,
     }
     fields = {
-        field.name: _options_of(field)
+        field.name: _resolve_options(field)
         for field in msgspec.structs.fields(kind)
         if field.name in own
     }
@@ -136,7 +136,7 @@ def _mentions(hint: object, kind: object) -> bool:
     return hint is kind or any(_mentions(argument, kind) for argument in typing.get_args(hint))
 
 
-def _options_of(field: Any) -> dict[str, Any]:
+def _resolve_options(field: Any) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if field.default is not msgspec.NODEFAULT:
         given["default"] = field.default

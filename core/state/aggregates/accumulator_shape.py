@@ -155,7 +155,7 @@ class AccumulatorShape:
         shape, their last use is now.
         """
         old = list(aggregates_of(stored)[1].items())
-        layout = _layout([("<i8", _words_of(what)) for _, what in old])
+        layout = _layout([("<i8", _count_words(what)) for _, what in old])
         of_bytes = [i for i, (_, what) in enumerate(old) if what in _BYTES_AGGREGATES]
         before, texts = decode_totals(values, layout, of_bytes)
         after = np.zeros(len(before), self.totals_type)
@@ -228,7 +228,7 @@ def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
     return np.dtype([*fields, *((f"s{index}", np.uint8) for index in range(len(totals)))])
 
 
-def _words_of(what: str) -> int:
+def _count_words(what: str) -> int:
     """Return the number of words of a total; `what` is in the form of `aggregates_of`."""
     op, _, type_name = what.partition("(")
     return descriptors.words_of_total(op, type_name)

@@ -253,7 +253,7 @@ def _make_column_encoder(
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             raise ConfigError(f"a list state needs an array, but column {column.name!r} is {kind}")
         kind = kind.value_type
-    name = type_name or _name_of(kind, column.name)
+    name = type_name or _name_type(kind, column.name)
     python = Any if name == "any" else python_type_of(name)
     # A user's class is stored as a mapping of its fields, so its name is enough.
     serializer = serializer_of(Any if python is None else python)
@@ -263,16 +263,16 @@ def _make_column_encoder(
     )
 
 
-def _name_of(kind: pa.DataType, column: str) -> str:
+def _name_type(kind: pa.DataType, column: str) -> str:
     if pa.types.is_struct(kind):
         raise ConfigError(
             f"column {column!r} is a struct: set valueType= to the name of its class in the job, or"
             " to any"
         )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"list[{_name_of(kind.value_type, column)}]"
+        return f"list[{_name_type(kind.value_type, column)}]"
     if pa.types.is_map(kind):
-        return f"dict[{_name_of(kind.key_type, column)},{_name_of(kind.item_type, column)}]"
+        return f"dict[{_name_type(kind.key_type, column)},{_name_type(kind.item_type, column)}]"
     signature = serializer_of(kind).signature
     return signature.removeprefix(PYTHON_FORMAT)
 

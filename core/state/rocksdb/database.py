@@ -152,7 +152,7 @@ class Database:
     def __init__(self, path: Path, options: DatabaseOptions) -> None:
         self.path = path
         self._options = _options(options)
-        with self._errors_of("be opened"):
+        with self._translate_errors("be opened"):
             path.mkdir(parents=True, exist_ok=True)
             self._database = Rdict(str(path / "db"), self._options)
         self._no_log = WriteOptions()
@@ -188,7 +188,7 @@ class Database:
         # RocksDB links the file instead of copying it.
         options.set_move_files(True)
         # Ingesting a file is atomic: if the disk is full, none of its rows is in the database.
-        with self._errors_of("take rows"):
+        with self._translate_errors("take rows"):
             writer.open(file)
             for key, value in chain([first], iterator):
                 if value is None:
@@ -203,7 +203,7 @@ class Database:
         if start < stop:
             # Without the write-ahead log, like all writes: after a crash, a new database is created
             # from a checkpoint, and this one is never opened again.
-            with self._errors_of("delete rows"):
+            with self._translate_errors("delete rows"):
                 self._database.delete_range(start, stop, self._no_log)
 
     def link_to(self, path: Path) -> None:
@@ -213,12 +213,12 @@ class Database:
             StateError: RocksDB cannot create the copy.
         """
         self._wait_for_merges()
-        with self._errors_of("be copied"):
+        with self._translate_errors("be copied"):
             path.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._database).create_checkpoint(str(path))
 
     @contextmanager
-    def _errors_of(self, work: str) -> Generator[None, None, None]:
+    def _translate_errors(self, work: str) -> Generator[None, None, None]:
         """Convert rocksdict's errors, which are plain `Exception`s, to StateError."""
         try:
             yield

@@ -178,7 +178,7 @@ def _write_parts(
         **more,
     }
     schema = pa.schema(_FIELDS, metadata={_METADATA_KEY: json.dumps(about).encode()})
-    batches = _batches_of(states, schema)
+    batches = _merge_batches(states, schema)
     handles: list[StateHandle] = []
     is_last = False
     while not is_last:
@@ -191,7 +191,7 @@ def _write_parts(
     return tuple(handles)
 
 
-def _batches_of(states: Sequence[StateContent], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _merge_batches(states: Sequence[StateContent], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for index, (_, chunks) in enumerate(states):
         for rows in merge_chunks(chunks):
             if len(rows):
@@ -262,7 +262,7 @@ def read_canonical(
     for parts in snapshots.values():
         layers = _Layers()
         # Without layers, all parts belong to the base, and each row counts.
-        for name, of_layer in groupby(sort_parts(parts), _layer_of):
+        for name, of_layer in groupby(sort_parts(parts), _make_layer_key):
             layers.begin_layer(is_base=not name)
             for handle in of_layer:
                 yield from _read_part(reader, handle, context, layers)
@@ -274,13 +274,13 @@ def _read_part(
     try:
         with pa.ipc.open_stream(reader.read(handle)) as stream:
             metas = _parse_metas(stream.schema, handle, context)
-            layers.begin_part(metas, (_about_of(stream.schema) or {}).get("whole", ()))
+            layers.begin_part(metas, (_read_metadata(stream.schema) or {}).get("whole", ()))
             for meta in metas:
                 if layers.takes(meta):
                     # Yield a state without rows, too: the caller checks its type.
                     yield meta, _no_rows()
             for batch in stream:
-                for meta, rows in _rows_of(batch, metas, context.key_groups):
+                for meta, rows in _split_rows(batch, metas, context.key_groups):
                     if layers.takes(meta) and len(counted := layers.pick(meta, rows)):
                         yield meta, counted
     except pa.ArrowInvalid as error:
@@ -343,10 +343,10 @@ class _Layers:
 
 def sort_parts(parts: Iterable[StateHandle]) -> list[StateHandle]:
     """Return the parts of one snapshot, those of the last layer first, and the base's last."""
-    return sorted(parts, key=_layer_of, reverse=True)
+    return sorted(parts, key=_make_layer_key, reverse=True)
 
 
-def _layer_of(handle: StateHandle) -> str:
+def _make_layer_key(handle: StateHandle) -> str:
     """Return a text by which the layers of one snapshot sort; empty for its base."""
     return handle.name[: len(CHANGES_PREFIX) + 12] if is_layer(handle) else ""
 
@@ -385,7 +385,7 @@ def _no_state_file(handle: StateHandle, context: StateContext, error: Exception)
 
 
 def _parse_metas(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:
-    about = _about_of(schema)
+    about = _read_metadata(schema)
     if about is None:
         raise StateCorrupt(f"{handle.name} of {context} has no metadata of its states")
     check_format(about["format"], FORMAT, handle.name, context)
@@ -393,7 +393,7 @@ def _parse_metas(schema: pa.Schema, handle: StateHandle, context: StateContext) 
     return [StateMeta(*state) for state in about["states"]]
 
 
-def _about_of(schema: pa.Schema) -> dict[str, Any] | None:
+def _read_metadata(schema: pa.Schema) -> dict[str, Any] | None:
     metadata = schema.metadata or {}
     return json.loads(metadata[_METADATA_KEY]) if _METADATA_KEY in metadata else None
 
@@ -426,13 +426,13 @@ def check_same_max_parallelism(stored: int, context: StateContext) -> None:
         )
 
 
-def _rows_of(
+def _split_rows(
     batch: pa.RecordBatch, metas: Sequence[StateMeta], key_groups: range
 ) -> Iterator[tuple[StateMeta, StateRows]]:
     states, groups, keys, values = batch.columns
     if not len(states):
         return
-    # A batch holds rows of only one state: `_batches_of` creates one from each chunk.
+    # A batch holds rows of only one state: `_merge_batches` creates one from each chunk.
     index = states[0].as_py()
     if index >= len(metas):
         raise StateError(

@@ -100,7 +100,7 @@ class _Checks:
             # recursion.
             self._classes[number] = None
             checks = {field.encode_name: self.of(field.type) for field in kind.fields}
-            tag = _tag_of(kind)
+            tag = _find_tag(kind)
             if _is_by_position(kind):
                 # A tagged class that is stored as an array has its tag first.
                 parts = [*([] if tag is None else [_pass]), *checks.values()]
@@ -127,7 +127,7 @@ class _Checks:
         arrays: Check = _pass
         mappings: Check = _pass
         for alternative in alternatives:
-            tag = _tag_of(alternative)
+            tag = _find_tag(alternative)
             if tag is not None:
                 tagged[tag] = self.of(alternative)
             elif _is_by_position(alternative):
@@ -170,7 +170,7 @@ _MAPPINGS = (
 """The types that are mappings in MessagePack, unless they are stored by position."""
 
 
-def _tag_of(kind: inspect.Type) -> str | int | None:
+def _find_tag(kind: inspect.Type) -> str | int | None:
     return kind.tag if isinstance(kind, inspect.StructType) else None
 
 

@@ -242,11 +242,11 @@ def serializer_of(spec: Any) -> Serializer[Any]:
     if issubclass(type(spec), Serializer):
         given: Serializer[Any] = spec
         return given
-    return _msgpack_of(python_type_of(spec) if isinstance(spec, pa.DataType) else spec)
+    return _make_msgpack(python_type_of(spec) if isinstance(spec, pa.DataType) else spec)
 
 
 @lru_cache(maxsize=256)
-def _msgpack_of(python_type: Any) -> MsgpackSerializer:
+def _make_msgpack(python_type: Any) -> MsgpackSerializer:
     try:
         return MsgpackSerializer(python_type)
     except (TypeError, NameError) as error:

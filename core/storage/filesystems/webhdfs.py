@@ -187,7 +187,7 @@ class WebHdfs:
 
         def read() -> bytes:
             response = self._open_file(path)
-            with _connection_of("read"):
+            with _translate_lost_connection("read"):
                 return bytes(response.data)
 
         return self._patiently(read, (ReplyLost,))
@@ -203,7 +203,7 @@ class WebHdfs:
 
         def chunks() -> Iterator[bytes]:
             try:
-                with _connection_of("read"):
+                with _translate_lost_connection("read"):
                     yield from response.stream(chunk_bytes)
             finally:
                 response.release_conn()
@@ -221,7 +221,7 @@ class WebHdfs:
         # Requested without the body: a NameNode would drop the body if it redirects.
         location = self._answer("PUT", "CREATE", path, parameters)["Location"]
         response = self._require_ok(self._request("PUT", str(location), body))
-        with _connection_of("read the answer"):
+        with _translate_lost_connection("read the answer"):
             response.drain_conn()
 
     def _answer(
@@ -231,7 +231,7 @@ class WebHdfs:
         query = urlencode({"op": op, **parameters, **self._settings.identity()})
         url = f"{base}{_PREFIX}{quote(path)}?{query}"
         response = self._require_ok(self._request(method, url))
-        with _connection_of("read the answer"):
+        with _translate_lost_connection("read the answer"):
             text = response.data
         return cast("dict[str, Any]", json.loads(text)) if text else {}
 
@@ -259,7 +259,7 @@ class WebHdfs:
         """Return `response` if it is no error. Otherwise raise the error that it describes."""
         if response.status < 300:
             return response
-        with _connection_of("read the answer"):
+        with _translate_lost_connection("read the answer"):
             text = response.data.decode("utf-8", "replace")
         try:
             exception = json.loads(text)["RemoteException"]
@@ -313,7 +313,7 @@ class _Later(StorageError):
 
 
 @contextmanager
-def _connection_of(action: str) -> Generator[None]:
+def _translate_lost_connection(action: str) -> Generator[None]:
     """Raise ReplyLost if the connection breaks while bytes are transferred."""
     from urllib3.exceptions import HTTPError
 

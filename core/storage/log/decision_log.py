@@ -126,7 +126,7 @@ class DecisionLog:
             if len(entries) < len(newest_first):
                 continue
             try:
-                view = self._view_of(entries)
+                view = self._replay(entries)
             except CheckpointCorrupt:
                 # The chain is broken only if the listing is unchanged. Otherwise, it changed while
                 # being read.
@@ -283,7 +283,7 @@ class DecisionLog:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _view_of(self, entries: tuple[rules.LogEntry, ...]) -> rules.LogView:
+    def _replay(self, entries: tuple[rules.LogEntry, ...]) -> rules.LogView:
         if not entries and self._fs.read(self._paths.pruned) is not None:
             raise CheckpointCorrupt(
                 f"every record in {self._fs.location(self._paths.log)} is gone, although there"
