@@ -204,12 +204,12 @@ class Harness:
         missing = sorted(set(ids) - set(counts))
         # Report early rows first, because they explain doubled and missing rows.
         early = sorted(set(counts) - set(ids))
-        expect(not early, f"{when}: {_some(early)} seen, and should not be")
-        expect(not doubled, f"{when}: {_some(doubled)} seen more than once")
-        expect(not missing, f"{when}: {_some(missing)} not seen")
+        expect(not early, f"{when}: {_some(early)} visible, but must not be")
+        expect(not doubled, f"{when}: {_some(doubled)} visible more than once")
+        expect(not missing, f"{when}: {_some(missing)} not visible")
         written = dict(zip(ids, self.batch(ids).to_pylist(), strict=True)) if ids else {}
         for row_id, row in rows:
-            expect(row == written[row_id], f"{when}: written was {written[row_id]}, seen is {row}")
+            expect(row == written[row_id], f"{when}: written: {written[row_id]}, visible: {row}")
 
     def read_ids(self) -> list[int]:
         """Return the ids of this clause's rows that a reader sees, including duplicates."""
@@ -219,7 +219,7 @@ class Harness:
         """Raise Violation if not exactly `prepared` are in doubt under the clause's sink id."""
         names = sorted(str(transaction.committable.transaction) for transaction in prepared)
         in_doubt = self.job.in_doubt()
-        expect(in_doubt == names, f"{when}: in doubt are {in_doubt}, and should be {names}")
+        expect(in_doubt == names, f"{when}: in doubt are {in_doubt}, but should be {names}")
 
     def clean_up(self) -> None:
         """Abort all prepared transactions of this clause and close everything."""

@@ -1,4 +1,4 @@
-"""What tests of a source of Postgres changes share: a source of one table, and reading it."""
+"""A source of the changes of one Postgres table for tests, and functions that read it."""
 
 from __future__ import annotations
 

@@ -63,6 +63,9 @@ NO_OPENING = re.compile(
 )
 """How no docstring begins: with a verb or an article, the first word says what follows."""
 
+QUESTION = re.compile(r'(?:\A|:\n)\s*r?"""((?:What|Who|Whose|Whether|How)\b.*)')
+"""How no docstring of a function, a class or a module outside of the product begins."""
+
 TWINS = frozenset[str]()
 """Public class names that exist twice, each for a reason."""
 
@@ -195,6 +198,23 @@ def test_docstrings_begin_with_a_verb_or_an_article(package: str) -> None:
         and NO_OPENING.match(docstring := ast.get_docstring(node) or "")
     ]
     assert wrong == []
+
+
+def test_docstrings_of_tests_begin_with_what_they_describe() -> None:
+    """Search the texts, because parsing all tests takes seconds. The budget only falls."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "tests/*.py", "benchmarks/*.py", "demo/*.py", "examples/*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    wrong = [
+        f"{name}: {match.group(1)}"
+        for name in listing.split("\0")
+        if name and (ROOT / name).is_file()
+        for match in QUESTION.finditer((ROOT / name).read_text(encoding="utf-8"))
+    ]
+    assert len(wrong) <= 8, wrong
 
 
 def test_a_public_class_name_exists_once() -> None:

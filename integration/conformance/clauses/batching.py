@@ -88,7 +88,7 @@ class _Query:
         """Raise Violation if readers do not see exactly `seen`, or a transaction is in doubt."""
         self._harness.expect_seen(*seen, when=when)
         names = sorted(str(committable.transaction) for committable in self.driver.in_doubt())
-        expect(not names, f"{when}: in doubt are {names}, and should be none")
+        expect(not names, f"{when}: in doubt are {names}, but none should be")
 
     def settle(self) -> None:
         """Resolve all transactions in doubt, also after a failure."""
@@ -114,7 +114,7 @@ def batch_is_visible_whole(harness: Harness) -> None:
         driver.commit([report, again])
         query.expect_settled(first, second, when="after a batch of which one task ran twice")
         driver.batch(0, [*second, *first])
-        query.expect_settled(first, second, when="after the same batch came again as one task")
+        query.expect_settled(first, second, when="after the same batch was repeated as one task")
         third = harness.ids()
         plan = driver.plan(1)
         driver.task(plan, 0, third)
@@ -146,7 +146,10 @@ def batch_killed_at_each_step(harness: Harness) -> None:
             expect(killed or point in SINK_POINTS, f"no process died at {point} of batch {number}")
             seen = {row_id for part in written for row_id in part}
             early = set(harness.read_ids()) - seen - {*first, *second}
-            expect(not early, f"killed at {point}: {len(early)} rows are seen of nobody's batch")
+            expect(
+                not early,
+                f"killed at {point}: {len(early)} rows are visible that belong to no batch",
+            )
             query.driver.batch(number, [*first, *second])
             written += [first, second]
             how = f"killed at {point}" if killed else f"not killed, {point} is never reached,"
@@ -169,8 +172,8 @@ def batch_overtaken_is_not_decided(harness: Harness) -> None:
             old.commit([late])
         except OnceflowError as error:
             refused = str(error)
-        harness.expect_seen(when="after the older of two drivers has come to its decision")
-        expect(refused, "the older of two drivers was not told that it is")
+        harness.expect_seen(when="after the older of two drivers tried to decide")
+        expect(refused, "the older of two drivers got no error")
         new.commit([new.task(plan, 0, rows)])
         query.expect_settled(rows, when="after the newer of two drivers has decided")
     finally:

@@ -53,7 +53,7 @@ def begun_is_committed_once(harness: Harness) -> None:
         answers.append(_try_to_begin(committer, prepared[-1]))
         later = harness.prepare(checkpoint, writer=writer)
         outcomes = [harness.commit(prepared[-1], committer) for _ in range(3)]
-        when = f"begin_commit answered {answers[-1]}, then three commits answered {outcomes}"
+        when = f"begin_commit returned {answers[-1]}, then three commits returned {outcomes}"
         harness.expect_seen(*(transaction.ids for transaction in prepared), when=when)
         target.expect(outcomes == [Committed(), *[AlreadyCommitted()] * 2], when)
         prepared.append(later)
@@ -86,11 +86,11 @@ def withdrawn_is_in_doubt(harness: Harness) -> None:
         harness.commit(other.prepared, other.committer),
     ]
     seen += [own.prepared.ids, later.ids, other.prepared.ids]
-    when = f"after withdraw_commit, and commits that answered {outcomes}"
+    when = f"after withdraw_commit, and commits that returned {outcomes}"
     harness.expect_seen(*seen, when=when)
     target.expect(outcomes == [*[Committed()] * 3, AlreadyCommitted()], when)
     outcome = harness.abort(aborted.prepared, aborted.committer)
-    target.expect(outcome == Aborted(), f"abort of what was withdrawn answered {outcome}")
+    target.expect(outcome == Aborted(), f"abort of what was withdrawn returned {outcome}")
     harness.expect_in_doubt(when="after what was withdrawn was committed or aborted")
     harness.expect_seen(*seen, when="after abort of what was withdrawn")
 
@@ -104,8 +104,8 @@ def begun_is_committed_elsewhere(harness: Harness) -> None:
         seen += [begun.first.ids, begun.prepared.ids]
         outcome = harness.commit(begun.prepared, begun.committer)
         when = (
-            f"after a commit by the next attempt, which answered {outcomes}, {act.value}, and a"
-            f" commit here that answered {outcome}"
+            f"after a commit by the next attempt, which returned {outcomes}, {act.value}, and a"
+            f" commit here that returned {outcome}"
         )
         harness.expect_seen(*seen, when=when)
         target.expect([*outcomes, outcome] == [Committed(), AlreadyCommitted()], when)
@@ -119,10 +119,10 @@ def begun_is_aborted_elsewhere(harness: Harness) -> None:
     for attempt, act in zip(count(1, 2), _Act, strict=False):
         begun, outcomes = _overtake(harness, children.abort, attempt, act)
         seen.append(begun.first.ids)
-        when = f"after an abort by the next attempt, which answered {outcomes}, and {act.value}"
+        when = f"after an abort by the next attempt, which returned {outcomes}, and {act.value}"
         harness.expect_in_doubt(when=when)
         outcome = harness.commit(begun.prepared, begun.committer)
-        when = f"{when}, and a commit here that answered {outcome}"
+        when = f"{when}, and a commit here that returned {outcome}"
         harness.expect_seen(*seen, when=when)
         target.expect(outcomes == [Aborted()] and isinstance(outcome, Lost), when)
         harness.expect_in_doubt(when=when)
@@ -162,7 +162,7 @@ def begun_outlives_its_process(harness: Harness) -> None:
     second = _begin_in_process(harness, attempt=3)
     _expect_hidden(harness, second, first.first, first.prepared, when=when)
     outcomes.append(harness.abort(second.prepared, harness.job.committer(4)))
-    when = f"{when}, and a commit and an abort of what it had begun, which answered {outcomes}"
+    when = f"{when}, and a commit and an abort of what it had begun, which returned {outcomes}"
     target.expect(outcomes == [Committed(), Aborted()], when)
     harness.expect_seen(first.first.ids, first.prepared.ids, second.first.ids, when=when)
     harness.expect_in_doubt(when=when)
@@ -189,13 +189,13 @@ def begun_by_an_older_attempt(harness: Harness) -> None:
             outcomes.append(newer.commit(own.committable))
         when = (
             "after an older attempt had begun a commit before each commit of a newer one, which"
-            f" answered {outcomes}"
+            f" returned {outcomes}"
         )
         target.expect(_says_committed(outcomes), when)
         seen.append(own.ids)
         harness.expect_seen(*seen, when=when)
     aborts = [harness.abort(transaction, newer) for transaction in late]
-    target.expect(aborts == [Aborted()] * len(late), f"aborts by a newer attempt answered {aborts}")
+    target.expect(aborts == [Aborted()] * len(late), f"aborts by a newer attempt returned {aborts}")
     harness.expect_in_doubt(when="after a newer attempt has aborted what an older one began")
     harness.expect_seen(*seen, when="after a newer attempt has aborted what an older one began")
 
@@ -229,7 +229,7 @@ def begun_while_the_server_is_away(harness: Harness) -> None:
         raise error
     lanes = (begun, kept, late)
     outcomes = [harness.commit(lane.prepared, lane.committer) for lane in lanes]
-    when = f"after the server was away, and commits that answered {outcomes}"
+    when = f"after the server was away, and commits that returned {outcomes}"
     target.expect(outcomes == [Committed()] * 3, when)
     harness.expect_seen(
         *(transaction.ids for lane in lanes for transaction in (lane.first, lane.prepared)),
@@ -242,7 +242,7 @@ def killed_in_begun_commit(harness: Harness) -> None:
     """A commit that is killed at any line, from begin_commit on, is ended by the next committer."""
     lane = _begin(harness, subtask=1)
     outcome = harness.commit(lane.prepared, lane.committer)
-    target.expect(outcome == Committed(), f"commit of what was begun answered {outcome}")
+    target.expect(outcome == Committed(), f"commit of what was begun returned {outcome}")
     seen = [lane.first.ids, lane.prepared.ids]
     numbers = count()
 
@@ -262,7 +262,7 @@ def killed_in_begun_commit(harness: Harness) -> None:
         outcome = harness.abort(prepared) if number % 2 else harness.commit(prepared)
         when = (
             f"begin_commit and commit were {run.describe()}; then another process ended the same"
-            f" transaction, and answered {outcome}. Rule: whatever line it dies at, the next"
+            f" transaction, and returned {outcome}. Rule: whatever line it dies at, the next"
             " attempt commits or aborts it as if nothing had been begun"
         )
         target.expect(isinstance(outcome, (Committed, AlreadyCommitted, Aborted)), when)
@@ -311,7 +311,7 @@ def _open_second(harness: Harness, *, attempt: int = 1, subtask: int = 0) -> _La
         harness.prepare(checkpoint, attempt=attempt, subtask=subtask) for checkpoint in (1, 2)
     )
     outcome = harness.commit(first, committer)
-    target.expect(outcome == Committed(), f"commit of the first transaction answered {outcome}")
+    target.expect(outcome == Committed(), f"commit of the first transaction returned {outcome}")
     return _Lane(committer, first, prepared)
 
 

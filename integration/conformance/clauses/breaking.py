@@ -67,7 +67,10 @@ def server_away_changes_nothing(harness: Harness) -> None:
     finally:
         harness.target.start()
     for outcome in outcomes:
-        expect(isinstance(outcome, (RetryLater, Unknown)), f"the server is away; said is {outcome}")
+        expect(
+            isinstance(outcome, (RetryLater, Unknown)),
+            f"the server is away; the outcome is {outcome}",
+        )
     expect(listed, "the server is away, and in_doubt says that nothing is in doubt")
     writer.close()
     harness.commit_all(prepared)
@@ -102,7 +105,7 @@ def frozen_server_commits_once(harness: Harness) -> None:
     thread.join(150)
     expect(not thread.is_alive(), "a commit hangs although the server answers again")
     outcome = harness.commit(prepared)
-    when = f"after commits that answered {outcomes} and {outcome}"
+    when = f"after commits that returned {outcomes} and {outcome}"
     expect(isinstance(outcome, (Committed, AlreadyCommitted)), when)
     harness.expect_seen(prepared.ids, when=when)
 
@@ -120,7 +123,9 @@ def reply_lost_at_commit(harness: Harness) -> None:
         first = committer.commit(prepared.committable)
         job_rig.proxy.heal()
         outcome = harness.commit(prepared)
-        when = f"{lose.value} of exchange {exchange} lost; answered were {first}, then {outcome}"
+        when = (
+            f"{lose.value} of exchange {exchange} lost; the calls returned {first}, then {outcome}"
+        )
         expect(isinstance(first, (Committed, AlreadyCommitted, RetryLater, Unknown)), when)
         expect(isinstance(outcome, (Committed, AlreadyCommitted)), when)
         said_done = isinstance(first, (Committed, AlreadyCommitted))
@@ -147,7 +152,9 @@ def reply_lost_at_abort(harness: Harness) -> None:
         first = committer.abort(prepared.committable)
         job_rig.proxy.heal()
         outcome = harness.abort(prepared)
-        when = f"{lose.value} of exchange {exchange} lost; answered were {first}, then {outcome}"
+        when = (
+            f"{lose.value} of exchange {exchange} lost; the calls returned {first}, then {outcome}"
+        )
         expect(isinstance(first, (Aborted, RetryLater, Unknown)), when)
         expect(outcome == Aborted(), when)
 

@@ -34,7 +34,7 @@ def commit_again(harness: Harness) -> None:
     outcomes += [harness.commit(prepared) for _ in range(5)]
     expected = [Committed(), *[AlreadyCommitted()] * 9]
     harness.expect_seen(prepared.ids, when="after ten commits")
-    expect(outcomes == expected, f"ten commits of one transaction answered {outcomes}")
+    expect(outcomes == expected, f"ten commits of one transaction returned {outcomes}")
     harness.expect_in_doubt(when="after ten commits")
 
 
@@ -44,10 +44,10 @@ def commit_elsewhere(harness: Harness) -> None:
     prepared = harness.prepare(1)
     context = harness.job.committer_context()
     outcomes = harness.processes.run(children.commit, harness.sink, context, [prepared.committable])
-    expect(outcomes == [Committed()], f"commit in another process answered {outcomes}")
+    expect(outcomes == [Committed()], f"commit in another process returned {outcomes}")
     harness.expect_seen(prepared.ids, when="after commit in another process")
     outcomes = harness.processes.run(children.commit, harness.sink, context, [prepared.committable])
-    expect(outcomes == [AlreadyCommitted()], f"commit in a third process answered {outcomes}")
+    expect(outcomes == [AlreadyCommitted()], f"commit in a third process returned {outcomes}")
     harness.expect_seen(prepared.ids, when="after commit in a third process")
 
 
@@ -94,7 +94,7 @@ def abort_again(harness: Harness) -> None:
         harness.abort(Prepared(Committable(never, 1, prepared.committable.payload), ()))
     )
     expected: list[AbortOutcome] = [Aborted()] * len(outcomes)
-    expect(outcomes == expected, f"aborts again and again answered {outcomes}")
+    expect(outcomes == expected, f"aborts again and again returned {outcomes}")
 
 
 @clause(scenarios=[40], rests_on=[commit_again])
@@ -103,10 +103,10 @@ def abort_after_commit(harness: Harness) -> None:
     prepared = harness.prepare(1)
     harness.commit_all(prepared)
     outcomes = [harness.abort(prepared), harness.abort(prepared)]
-    harness.expect_seen(prepared.ids, when=f"after commit, and aborts that answered {outcomes}")
-    expect(outcomes == [AlreadyCommitted()] * 2, f"abort after commit answered {outcomes}")
+    harness.expect_seen(prepared.ids, when=f"after commit, and aborts that returned {outcomes}")
+    expect(outcomes == [AlreadyCommitted()] * 2, f"abort after commit returned {outcomes}")
     outcome = harness.commit(prepared)
-    expect(outcome == AlreadyCommitted(), f"commit after commit and abort answered {outcome}")
+    expect(outcome == AlreadyCommitted(), f"commit after commit and abort returned {outcome}")
 
 
 @clause(scenarios=[4], rests_on=[commit_again, abort_leaves_nothing])
@@ -131,10 +131,10 @@ def lost_is_reported(harness: Harness) -> None:
     else:
         harness.target.lose(lost.committable)
     outcome = harness.commit(lost)
-    expect(isinstance(outcome, Lost), f"commit of what was rolled back behind our back: {outcome}")
+    expect(isinstance(outcome, Lost), f"commit of what was rolled back from outside: {outcome}")
     harness.expect_in_doubt(other, when="after one transaction was lost")
     aborted = harness.abort(lost)
-    expect(aborted == Aborted(), f"abort of what was rolled back behind our back: {aborted}")
+    expect(aborted == Aborted(), f"abort of what was rolled back from outside: {aborted}")
     harness.commit_all(other)
     harness.expect_seen(other.ids, when="after one transaction was lost and another committed")
 
@@ -145,7 +145,7 @@ def commit_after_abort(harness: Harness) -> None:
     prepared = harness.prepare(1)
     harness.abort(prepared)
     outcome = harness.commit(prepared)
-    expect(isinstance(outcome, Lost), f"commit after abort answered {outcome}")
+    expect(isinstance(outcome, Lost), f"commit after abort returned {outcome}")
     harness.expect_seen(when="after abort and commit")
 
 
@@ -167,13 +167,13 @@ def refused_commit_waits_for_a_person(harness: Harness) -> None:
         outcome, error = _commit_refused(committer, prepared)
         expect(
             error is not None or (isinstance(outcome, RetryLater) and outcome.until_mended),
-            f"commit of rows that the target refuses answered {outcome}, and should be"
+            f"commit of rows that the target refuses returned {outcome}, and should be"
             " RetryLater(…, until_mended=True): otherwise nobody is told that it is stuck",
         )
     harness.expect_in_doubt(prepared, when="after a commit that the target refused")
     harness.target.remove_obstacle()
     outcome = harness.commit(prepared, committer)
-    expect(outcome == Committed(), f"commit after the obstacle was removed answered {outcome}")
+    expect(outcome == Committed(), f"commit after the obstacle was removed returned {outcome}")
     harness.expect_seen(prepared.ids, when="after the obstacle was removed")
 
 

@@ -40,12 +40,12 @@ def killed_in_commit(harness: Harness) -> None:
         outcome = harness.commit(prepared)
         when = (
             f"commit was {run.describe()}; then another process committed the same transaction,"
-            f" and answered {outcome}. Rule: whatever line a commit dies at, the next commit of the"
+            f" and returned {outcome}. Rule: whatever line a commit dies at, the next commit of the"
             " transaction ends it, and each of its rows is there once"
         )
         expect(
             isinstance(outcome, (committables.Committed, committables.AlreadyCommitted)),
-            f"{when}: it has to answer Committed() or AlreadyCommitted()",
+            f"{when}: it must return Committed() or AlreadyCommitted()",
         )
         harness.expect_seen(*seen, when=when)
         return run.lines
@@ -72,10 +72,10 @@ def killed_in_abort(harness: Harness) -> None:
         outcome = harness.abort(prepared)
         when = (
             f"abort was {run.describe()}; then another process aborted the same transaction, and"
-            f" answered {outcome}. Rule: whatever line an abort dies at, the next abort of the"
+            f" returned {outcome}. Rule: whatever line an abort dies at, the next abort of the"
             " transaction ends it, and none of its rows is there"
         )
-        expect(outcome == committables.Aborted(), f"{when}: it has to answer Aborted()")
+        expect(outcome == committables.Aborted(), f"{when}: it must return Aborted()")
         harness.expect_seen(when=when)
         return run.lines
 
@@ -136,11 +136,11 @@ def commit_race(harness: Harness) -> None:
         prepared = harness.prepare(checkpoint)
         seen.append(prepared.ids)
         outcomes = _race_commits(harness, prepared)
-        harness.expect_seen(*seen, when=f"after a race that answered {outcomes}")
+        harness.expect_seen(*seen, when=f"after a race that returned {outcomes}")
         for outcome in outcomes:
             expect(
                 isinstance(outcome, (committables.Committed, committables.AlreadyCommitted)),
-                f"the race answered {outcomes}",
+                f"the race returned {outcomes}",
             )
 
 

@@ -182,7 +182,7 @@ def committer_closes_and_comes_again(harness: Harness) -> None:
     outcomes = harness.processes.run(
         children.commit, harness.sink, harness.job.committer_context(), [prepared.committable] * 2
     )
-    harness.expect_seen(prepared.ids, when=f"after commits that answered {outcomes}")
+    harness.expect_seen(prepared.ids, when=f"after commits that returned {outcomes}")
 
 
 def through_the_log(committable: Committable) -> Committable:

@@ -185,8 +185,8 @@ class _Pair:
         """Raise Violation if not both are there once, after a late committer returned `outcome`."""
         when = (
             f"after a {what}. Meanwhile another committer committed the same transaction, which"
-            f" answered {self._overtaking}, committed a later one, and pruned; then the first"
-            f" commit went on and answered {outcome}. Rule: a transaction is applied once, so a"
+            f" returned {self._overtaking}, committed a later one, and pruned; then the first"
+            f" commit went on and returned {outcome}. Rule: a transaction is applied once, so a"
             " commit that was overtaken writes nothing, whenever it goes on"
         )
         self._series.harness.expect_seen(*self._series.seen, when=when)
