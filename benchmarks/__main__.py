@@ -22,6 +22,7 @@ from benchmarks.beside_flink.databases import compare_ledgers
 from benchmarks.beside_flink.measuring import Seconds
 from benchmarks.beside_flink.measuring import compare as compare_with_flink
 from benchmarks.beside_flink.works import WORKS
+from benchmarks.changes.measuring import measure_changes
 from benchmarks.driver_kill import recover_driver
 from benchmarks.job_spec import Backend, JobSpec
 from benchmarks.machine import describe_machine
@@ -57,10 +58,16 @@ class Scenario(str, Enum):
     UNALIGNED = "unaligned"
     FLINK_STATE = "flink-state"
     FLINK_DATABASES = "flink-databases"
+    CHANGES = "changes"
 
 
-_ASKED_FOR = (Scenario.LAKE, Scenario.FLINK_STATE, Scenario.FLINK_DATABASES)
-_WITHOUT_STAGE = {Scenario.LAKE, Scenario.FLINK_STATE, Scenario.SINKS}
+_ASKED_FOR = (
+    Scenario.LAKE,
+    Scenario.FLINK_STATE,
+    Scenario.FLINK_DATABASES,
+    Scenario.CHANGES,
+)
+_WITHOUT_STAGE = {Scenario.LAKE, Scenario.FLINK_STATE, Scenario.SINKS, Scenario.CHANGES}
 
 
 class Backends(str, Enum):
@@ -90,7 +97,8 @@ def bench(
         list[Scenario] | None,
         typer.Option(
             help="Only this; may be repeated. Default: all but lake, which is part of sinks,"
-            " and flink-state and flink-databases, which need Java 17 and Maven."
+            " changes, which has another load, and flink-state and flink-databases, which need"
+            " Java 17 and Maven."
         ),
     ] = None,
     compare: Annotated[
@@ -181,6 +189,8 @@ def _measure(
             report.sinks += measure_sinks(lake_places(Path(name)), rows, report.runs, say)
         if Scenario.UNALIGNED in chosen:
             report.durability.backlog = backlog_checkpoints(Path(name), say=say)
+    if Scenario.CHANGES in chosen:
+        report.changes = measure_changes(report.records, report.runs, say)
     if Scenario.FLINK_STATE in chosen:
         for turns in compare_with_flink(WORKS, backends, report.runs, Seconds(), say):
             report.beside_flink.append(turns)

