@@ -171,6 +171,8 @@ DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
         # A killed broker can only restart after its old registration has expired (default 9 s).
         "broker.session.timeout.ms": "1500",
         "broker.heartbeat.interval.ms": "300",
+        # The broker looks for expired transactions this often (default 10 s).
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         "log.cleaner.enable": "false",
     }
 )

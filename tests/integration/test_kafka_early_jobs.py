@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
 
 _TIMEOUT_S = 60
-_RECORDS, _PAUSE_S = 16_000, 0.05
-"""About 8 s; what the tests do comes in the first of them."""
+_SOURCE = CountingSource(10_000, batch_rows=10, pause_s=0.05)
+"""25 s of input; the tests end it when they have done what they do."""
 
 
 def wait_while_told(directory: Path, *_: object) -> None:
@@ -84,7 +85,7 @@ def test_a_slot_that_dies_between_a_begun_commit_and_its_end_doubles_and_loses_n
     points = tmp_path / "crash points"
     points.mkdir()
     monkeypatch.setenv(VARIABLE, str(points))
-    source = CountingSource(_RECORDS, pause_s=_PAUSE_S)
+    source = replace(_SOURCE, ends_with=str(tmp_path / "killed"))
     job = build_pipeline(tmp_path, source, KafkaSink(servers, topic=topic, key="account")).start()
     job.wait_for(checkpoints=3)
     for restores in (1, 2):
@@ -92,6 +93,7 @@ def test_a_slot_that_dies_between_a_begun_commit_and_its_end_doubles_and_loses_n
         await_true(lambda: not (points / point).exists())
         await_true(partial(has_restored, job, restores))
         job.wait_for(checkpoints=3 * (restores + 1))
+    (tmp_path / "killed").touch()
     assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
     assert_exactly_once_in_order(servers, topic, source)
     for partition in (0, 1):
@@ -106,7 +108,7 @@ def test_a_decision_that_is_late_keeps_no_transaction_open(
     servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(2)
     out = tmp_path / "out"
     slow = ScriptedSink(str(out), {"pre_commit": partial(wait_while_told, out)})
-    source = CountingSource(_RECORDS, pause_s=_PAUSE_S)
+    source = replace(_SOURCE, ends_with=str(tmp_path / "decided"))
     sink = KafkaSink(servers, topic=topic, key="account")
     job = build_pipeline(tmp_path, source, sink, slow).start()
     job.wait_for(checkpoints=3)
@@ -121,6 +123,7 @@ def test_a_decision_that_is_late_keeps_no_transaction_open(
     before = kafka_sink_kit.ids_in(servers, topic)
     assert len(before) < len(kafka_sink_kit.ids_in(servers, topic, isolation="read_uncommitted"))
     (tmp_path / "out" / "waits").unlink()
+    (tmp_path / "decided").touch()
     assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
     assert_exactly_once_in_order(servers, topic, source)
     assert sorted(row["id"] for row in slow.rows()) == list(range(source.records))

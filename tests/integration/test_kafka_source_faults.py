@@ -68,16 +68,16 @@ class _GuardedKafka(EmbeddedKafka):
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedKafka]:
+def guarded() -> Iterator[_GuardedKafka]:
     """A broker of this module's own, which its tests may kill but must leave running."""
-    with EmbeddedKafka() as server:
+    with _GuardedKafka() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[_GuardedKafka]:
-    with _GuardedKafka() as server:
-        yield server
+def broker(guarded: _GuardedKafka) -> EmbeddedKafka:
+    """The same, for clients that say no password."""
+    return guarded
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ def amount_of(record_id: int) -> int:
 class CountingSource(Source):
     """`records` in all over `splits_count` splits; endless when `endless`, `pause_s` a batch.
 
-    Input ends when the file `ends_with` is there, if one is named: a test decides when.
+    Input ends when the file `ends_with` is there, if one is named: a test decides when. Records
+    that are left are then read without pauses.
     """
 
     records: int
@@ -82,7 +83,7 @@ class CountingReader(SourceReader):
                 time.sleep(timeout_s)
                 return None
             return EndOfInput()
-        if source.pause_s:
+        if source.pause_s and not (source.ends_with and Path(source.ends_with).exists()):
             time.sleep(source.pause_s)
         split = open_splits[self._turn % len(open_splits)]
         self._turn += 1
