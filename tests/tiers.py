@@ -94,10 +94,6 @@ SIBLINGS = (
     # The same mistake in another function of the program.
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[filter",
-    # The same option of the JVM, given in another place.
-    "tests/unit/connectors/test_session.py::test_options_of_the_jvm_in_the_environment_hold[JDK_JAVA_OPTIONS",
-    "tests/unit/connectors/test_session.py::test_options_of_the_jvm_in_the_environment_hold[JAVA_TOOL_OPTIONS",
-    "tests/unit/connectors/test_session.py::test_options_of_the_jvm_in_the_environment_hold[_JAVA_OPTIONS",
     "tests/integration/test_kafka_cleaned_topics.py::test_a_job_reads_each_record_that_compaction_leaves_once_through_kills[False",
     "tests/integration/test_kafka_cleaned_topics.py::test_a_bounded_job_ends_among_markers_and_aborted_records_at_the_very_end[1",
     # The same kill at another step, or in the other way to commit.
@@ -223,6 +219,8 @@ COSTLY = (
     "tests/runtime/test_run_command.py::test_a_job_is_stopped_by_a_signal_and_goes_on_in_the_next_run",
     "tests/spark/test_python_daemon.py::test_slot_begins_with_all_that_the_daemon_has_imported",
     "tests/spark_formats/test_state_formats.py::test_spark_reads_the_checkpoints_and_the_state_in_them_as_dataframes",
+    "tests/conformance/test_conformance_plugin.py::test_class_of_ones_own_needs_make_target_alone",
+    "tests/unit/state/rocksdb/test_full_disk.py::test_database_on_a_full_disk_fails_and_never_waits",
     "tests/unit/runtime/test_data_plane.py::test_many_channels_are_opened_and_closed_without_an_abort",
     "tests/unit/test_monitoring_files.py::test_prometheus_takes_the_rules_and_they_fire_when_they_should",
 )

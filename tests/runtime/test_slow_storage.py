@@ -21,7 +21,7 @@ from onceflow.integration.conformance.processes import eventually
 IMPATIENT = RuntimeSettings(
     start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, cancel_timeout_s=60
 )
-SLOW_S = 6.0
+SLOW_S = 4.0
 
 
 @pytest.mark.only_proof

@@ -23,6 +23,7 @@ from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import LocalProcesses
 from onceflow.core.api.pipeline import Job
+from onceflow.core.runtime.cluster.local_processes import fork_own_host
 
 _LOOK_S = 0.05
 
@@ -51,6 +52,8 @@ def main(directory: Path, way: str = "wait", cluster: str = "spark") -> None:
     spark = session() if cluster == "spark" else None
     stop_timeout_s = 5.0 if way == "impatient" else 60.0
     settings = replace(SETTINGS, stop_timeout_s=stop_timeout_s, cancel_timeout_s=1.0)
+    if spark is None:
+        fork_own_host()
     runs_on = spark or LocalProcesses(directory / "logs")
     job = ledger(runs_on, directory, source_in(directory), settings=settings)[0].start()
     telling = threading.Thread(target=_tell_slots, args=(job, directory / "slots"), daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
+
+from onceflow import Checkpointing, Pipeline
+from onceflow.core.errors import ConfigError
 
 pytestmark = pytest.mark.spark
 
@@ -55,20 +61,41 @@ DRIVER = """
 """
 
 
-@pytest.mark.only_proof
-@pytest.mark.parametrize("master", ["local[2]", pytest.param(CLUSTER, marks=pytest.mark.slow)])
-@pytest.mark.timeout(300)
 def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_it(
-    tmp_path: Path, master: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python workers have their own path also where the executor is the driver's JVM."""
+    driver_only_module(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "only_here"), *sys.path])
+    pipeline = Pipeline(
+        spark,
+        name="modules",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+    )
+    try:
+        double = importlib.import_module("of_the_driver").double
+        records = pipeline.read(CountingSource(100), uid="records").map(double, uid="step")
+        records.write(DirectorySink(str(tmp_path / "out")), uid="out")
+        with pytest.raises(ConfigError, match="the module 'of_the_driver'") as refused:
+            pipeline.run(90)
+    finally:
+        sys.modules.pop("of_the_driver", None)
+    assert "--py-files" in str(refused.value)
+    assert "addPyFile" in str(refused.value)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("master", ["local[2]", pytest.param(CLUSTER, marks=pytest.mark.slow)])
+@pytest.mark.timeout(300)
+def test_a_driver_whose_executors_lack_a_module_prints_little_else(
+    tmp_path: Path, master: str
+) -> None:
     driver_only_module(tmp_path)
     lacking = run_driver(tmp_path, "lacking", master)
     result = next(line for line in lacking.stdout.splitlines() if line.startswith("RESULT"))
     assert result.startswith("RESULT ConfigError")
     assert "the module 'of_the_driver'" in result
-    assert "--py-files" in result
-    assert "addPyFile" in result
     said = lacking.stderr.partition("ENDED")[0]
     assert len(said.splitlines()) < 20, said
 

@@ -24,11 +24,11 @@ from onceflow import JobState, LocalProcesses
 from onceflow.core.runtime.driver.stop_signals import SAME_SIGNAL_S
 from onceflow.integration.faults import children_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 _PROGRAM = (sys.executable, signalled_job.__file__)
 _SUBMITTED = (str(Path(sys.executable).with_name("spark-submit")), signalled_job.__file__)
-_PATIENCE_S = 90.0
+_PATIENCE_S = 180.0
 
 
 class Driver(Program):

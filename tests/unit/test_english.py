@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 from collections import defaultdict
@@ -89,7 +90,10 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 @pytest.fixture(autouse=True, scope="module")
 def forgotten_trees() -> Iterator[None]:
+    """Most of reading a million nodes would be looking for garbage among them."""
+    gc.disable()
     yield
+    gc.enable()
     nodes.cache_clear()
 
 

@@ -32,8 +32,21 @@ def closed_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["config"], ["config", "--json"], ["--version"], ["--help"]])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [
+        (["config"], ""),
+        (["--help"], "1"),
+        *(
+            pytest.param(arguments, unbuffered, marks=pytest.mark.servers)
+            for arguments, unbuffered in (
+                *((["config"], "1"), (["--help"], "")),
+                *((["config", "--json"], ""), (["config", "--json"], "1")),
+                *((["--version"], ""), (["--version"], "1")),
+            )
+        ),
+    ],
+)
 def test_output_that_nobody_reads_does_not_change_the_exit_status(
     arguments: Sequence[str], unbuffered: str, closed_pipe: int, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,19 @@ again = onceflow.session(conf={"spark.sql.shuffle.partitions": "3"})
 print(again.sparkContext is spark.sparkContext)
 spark.stop()
 """
+_SESSIONS = """
+import json, os, sys
+import onceflow
+for environment, conf in json.loads(sys.argv[1]):
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        onceflow.session("local[1]", conf=conf)
+    except Exception as error:
+        assert "JAVA_GATEWAY_EXITED" in str(error), error
+    os.environ.clear()
+    os.environ.update(before)
+"""
 _JAVA_THAT_TELLS = """#!/bin/sh
 echo "$SPARK_SUBMIT_OPTS" >> "$TOLD"
 exit 3
@@ -50,38 +64,26 @@ def jvm_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "told"
 
 
-def _ask_for_a_session(*conf: str) -> None:
-    run = subprocess.run([sys.executable, "-c", _SESSION, *conf], capture_output=True, text=True)
-    assert "JAVA_GATEWAY_EXITED" in run.stderr, run.stderr
-
-
-def test_the_jvm_compiles_for_a_short_life(jvm_options: Path) -> None:
-    _ask_for_a_session("spark.executor.memory=1g")
-    assert _OURS in jvm_options.read_text()
-
-
-def test_options_of_the_jvm_in_the_settings_hold(jvm_options: Path) -> None:
-    _ask_for_a_session("spark.driver.extraJavaOptions=-XX:+UseParallelGC")
-    assert _OURS not in jvm_options.read_text()
-
-
-@pytest.mark.parametrize("name", OPTIONS_OF_USERS)
-def test_options_of_the_jvm_in_the_environment_hold(
-    jvm_options: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_the_jvm_compiles_for_a_short_life_unless_its_user_has_options_for_it(
+    jvm_options: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(name, "-Dmine=1")
-    _ask_for_a_session()
-    assert _OURS not in jvm_options.read_text()
-
-
-def test_options_of_the_jvm_in_sparks_defaults_hold(
-    jvm_options: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    defaults = tmp_path / "spark-defaults.conf"
-    defaults.write_text("spark.driver.extraJavaOptions  -XX:+UseParallelGC\n")
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    _ask_for_a_session()
-    assert _OURS not in jvm_options.read_text()
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.driver.extraJavaOptions  -XX:+UseParallelGC\n"
+    )
+    ours: dict[str, str] = {"spark.executor.memory": "1g"}
+    of_users: list[tuple[dict[str, str], dict[str, str]]] = [
+        ({}, {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}),
+        *(({name: "-Dmine=1"}, {}) for name in OPTIONS_OF_USERS),
+        ({"SPARK_CONF_DIR": str(tmp_path)}, {}),
+    ]
+    asked = json.dumps([({}, ours), *of_users, ({}, {})])
+    run = subprocess.run(
+        [sys.executable, "-c", _SESSIONS, asked], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    told = jvm_options.read_text().splitlines()
+    expected = [True, *[False] * len(of_users), True]
+    assert [_OURS in options for options in told] == expected, told
 
 
 def test_an_address_of_spark_connect_is_refused_with_what_takes_it() -> None:
