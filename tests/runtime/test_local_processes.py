@@ -19,7 +19,7 @@ from tests.support.ledger import assert_exactly_once, ledger
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline, RuntimeSettings
 from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SlotLost
-from onceflow.core.runtime.cluster.process_host import Link
+from onceflow.core.runtime.cluster.process_host import Link, ProcessHost, ProcessKilled, Returned
 from onceflow.integration.conformance.processes import Processes, eventually
 from onceflow.integration.faults.processes import is_alive, parent_of
 
@@ -51,6 +51,27 @@ def test_a_process_begins_with_what_every_slot_would_import(onceflow_processes: 
     assert {"pandas", "onceflow.core.state.heap.store", "onceflow.core.state.rocksdb.store"} <= set(
         imported
     )
+
+
+def _parent(link: Link) -> int:
+    del link
+    return os.getppid()
+
+
+def test_a_host_that_stands_still_is_given_up_after_the_time_of_a_start() -> None:
+    host = ProcessHost()
+    _, link = host.start(_parent)
+    assert link.poll(60)
+    returned = link.recv()
+    assert isinstance(returned, Returned)
+    os.kill(returned.value, signal.SIGSTOP)
+    try:
+        with pytest.raises(ProcessKilled, match="did not start within 1 s"):
+            host.start(_parent, timeout_s=1)
+    finally:
+        os.kill(returned.value, signal.SIGKILL)
+        link.close()
+        host.close()
 
 
 def _says_something_and_dies(record: Any) -> Any:

@@ -129,7 +129,14 @@ class LocalSlots:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             log = os.open(self._log_path(self._log_directory, slot), flags, 0o600)
         try:
-            pid, link = _host().start(_run_slot, self._plan, slot, imports=imports, log=log)
+            pid, link = _host().start(
+                _run_slot,
+                self._plan,
+                slot,
+                imports=imports,
+                log=log,
+                timeout_s=self._plan.settings.start_timeout_s,
+            )
         finally:
             if log != 2:
                 os.close(log)

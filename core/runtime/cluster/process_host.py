@@ -35,8 +35,8 @@ from onceflow.core.unread_output import UnreadOutput
 Link: TypeAlias = "Connection[Any, Any]"
 """A two-way pipe of pickled values. The other end sees its end when the process is gone."""
 
-START_TIMEOUT_S = 60.0
-"""The time in which a host must begin a process, even while it imports everything on a busy
+START_TIMEOUT_S = 120.0
+"""The default time in which a host must begin a process, even while it imports everything on a busy
 machine."""
 
 _PRELOADED = (
@@ -133,6 +133,7 @@ class ProcessHost:
         *arguments: object,
         imports: Sequence[str] = (),
         log: int = 2,
+        timeout_s: float = START_TIMEOUT_S,
     ) -> tuple[int, Link]:
         """Return process id and link of a process that runs `function(link, *arguments)`.
 
@@ -140,7 +141,8 @@ class ProcessHost:
         output to the descriptor `log`. The host imports the modules `imports` before it forks.
 
         Raises:
-            ProcessKilled: The process, or the host, ended before the process began.
+            ProcessKilled: The process, or the host, ended before the process began, or it did not
+                begin within `timeout_s`.
         """
         path = [entry for entry in sys.path if entry]
         # Pickle the call separately: the child unpickles it after its path and directory are set.
@@ -160,11 +162,13 @@ class ProcessHost:
                 raise ProcessKilled(f"the host of processes is gone: {error}") from error
         try:
             # Outside the lock: other threads may start processes while this one begins.
-            if mine.poll(START_TIMEOUT_S):
+            if mine.poll(timeout_s):
                 return mine.recv().pid, mine
         except (EOFError, ConnectionResetError) as error:
+            mine.close()
             raise ProcessKilled("the process ended before it started") from error
-        raise ProcessKilled(f"the process did not start within {START_TIMEOUT_S:.0f} s")
+        mine.close()
+        raise ProcessKilled(f"the process did not start within {timeout_s:.0f} s")
 
     def how_ended(self, pid: int) -> str:
         """Return how the process `pid` ended, as text for an error. Its link must have ended."""
