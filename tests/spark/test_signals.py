@@ -116,7 +116,6 @@ _WAYS = [
 @pytest.mark.parametrize(("command", "send"), _WAYS)
 @pytest.mark.only_proof
 def test_a_signal_is_a_stop_with_a_last_checkpoint(
-    spark: SparkSession,
     tmp_path: Path,
     program: Callable[..., Driver],
     command: Sequence[str],
@@ -131,7 +130,7 @@ def test_a_signal_is_a_stop_with_a_last_checkpoint(
     )
     assert "closed" in running.output()
     assert "Traceback" not in running.output(), running.output()
-    assert_goes_on_exactly_once(spark, tmp_path)
+    assert_goes_on_exactly_once(LocalProcesses(tmp_path / "logs"), tmp_path)
 
 
 @SLOWLY_ON_SPARK
@@ -196,14 +195,14 @@ def test_process_1_of_a_container_stops_at_sigterm(
 
 @pytest.mark.only_proof
 def test_spark_that_is_stopped_under_a_job_ends_it_at_once_by_that_name(
-    spark: SparkSession, tmp_path: Path, program: Callable[..., Driver]
+    tmp_path: Path, program: Callable[..., Driver]
 ) -> None:
     running = program(way="spark_stop")
     running.slots()
     assert running.wait(_PATIENCE_S) == 1
     assert "SparkStopped: the connection to Spark is lost" in running.output(), running.output()
     assert "NoneType" not in running.output(), running.output()
-    assert_goes_on_exactly_once(spark, tmp_path)
+    assert_goes_on_exactly_once(LocalProcesses(tmp_path / "logs"), tmp_path)
 
 
 @pytest.mark.slow  # as where Spark is stopped
