@@ -78,12 +78,17 @@ class SlotFacts:
         """The number of bytes of WAL that the server keeps for the slot."""
         return None if self.restart is None else max(0, self.wal_end - self.restart)
 
-    def list_warnings(self) -> Iterator[SourceWarning]:
-        """Yield at most one warning about WAL and one about an unused slot."""
+    def list_warnings(self, *, is_copying: bool = False) -> Iterator[SourceWarning]:
+        """Yield at most one warning about WAL and one about an unused slot.
+
+        `is_copying` is True if a first copy is not finished, during which the slot does not move.
+        """
         kept = f"slot {self.name} makes the server keep {_show(self.retained_bytes or 0)} of WAL"
         advice = (
-            "Find out why the slot does not move: a checkpoint that does not complete, or a target"
-            " that is slow"
+            "The slot moves when the first copy is finished"
+            if is_copying
+            else "Find out why the slot does not move: a checkpoint that does not complete, or a"
+            " target that is slow"
         )
         limit = self.wal_limit_bytes
         if self.invalidation or self.wal_status == "lost":
@@ -169,7 +174,7 @@ def measure_position(
         retained_bytes=slot.retained_bytes,
         retained_from="" if slot.confirmed is None else format_lsn(slot.confirmed),
         copies=copies,
-        warnings=tuple(slot.list_warnings()),
+        warnings=tuple(slot.list_warnings(is_copying=bool(copies))),
     )
 
 
@@ -188,18 +193,22 @@ def _measure_copies(
     for table in copying:
         copied, expected = table.copied, estimates.get(table.oid)
         assert copied is not None
+        # The position joins neighbouring chunks of equal snapshots, so their number says little.
+        chunks = math.ceil(copied.rows / chunk_rows)
         chunks_expected: int | None = None
-        if expected is not None and table.name in in_chunks:
+        if table.name not in in_chunks:
+            chunks = len(copied.chunks)
+        elif expected is not None:
             chunks_expected = max(1, math.ceil(expected / chunk_rows))
-        yield CopyProgress(table.name, copied.rows, len(copied.chunks), expected, chunks_expected)
+        yield CopyProgress(table.name, copied.rows, chunks, expected, chunks_expected)
 
 
 def _show(size: int) -> str:
-    """Return a size in the units of Postgres's settings, which count by 1024."""
-    for unit, factor in (("TB", _MB * _MB), ("GB", 1024 * _MB), ("MB", _MB)):
+    """Return a size in the units that Postgres's settings call kB, MB, GB and TB."""
+    for unit, factor in (("TiB", _MB * _MB), ("GiB", 1024 * _MB), ("MiB", _MB)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
-    return f"{size / 1024:.3g} kB"
+    return f"{size / 1024:.3g} KiB"
 
 
 def _suggest(retained_bytes: int) -> str:

@@ -148,10 +148,10 @@ def test_a_slot_is_warned_about_before_the_server_gives_it_up(
     assert fill(0) == ""
     early = fill(4)
     assert early.startswith(f"extended: slot {source.slot_name} makes the server keep ")
-    assert "more than max_wal_size, up to 128 MB" in early
+    assert "more than max_wal_size, up to 128 MiB" in early
     # The quarter that should be left has two segments, so a step of one meets it.
     assert eventually(lambda: fill(1).startswith("nearly lost: "), 60)
-    assert "max_slot_wal_keep_size is 128 MB" in fill(0)
+    assert "max_slot_wal_keep_size is 128 MiB" in fill(0)
     fill(4)
     database.execute("CHECKPOINT")
     assert eventually(lambda: fill(0).startswith("lost: "), 60)

@@ -36,8 +36,8 @@ _WELL = SlotFacts(
     ("facts", "states", "words"),
     [
         (_WELL, [], ""),
-        (replace(_WELL, wal_status="extended"), ["extended"], "100 MB of WAL, more than max_wal"),
-        (replace(_WELL, safe_bytes=249 * _MB), ["nearly lost"], "after 249 MB more"),
+        (replace(_WELL, wal_status="extended"), ["extended"], "100 MiB of WAL, more than max_wal"),
+        (replace(_WELL, safe_bytes=249 * _MB), ["nearly lost"], "after 249 MiB more"),
         (
             replace(_WELL, wal_status="extended", safe_bytes=None, wal_limit_bytes=None),
             ["extended"],
@@ -65,6 +65,12 @@ def test_a_warning_names_the_state_and_the_advice(
     warnings = list(facts.list_warnings())
     assert [warning.state for warning in warnings] == states
     assert words in "".join(warning.text for warning in warnings)
+
+
+def test_during_a_first_copy_the_advice_is_to_wait_for_its_end() -> None:
+    facts = replace(_WELL, wal_status="extended")
+    (warning,) = facts.list_warnings(is_copying=True)
+    assert warning.text.endswith("The slot moves when the first copy is finished")
 
 
 @dataclass

@@ -63,6 +63,8 @@ const lagPanel = () => panel("Lag", "what the last checkpoint does not hold", "t
   }));
 });
 
+const copied = (copy) => (copy.rows_expected == null ? `${count(copy.rows)} rows` : `${count(copy.rows)} of about ${count(copy.rows_expected)} rows`);
+
 // A source whose server knows bytes and times instead of records.
 function measured(source) {
   const at = source.progress;
@@ -75,11 +77,9 @@ function measured(source) {
       row("Kept by the server", bytes(at.retained_bytes)),
       row("Last move", source.moved_ago_s == null ? "–" : `${duration(source.moved_ago_s * 1000)} ago`))),
     at.copies.length > 0 && table(`First copy of ${source.uid}`, [
-      ["First copy", "wide", (copy) => breakable(copy.table)],
+      ["First copy", "wide", (copy) => [breakable(copy.table), h("br"), h("small", null, copied(copy))]],
       ["", "", (copy) => copy.share != null && h("span", { class: "level", role: "img", "aria-label": share(copy.share) }, h("i", { "width%": 100 * copy.share }))],
       ["Done", "number", (copy) => share(copy.share)],
-      ["Rows", "number", (copy) => (copy.rows_expected == null ? count(copy.rows) : `${count(copy.rows)} of about ${count(copy.rows_expected)}`)],
-      ["Chunks", "number", (copy) => count(copy.chunks)],
     ], at.copies)];
 }
 
