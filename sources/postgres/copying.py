@@ -2,7 +2,8 @@
 
 Each chunk is one transaction with one snapshot. The table is locked against other columns before
 REPEATABLE READ takes the snapshot, because a rewritten table is empty for an older snapshot. A
-table whose keys cannot be ordered here is one chunk without an end.
+table whose keys cannot be ordered here is one chunk without an end. So is a table whose keys no
+index has in the order of this process, but its rows are sorted, and its copy can continue.
 
 Every chunk checks that the table still has the described columns. A new column's values would be
 lost otherwise: the chunk would have the update that sets them, but not the column.
@@ -208,7 +209,7 @@ class CopyThread:
                 batch = []
             if self._closed.is_set():
                 return
-        is_last = not table.has_chunks or count < self._chunk_rows
+        is_last = not table.has_small_chunks or count < self._chunk_rows
         if is_last:
             self._copied = self._copied.extend(None, snapshot, lsn, len(batch))
             self._put(CopiedRows(batch, self._copied))
@@ -226,10 +227,12 @@ def select_chunk(table: SourceTable, copied: CopiedChunks, rows: int) -> str:
     columns = ", ".join(map(_select_column, table.columns))
     query = f"SELECT {columns} FROM {identifier(table.name)}"
     if table.has_chunks:
-        key = ", ".join(map(quote, table.key))
+        key = ", ".join(column.order_expression for column in table.key_columns)
         if copied.last_key is not None:
-            query += f" WHERE ({key}) > ({key_literals(copied.last_key)})"
-        query += f" ORDER BY {key} LIMIT {rows}"
+            query += f" WHERE ({key}) > ({key_literals(table, copied.last_key)})"
+        query += f" ORDER BY {key}"
+        if table.has_small_chunks:
+            query += f" LIMIT {rows}"
     return f"COPY ({query}) TO STDOUT (FORMAT binary)"
 
 

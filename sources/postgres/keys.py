@@ -40,6 +40,15 @@ def _comparable(table: SourceTable, column: SourceColumn, value: Value) -> int |
     return int.from_bytes(value, "big", signed=True)
 
 
-def key_literals(key: Key) -> str:
-    """Return the SQL expressions of the values of `key`, with commas between them."""
-    return ", ".join(str(value) if isinstance(value, int) else literal(value) for value in key)
+def key_literals(table: SourceTable, key: Key) -> str:
+    """Return the SQL expressions of the values of `key`, to compare with `order_expression`."""
+    return ", ".join(
+        _literal(column, value) for column, value in zip(table.key_columns, key, strict=True)
+    )
+
+
+def _literal(column: SourceColumn, value: int | str) -> str:
+    if isinstance(value, int):
+        return str(value)
+    text = literal(value)
+    return text if column.has_own_order else f"pg_catalog.convert_to({text}, 'UTF8')"

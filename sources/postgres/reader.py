@@ -29,7 +29,7 @@ from onceflow.core.errors import (
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
-from onceflow.sources.postgres.copying import CopyThread
+from onceflow.sources.postgres.copying import UNORDERED, CopyThread
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
 from onceflow.sources.postgres.settings import ReaderSettings
@@ -182,7 +182,7 @@ class PostgresReader(SourceReader):
     def _begin_copy(self, position: SlotPosition) -> CopyThread:
         copied = position.table.copied
         assert copied is not None
-        if copied.chunks and not self._table.has_chunks:
+        if copied.chunks and (not self._table.has_chunks or copied.last_key == UNORDERED):
             raise OffsetOutOfRange(
                 f"the first copy of table {self._table.name} was interrupted, and it cannot"
                 " continue: the order of the table's key is not known here, so the table is copied"

@@ -75,12 +75,28 @@ class SourceColumn:
 
     @property
     def has_known_order(self) -> bool:
-        """True if this process compares values of the column as the server does."""
-        if self.source.name in _BINARY_TEXTS:
-            return self.is_binary_text
+        """True if this process compares values of the column as `order_expression` does."""
         return not self.is_text_form and (
-            self.source.name in _WHOLE_NUMBERS or self.source.name == "uuid"
+            self.source.name in _BINARY_TEXTS
+            or self.source.name in _WHOLE_NUMBERS
+            or self.source.name == "uuid"
         )
+
+    @property
+    def has_own_order(self) -> bool:
+        """True if the order is that of the column itself, so that an index has it."""
+        return self.has_known_order and (
+            self.source.name not in _BINARY_TEXTS or self.is_binary_text
+        )
+
+    @property
+    def order_expression(self) -> str:
+        """The SQL expression by whose values the first copy is ordered.
+
+        Texts are compared by their bytes in UTF-8, which have the order of the code points.
+        """
+        name = quote(self.name)
+        return name if self.has_own_order else f"pg_catalog.convert_to({name}, 'UTF8')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +122,16 @@ class SourceTable:
 
     @property
     def has_chunks(self) -> bool:
-        """True if the table can be copied in chunks: this process knows the order of its keys."""
+        """True if the first copy can continue after a key: this process knows the keys' order."""
         return bool(self.key) and all(column.has_known_order for column in self.key_columns)
+
+    @property
+    def has_small_chunks(self) -> bool:
+        """True if an index has the order of the keys.
+
+        Otherwise the server sorts the whole table for each chunk, so all rows are one chunk.
+        """
+        return self.has_chunks and all(column.has_own_order for column in self.key_columns)
 
     @property
     def is_sent_as_text(self) -> bool:

@@ -485,23 +485,6 @@ def test_the_copy_of_a_table_without_a_key_is_not_continued(
     followed.close()
 
 
-@pytest.mark.parametrize(("encoding", "in_chunks"), [("UTF8", True), ("WIN1252", False)])
-def test_text_keys_are_chunked_only_where_their_bytes_have_the_order_of_python(
-    server: EmbeddedPostgres, encoding: str, in_chunks: bool
-) -> None:
-    """In WIN1252, the byte of the euro sign is below that of é; in Python it is above."""
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        statement = f"CREATE DATABASE other ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
-        connection.execute(statement.encode())
-        try:
-            url = server.database_url("other")
-            with psycopg.connect(url, autocommit=True) as other:
-                other.execute('CREATE TABLE t (id text COLLATE "C" PRIMARY KEY)')
-            assert PostgresChanges(url, table="t").described_table.has_chunks is in_chunks
-        finally:
-            connection.execute("DROP DATABASE other WITH (FORCE)")
-
-
 def test_the_repr_of_a_source_has_no_password() -> None:
     source = PostgresChanges("postgresql://me:secret@nowhere/db", table="t", password="hidden")
     assert "secret" not in repr(source)
