@@ -55,7 +55,11 @@ _START = SlotPosition("s", "1", 1, 100, TablePosition("public.t", _OID, None))
 
 def _relation(*names: str) -> bytes:
     columns = b"".join(
-        b"\0" + name.encode() + b"\0" + struct.pack("!Ii", _TYPES[name], -1) for name in names
+        (b"\1" if name == "id" else b"\0")
+        + name.encode()
+        + b"\0"
+        + struct.pack("!Ii", _TYPES[name], -1)
+        for name in names
     )
     head = b"R" + struct.pack("!I", _OID) + b"public\0t\0d"
     return head + struct.pack("!H", len(names)) + columns
