@@ -95,11 +95,19 @@ class _CommitsForEver(BrokenSource):
     reader_class = _WaitsInCommit
 
 
+def _turn(keys: Sequence[object]) -> Sequence[object]:
+    return keys[::-1]
+
+
+def _replace_first(keys: Sequence[object]) -> Sequence[object]:
+    return ["another", *keys[1:]]
+
+
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        (lambda keys: keys[::-1], "came in the order"),
-        (lambda keys: ["another", *keys[1:]], "('orders', 'another'), which the input lacks"),
+        (_turn, "came in the order"),
+        (_replace_first, "('orders', 'another'), which the input lacks"),
     ],
     ids=["another order", "another row"],
 )

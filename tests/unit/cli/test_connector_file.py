@@ -360,7 +360,7 @@ url = "/data/customers"
 @pytest.fixture
 def two_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     connector = SourceConnector(source=TwoOutputs)
-    monkeypatch.setattr(SOURCES, "_registered", {**SOURCES._registered, "two-outputs": connector})
+    monkeypatch.setattr(SOURCES, "_registered", {"two-outputs": connector})
 
 
 @pytest.mark.usefixtures("two_outputs")
