@@ -1,4 +1,7 @@
-"""The thread that reads the first copy of a table, chunk by chunk, ahead of the reader.
+"""The threads that read the first copies of tables, chunk by chunk, ahead of the reader.
+
+A coordinator divides each large table into ranges of its key. Workers then read the ranges of all
+tables, each on a connection of its own. A range is read by one worker, in the order of its key.
 
 Each chunk is one transaction with one snapshot. The table is locked against other columns before
 REPEATABLE READ takes the snapshot, because a rewritten table is empty for an older snapshot. A
@@ -8,10 +11,10 @@ index has in the order of this process, but its rows are sorted, and its copy ca
 Every chunk checks that the table still has the described columns. A new column's values would be
 lost otherwise: the chunk would have the update that sets them, but not the column.
 
-Before the first chunk the thread waits until every transaction has ended that was running after the
-slot was created. A transaction writes its commit to the WAL before snapshots see it, and with
-synchronous replication long before. So without the wait a transaction could be missing in both the
-slot and the chunks.
+Before the first chunk of a table the coordinator waits until every transaction has ended that was
+running after the slot was created and the table was published. A transaction writes its commit to
+the WAL before snapshots see it, and with synchronous replication long before. So without the wait a
+transaction could be missing in both the slot and the chunks.
 """
 
 from __future__ import annotations
@@ -20,17 +23,18 @@ import queue
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from onceflow.clients.postgres.catalog import identifier, literal, quote
-from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
+from onceflow.clients.postgres.connection import PostgresSession
 from onceflow.clients.postgres.replication import parse_lsn
 from onceflow.core.errors import BadRecord, SourceUnavailable
 from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
 from onceflow.sources.postgres.keys import key_literals, key_of
-from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import connect, logger
 from onceflow.sources.postgres.table import SourceColumn, SourceTable
 from onceflow.sources.postgres.text_values import TEXT_SETTINGS
@@ -79,45 +83,67 @@ _RUNNING = """
     ORDER BY 1 LIMIT 5
 """
 
+# A table that was never analyzed has no count of rows.
+_ROWS = """
+    SELECT coalesce(sum(CASE WHEN c.reltuples > 0 THEN c.reltuples
+                             ELSE pg_catalog.pg_relation_size(c.oid) / 100 END), 0)::bigint
+    FROM pg_catalog.pg_class AS c
+    WHERE c.relkind = 'r'
+        AND (c.oid = {oid} OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({oid})))
+"""
+_SAMPLED_ROWS = 20_000
+
 CopiedRow: TypeAlias = tuple[bytes | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Some rows of the table, and the copied chunks after them."""
+    """Some rows of a table, and the copied part of the table after them."""
 
+    table: int
+    """The OID of the table."""
     rows: Sequence[CopiedRow]
     copied: CopiedChunks
 
 
-class CopyThread:
-    """A thread that reads the table from where the copy of `position` ends."""
+class TableCopy:
+    """The copy of one table: its copied part, which several workers extend."""
+
+    def __init__(self, table: SourceTable, copied: CopiedChunks) -> None:
+        self.table = table
+        self.copied = copied
+
+
+class CopyThreads:
+    """Threads that read tables from where their copies end."""
 
     def __init__(
         self,
-        endpoint: PostgresEndpoint,
+        settings: ReaderSettings,
         name: str,
-        table: SourceTable,
-        position: SlotPosition,
+        copies: Sequence[TableCopy],
         *,
-        chunk_rows: int,
-        batch_rows: int,
+        copy_anew: str,
     ) -> None:
-        self._endpoint, self._name = endpoint, name
-        self._table = table
-        self._copy_anew = position.copy_anew
-        self._copied = position.table.copied or CopiedChunks()
-        self._chunk_rows, self._batch_rows = chunk_rows, batch_rows
-        self._queue: queue.Queue[CopiedRows | Exception] = queue.Queue(_QUEUED_MAX)
+        """Start the threads. `name` is that of the connections, `copy_anew` an advice for users."""
+        self._settings, self._name = settings, name
+        self._copies = copies
+        self._copy_anew = copy_anew
+        self._ranges: deque[tuple[TableCopy, int]] = deque()
+        """The ranges that no worker has begun."""
+        self._queue: queue.Queue[CopiedRows | Exception] = queue.Queue(
+            _QUEUED_MAX * settings.copy_parallelism
+        )
+        self._lock = threading.Lock()
+        """Held while a part is queued, so that the copied part grows in the order of the queue."""
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="first copy", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="first copy", daemon=True).start()
 
     def poll(self, timeout_s: float) -> CopiedRows | None:
         """Return the next rows, or None if none came in `timeout_s`.
 
         Raises:
-            Exception: The thread has failed.
+            Exception: A thread has failed.
         """
         try:
             item = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
@@ -128,7 +154,7 @@ class CopyThread:
         return item
 
     def close(self) -> None:
-        """Ask the thread to end. It may wait for the server a little longer."""
+        """Ask the threads to end. They may wait for the server a little longer."""
         self._closed.set()
 
     def _put(self, item: CopiedRows | Exception) -> None:
@@ -140,52 +166,66 @@ class CopyThread:
             return
 
     def _run(self) -> None:
+        """Plan the ranges, and start the workers that read them."""
         try:
-            with connect(self._endpoint, self._name) as session:
-                if not self._copied.chunks:
-                    self._await_running(session)
-                while not self._closed.is_set() and not self._copied.is_finished:
-                    self._copy_chunk(session)
+            with connect(self._settings.endpoint, self._name) as session:
+                new = [copy for copy in self._copies if not copy.copied.is_begun]
+                if new:
+                    await_running(session, new, self._closed)
+                for copy in new:
+                    if not self._closed.is_set():
+                        copy.copied = copy.copied.divide(self._plan(session, copy.table))
+                        if not self._settings.copies_rows:
+                            self._skip_rows(session, copy)
+        except Exception as error:
+            self._put(error)
+            return
+        for copy in self._copies:
+            for at, part in enumerate(copy.copied.ranges):
+                if not part.is_finished:
+                    self._ranges.append((copy, at))
+        for _ in range(min(self._settings.copy_parallelism, len(self._ranges))):
+            threading.Thread(target=self._work, name="first copy", daemon=True).start()
+
+    def _skip_rows(self, session: PostgresSession, copy: TableCopy) -> None:
+        """Take the snapshot after which changes are read, as if the table were copied whole."""
+        ((snapshot, lsn),) = session.query(_SNAPSHOT)
+        copy.copied = copy.copied.extend(0, None, str(snapshot), parse_lsn(lsn))
+        self._put(CopiedRows(copy.table.oid, (), copy.copied))
+
+    def _plan(self, session: PostgresSession, table: SourceTable) -> Sequence[Key]:
+        """Return the upper keys of all ranges but the last one."""
+        ranges_max = self._settings.copy_parallelism
+        if not table.has_small_chunks or ranges_max < 2 or not self._settings.copies_rows:
+            return ()
+        return plan_ranges(
+            session, table, ranges_max=ranges_max, range_rows_min=self._settings.chunk_rows
+        )
+
+    def _work(self) -> None:
+        """Read ranges until none is left."""
+        try:
+            with connect(self._settings.endpoint, self._name) as session:
+                while not self._closed.is_set():
+                    try:
+                        copy, at = self._ranges.popleft()
+                    except IndexError:
+                        return
+                    while not self._closed.is_set() and not copy.copied.ranges[at].is_finished:
+                        self._copy_chunk(session, copy, at)
         except Exception as error:
             self._put(error)
 
-    def _await_running(self, session: PostgresSession) -> None:
-        """Wait until every transaction has ended that was running at the call.
-
-        A snapshot lists no running transaction that is newer than all that have ended. The id that
-        this method takes ends at once, so later snapshots list all older ones.
-        """
-        ((own,),) = session.query("SELECT pg_catalog.pg_current_xact_id()::text")
-        report_at = time.monotonic() + REPORTED_AFTER_S
-        while not self._closed.is_set():
-            ((text,),) = session.query("SELECT pg_catalog.pg_current_snapshot()::text")
-            if Snapshot.parse(text).has_ended_before(int(own)):
-                return
-            if time.monotonic() > report_at:
-                self._report_running(session)
-                report_at = time.monotonic() + _REPORTED_EVERY_S
-            time.sleep(_WAIT_S)
-
-    def _report_running(self, session: PostgresSession) -> None:
-        running = [str(shown) for (shown,) in session.query(_RUNNING)]
-        logger.warning(
-            "the first copy of table %s waits for transactions that were running when the slot was"
-            " created: %s. Commit or end them",
-            self._table.name,
-            "; ".join(running) or "their sessions are not shown to this user",
-        )
-
-    def _copy_chunk(self, session: PostgresSession) -> None:
-        begin = _BEGIN.format(table=identifier(self._table.name), text_settings=_TEXT_SETTINGS)
-        session.execute(begin)
+    def _copy_chunk(self, session: PostgresSession, copy: TableCopy, at: int) -> None:
+        name = identifier(copy.table.name)
+        session.execute(_BEGIN.format(table=name, text_settings=_TEXT_SETTINGS))
         ((snapshot, lsn),) = session.query(_SNAPSHOT)
-        self._require_columns(session)
-        self._read_rows(session, str(snapshot), parse_lsn(lsn))
+        self._require_columns(session, copy.table)
+        self._read_rows(session, copy, at, str(snapshot), parse_lsn(lsn))
         session.commit()
 
-    def _require_columns(self, session: PostgresSession) -> None:
+    def _require_columns(self, session: PostgresSession, table: SourceTable) -> None:
         """Raise BadRecord if the locked table has other columns than the described one."""
-        table = self._table
         name = literal(identifier(table.name))
         present = dict(session.query(_COLUMNS.format(name=name, oid=table.oid)))
         is_same = all(present.get(c.name) == c.type_number for c in table.columns)
@@ -196,40 +236,106 @@ class CopyThread:
                 f" cannot continue with the rows that were copied before. {self._copy_anew}"
             )
 
-    def _read_rows(self, session: PostgresSession, snapshot: str, lsn: int) -> None:
-        table = self._table
+    def _read_rows(
+        self, session: PostgresSession, copy: TableCopy, at: int, snapshot: str, lsn: int
+    ) -> None:
+        table, chunk_rows = copy.table, self._settings.chunk_rows
         count = 0
         batch: list[CopiedRow] = []
-        statement = select_chunk(table, self._copied, self._chunk_rows)
+
+        def pass_on(upper: Key | None) -> None:
+            with self._lock:
+                copy.copied = copy.copied.extend(at, upper, snapshot, lsn, len(batch))
+                self._put(CopiedRows(table.oid, batch, copy.copied))
+
+        statement = select_chunk(
+            table, copy.copied.lower(at), copy.copied.ranges[at].upper, chunk_rows
+        )
         for row in read_rows(session.copy_out(statement)):
             batch.append(row)
             count += 1
-            if len(batch) >= self._batch_rows:
-                self._pass_on(batch, snapshot, lsn)
+            if len(batch) >= self._settings.batch_rows:
+                pass_on(key_of(table, row) if table.has_chunks else UNORDERED)
                 batch = []
             if self._closed.is_set():
                 return
-        is_last = not table.has_small_chunks or count < self._chunk_rows
-        if is_last:
-            self._copied = self._copied.extend(None, snapshot, lsn, len(batch))
-            self._put(CopiedRows(batch, self._copied))
+        if not table.has_small_chunks or count < chunk_rows:
+            pass_on(copy.copied.ranges[at].upper)
         elif batch:
-            self._pass_on(batch, snapshot, lsn)
-
-    def _pass_on(self, batch: Sequence[CopiedRow], snapshot: str, lsn: int) -> None:
-        upper = key_of(self._table, batch[-1]) if self._table.has_chunks else UNORDERED
-        self._copied = self._copied.extend(upper, snapshot, lsn, len(batch))
-        self._put(CopiedRows(batch, self._copied))
+            pass_on(key_of(table, batch[-1]))
 
 
-def select_chunk(table: SourceTable, copied: CopiedChunks, rows: int) -> str:
-    """Return the COPY of the next `rows` rows after `copied`, or of the whole table."""
+def await_running(
+    session: PostgresSession, copies: Sequence[TableCopy], closed: threading.Event
+) -> None:
+    """Wait until every transaction has ended that was running at the call, or until `closed`.
+
+    A snapshot lists no running transaction that is newer than all that have ended. The id that this
+    function takes ends at once, so later snapshots list all older ones.
+    """
+    ((own,),) = session.query("SELECT pg_catalog.pg_current_xact_id()::text")
+    report_at = time.monotonic() + REPORTED_AFTER_S
+    while not closed.is_set():
+        ((text,),) = session.query("SELECT pg_catalog.pg_current_snapshot()::text")
+        if Snapshot.parse(text).has_ended_before(int(own)):
+            return
+        if time.monotonic() > report_at:
+            _report_running(session, copies)
+            report_at = time.monotonic() + _REPORTED_EVERY_S
+        time.sleep(_WAIT_S)
+
+
+def _report_running(session: PostgresSession, copies: Sequence[TableCopy]) -> None:
+    running = [str(shown) for (shown,) in session.query(_RUNNING)]
+    logger.warning(
+        "the first copy of %s waits for transactions that were running when the slot was created"
+        " or the table was published: %s. Commit or end them",
+        ", ".join(f"table {copy.table.name}" for copy in copies),
+        "; ".join(running) or "their sessions are not shown to this user",
+    )
+
+
+def plan_ranges(
+    session: PostgresSession, table: SourceTable, *, ranges_max: int, range_rows_min: int
+) -> Sequence[Key]:
+    """Return the upper keys of ranges with about as many rows each, without the last range's.
+
+    The keys come from a sample of the table's pages. They decide only how the work is divided:
+    every division copies each row once.
+    """
+    ((rows,),) = session.query(_ROWS.format(oid=table.oid))
+    count = min(ranges_max, int(rows) // range_rows_min)
+    if count < 2:
+        return ()
+    percent = min(100.0, 100.0 * _SAMPLED_ROWS / int(rows))
+    keys_alone = replace(table, columns=table.key_columns)
+    columns = ", ".join(map(quote, table.key))
+    sample = f"SELECT {columns} FROM {identifier(table.name)} TABLESAMPLE SYSTEM ({percent:.6f})"
+    session.execute("BEGIN READ ONLY; SET LOCAL row_security = off")
+    statement = f"COPY ({sample} LIMIT {2 * _SAMPLED_ROWS}) TO STDOUT (FORMAT binary)"
+    keys = sorted(key_of(keys_alone, row) for row in read_rows(session.copy_out(statement)))
+    session.commit()
+    if len(keys) < count:
+        return ()
+    return sorted({keys[len(keys) * at // count] for at in range(1, count)})
+
+
+def select_chunk(table: SourceTable, lower: Key | None, upper: Key | None, rows: int) -> str:
+    """Return the COPY of the next `rows` rows after `lower` and up to `upper`.
+
+    None stands for no limit. A table without chunks is read as a whole.
+    """
     columns = ", ".join(map(_select_column, table.columns))
     query = f"SELECT {columns} FROM {identifier(table.name)}"
     if table.has_chunks:
         key = ", ".join(column.order_expression for column in table.key_columns)
-        if copied.last_key is not None:
-            query += f" WHERE ({key}) > ({key_literals(table, copied.last_key)})"
+        limits = [
+            f"({key}) {sign} ({key_literals(table, limit)})"
+            for sign, limit in ((">", lower), ("<=", upper))
+            if limit is not None
+        ]
+        if limits:
+            query += f" WHERE {' AND '.join(limits)}"
         query += f" ORDER BY {key}"
         if table.has_small_chunks:
             query += f" LIMIT {rows}"

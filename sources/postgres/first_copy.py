@@ -1,11 +1,15 @@
 """The rule that joins the first copy of a table to the stream of its changes. Pure: no I/O.
 
 The table is copied in chunks by ranges of its key, each in a transaction of its own. A chunk keeps
-the snapshot of that transaction. A change is *contained* in the copy if its transaction is visible
-in the snapshot of the chunk to which its key belongs. The stream leaves out contained changes and
-passes on all others. So no change is lost and none is applied a second time.
+the snapshot of that transaction. The table may be divided into ranges that are copied side by side;
+each range is copied chunk after chunk.
 
-    chunks      upper keys ascending; the last chunk of a finished copy has no upper key
+A change is *contained* in the copy if its transaction is visible in the snapshot of the chunk to
+which its key belongs. The stream leaves out contained changes and passes on all others. So no
+change is lost and none is applied a second time.
+
+    ranges      upper keys ascending; the last range has no upper key
+    chunks      upper keys ascending; the last chunk of a finished range has the range's upper key
     xid         the id of the top-level transaction, which also snapshots list
     `ends_at`   an LSN after the last snapshot: a transaction that commits later is visible in none
 
@@ -86,10 +90,36 @@ def _parse(snapshot: str) -> Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiedRange:
+    """A range of keys that is copied by itself: above the previous range's upper key."""
+
+    upper: Key | None
+    """The last key of the range, or None if the range has no end."""
+    chunks: tuple[Chunk, ...] = ()
+    """The copied part of the range, by ascending keys."""
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the whole range is copied."""
+        return bool(self.chunks) and self.chunks[-1].upper == self.upper
+
+    def extend(self, upper: Key | None, snapshot: str) -> CopiedRange:
+        """Return this range with a copied part up to `upper`, which was read in `snapshot`.
+
+        Neighbouring parts of one snapshot become one chunk.
+        """
+        chunks = self.chunks
+        if chunks and chunks[-1].snapshot == snapshot:
+            chunks = chunks[:-1]
+        return replace(self, chunks=(*chunks, Chunk(upper, snapshot)))
+
+
+@dataclass(frozen=True, slots=True)
 class CopiedChunks:
     """The copied part of a table."""
 
-    chunks: tuple[Chunk, ...] = ()
+    ranges: tuple[CopiedRange, ...] = ()
+    """The ranges by ascending keys; empty until they are planned. The last one has no end."""
     ends_at: int = 0
     """An LSN after the last snapshot was taken."""
     rows: int = 0
@@ -98,50 +128,72 @@ class CopiedChunks:
     @property
     def is_finished(self) -> bool:
         """True if the whole table is copied."""
-        return bool(self.chunks) and self.chunks[-1].upper is None
+        return bool(self.ranges) and all(part.is_finished for part in self.ranges)
 
     @property
-    def last_key(self) -> Key | None:
-        """The key after which the copy continues; None at the beginning and at the end."""
-        return self.chunks[-1].upper if self.chunks else None
+    def is_begun(self) -> bool:
+        """True if a part of the table is copied."""
+        return any(part.chunks for part in self.ranges)
 
-    def extend(self, upper: Key | None, snapshot: str, lsn: int, rows: int = 0) -> CopiedChunks:
-        """Return these chunks and the range up to `upper`, read in `snapshot`, taken before `lsn`.
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The chunks of all ranges, by ascending keys."""
+        return tuple(chunk for part in self.ranges for chunk in part.chunks)
 
-        The range has `rows` rows. Neighbouring ranges of one snapshot become one chunk.
+    def lower(self, at: int) -> Key | None:
+        """Return the key after which the copy of range number `at` continues; None: at its first.
+
+        A range in which nothing is copied begins after the upper key of the range before it.
         """
-        chunks = self.chunks
-        if chunks and chunks[-1].snapshot == snapshot:
-            chunks = chunks[:-1]
-        return replace(
-            self,
-            chunks=(*chunks, Chunk(upper, snapshot)),
-            ends_at=max(self.ends_at, lsn),
-            rows=self.rows + rows,
-        )
+        if self.ranges[at].chunks:
+            return self.ranges[at].chunks[-1].upper
+        return self.ranges[at - 1].upper if at else None
+
+    def divide(self, uppers: Sequence[Key]) -> CopiedChunks:
+        """Return an empty copy whose ranges end at `uppers`, which ascend, and a last range."""
+        return CopiedChunks((*map(CopiedRange, uppers), CopiedRange(None)), self.ends_at)
+
+    def extend(
+        self, at: int, upper: Key | None, snapshot: str, lsn: int, rows: int = 0
+    ) -> CopiedChunks:
+        """Return this copy with a part of range number `at` up to `upper`.
+
+        The part has `rows` rows. It was read in `snapshot`, which was taken before `lsn`.
+        """
+        ranges = list(self.ranges)
+        ranges[at] = ranges[at].extend(upper, snapshot)
+        return CopiedChunks(tuple(ranges), max(self.ends_at, lsn), self.rows + rows)
+
+
+class CopyFilter:
+    """The filter that leaves out the changes that a finished copy contains."""
+
+    def __init__(self, copied: CopiedChunks) -> None:
+        assert copied.is_finished
+        chunks = copied.chunks
+        self._ends_at = copied.ends_at
+        self._uppers: Sequence[Key] = [chunk.upper for chunk in chunks if chunk.upper is not None]
+        self._snapshots = [_parse(chunk.snapshot) for chunk in chunks]
 
     def may_contain(self, commit_lsn: int) -> bool:
         """Return False if no chunk contains a transaction with this commit LSN."""
-        return commit_lsn < self.ends_at
+        return commit_lsn < self._ends_at
 
     def contains(self, xid: int, key: Key | None) -> bool:
         """Return True if the chunk of `key` contains transaction `xid`, which has no epoch.
 
         A table that was copied as a whole has one chunk, and needs no key.
         """
-        return self._sees(self._chunk_of(key), xid)
+        if key is None:
+            (snapshot,) = self._snapshots
+        else:
+            snapshot = self._snapshots[bisect_left(self._uppers, key)]
+        return _sees(snapshot, xid)
 
     def contains_everywhere(self, xid: int) -> bool:
         """Return True if every chunk contains transaction `xid`."""
-        return all(self._sees(chunk, xid) for chunk in self.chunks)
+        return all(_sees(snapshot, xid) for snapshot in self._snapshots)
 
-    def _chunk_of(self, key: Key | None) -> Chunk:
-        if key is None:
-            (only,) = self.chunks
-            return only
-        uppers: Sequence[Key] = [chunk.upper for chunk in self.chunks if chunk.upper is not None]
-        return self.chunks[bisect_left(uppers, key)]
 
-    def _sees(self, chunk: Chunk, xid: int) -> bool:
-        snapshot = _parse(chunk.snapshot)
-        return snapshot.sees(widen_xid(xid, snapshot.xmax))
+def _sees(snapshot: Snapshot, xid: int) -> bool:
+    return snapshot.sees(widen_xid(xid, snapshot.xmax))

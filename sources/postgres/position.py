@@ -1,14 +1,24 @@
 """The position of a source in one slot, and its encoding in a split.
 
-    {"slot":"onceflow_job_orders","system":"7350…","timeline":1,"lsn":"0/16B3748","cut":null,
-     "as_of":1767225600000,"tables":{"public.orders":{"oid":16384,"published":"16390.750 16391.750",
-     "ends_at":"0/16B3700","rows":500,"chunks":[[[500],"10:20:"],…]}}}
+    {"slot":"onceflow_job_shop","system":"7350…","timeline":1,"lsn":"0/16B3748","cut":null,
+     "as_of":1767225600000,
+     "tables":[{"schema":"public","name":"orders","oid":16384,
+                "published":"16390.750 16391.750","ahead":null,
+                "copied":{"ends_at":"0/16B3700","rows":500,
+                          "ranges":[[[500],[[[99],"10:20:"],…]],…]}},…]}
 
 `lsn` is the end of the last transaction that was returned as a whole. Transactions that begin their
 commit record at or after it are still to be read. `cut` is null, or the commit LSN of the next
 transaction and the number of its changes that were returned: only a transaction over the limit is
-cut. `chunks` is null if the table was not copied or if the stream has passed the copy. `as_of` and
-`rows` are only for people.
+cut. The number counts every change that the slot sends, also of tables that are not read. So the
+number stays valid if the job reads other tables later.
+
+Some tables may be ahead of this position: `ahead` is their own one, [lsn, cut]. They were read
+while another table was copied that the job read later than them. `lsn` is the earliest position of
+all tables. So `ahead` is at or after `lsn`, and the slot may move to `lsn`.
+
+`copied` is null if the table was not copied or if the stream has passed the copy. Of a copy without
+a stream, `slot` is empty, and `lsn` is 0/0. `as_of` and `rows` are only for people.
 
 This is UTF-8 JSON in Split.position. It contains keys of rows, and no other values.
 """
@@ -16,15 +26,19 @@ This is UTF-8 JSON in Split.position. It contains keys of rows, and no other val
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from onceflow.clients.postgres.catalog import literal
 from onceflow.clients.postgres.replication import format_lsn, parse_lsn
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.spi import Split
-from onceflow.sources.postgres.first_copy import Chunk, CopiedChunks
+from onceflow.sources.postgres.first_copy import Chunk, CopiedChunks, CopiedRange
+
+_COPY_ALONE = "copy"
+"""The id of the split of a copy without a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +50,42 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """A position in the changes that a slot sends."""
+
+    lsn: int
+    cut: Cut | None = None
+
+    def includes(self, commit_lsn: int, index: int) -> bool:
+        """Return True if change number `index` of a transaction is before this position."""
+        if self.cut is not None and self.cut.commit_lsn == commit_lsn:
+            return index <= self.cut.changes
+        return commit_lsn < self.lsn
+
+    def is_before(self, other: StreamPosition) -> bool:
+        """Return True if there may be changes between this position and `other`."""
+        return self.order < other.order
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """A value that is greater for a later position."""
+        return (self.lsn, 0) if self.cut is None else (self.cut.commit_lsn, self.cut.changes)
+
+
+@dataclass(frozen=True, slots=True)
 class TablePosition:
     """A table that is read, and how far its first copy is."""
 
-    name: str
+    name: TableName
     """The name with its schema; part of the position for errors."""
     oid: int
     copied: CopiedChunks | None
     """None if there is no first copy, or if the stream has passed it."""
     published: str = ""
-    """The version of the publication when the slot was created. Another version may have left out
+    """The version of the publication when it got the table. Another version may have left out
     changes."""
+    ahead: StreamPosition | None = None
+    """The table's own position, if it is after that of the slot."""
 
     @property
     def is_copying(self) -> bool:
@@ -59,11 +98,12 @@ class SlotPosition:
     """A position in the stream of one slot."""
 
     slot: str
+    """The name of the slot; empty if the tables are copied and not followed."""
     system: str
     """The identifier of the cluster."""
     timeline: int
     lsn: int
-    table: TablePosition
+    tables: tuple[TablePosition, ...]
     cut: Cut | None = None
     as_of_ms: int = 0
     """The server's time in milliseconds since 1970 at which nothing after `lsn` was committed yet.
@@ -72,8 +112,29 @@ class SlotPosition:
     """
 
     @property
+    def start(self) -> StreamPosition:
+        """The earliest position of all tables, to which the slot may move."""
+        return StreamPosition(self.lsn, self.cut)
+
+    @property
+    def furthest(self) -> StreamPosition:
+        """The latest position of all tables: no change after it was returned."""
+        ahead = (table.ahead for table in self.tables if table.ahead is not None)
+        return max((self.start, *ahead), key=lambda at: at.order)
+
+    @property
+    def is_copying(self) -> bool:
+        """True if a part of a table is still to be copied."""
+        return any(table.is_copying for table in self.tables)
+
+    @property
     def copy_anew(self) -> str:
-        """The advice for a user whose job cannot continue from here: to copy the table again."""
+        """The advice for a user whose job cannot continue from here: to copy the tables again."""
+        if not self.slot:
+            return (
+                "Empty the target, and start the job with another uid of the source, which copies"
+                " the table anew"
+            )
         return (
             f"Drop the slot (SELECT pg_drop_replication_slot({literal(self.slot)})), empty the"
             " target, and start the job with another uid of the source, which copies the table anew"
@@ -81,28 +142,16 @@ class SlotPosition:
 
     def to_split(self) -> Split:
         """Return the split that holds this position."""
-        copied = self.table.copied
-        table = {
-            "oid": self.table.oid,
-            "published": self.table.published,
-            "ends_at": None if copied is None else format_lsn(copied.ends_at),
-            "rows": 0 if copied is None else copied.rows,
-            "chunks": None
-            if copied is None
-            else [[chunk.upper, chunk.snapshot] for chunk in copied.chunks],
-        }
         fields = {
             "slot": self.slot,
             "system": self.system,
             "timeline": self.timeline,
             "lsn": format_lsn(self.lsn),
-            "cut": None
-            if self.cut is None
-            else [format_lsn(self.cut.commit_lsn), self.cut.changes],
+            "cut": _write_cut(self.cut),
             "as_of": self.as_of_ms,
-            "tables": {self.table.name: table},
+            "tables": [_write_table(table) for table in self.tables],
         }
-        return Split(self.slot, json.dumps(fields, separators=(",", ":")).encode())
+        return Split(self.slot or _COPY_ALONE, json.dumps(fields, separators=(",", ":")).encode())
 
     @classmethod
     def from_split(cls, split: Split) -> SlotPosition:
@@ -113,17 +162,13 @@ class SlotPosition:
         """
         try:
             fields = cast("Mapping[str, Any]", json.loads(split.position))
-            cut = fields["cut"]
-            ((name, table),) = fields["tables"].items()
             return cls(
                 slot=str(fields["slot"]),
                 system=str(fields["system"]),
                 timeline=int(fields["timeline"]),
                 lsn=parse_lsn(fields["lsn"]),
-                table=TablePosition(
-                    str(name), int(table["oid"]), _read_copied(table), str(table["published"])
-                ),
-                cut=None if cut is None else Cut(parse_lsn(cut[0]), int(cut[1])),
+                tables=tuple(map(_read_table, fields["tables"])),
+                cut=_read_cut(fields["cut"]),
                 as_of_ms=int(fields["as_of"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -134,11 +179,58 @@ class SlotPosition:
             ) from error
 
 
-def _read_copied(table: Mapping[str, Any]) -> CopiedChunks | None:
-    if table["chunks"] is None:
-        return None
-    chunks = [
-        Chunk(None if upper is None else tuple(upper), str(snapshot))
-        for upper, snapshot in table["chunks"]
+def _write_cut(cut: Cut | None) -> Sequence[object] | None:
+    return None if cut is None else [format_lsn(cut.commit_lsn), cut.changes]
+
+
+def _read_cut(cut: Sequence[Any] | None) -> Cut | None:
+    return None if cut is None else Cut(parse_lsn(cut[0]), int(cut[1]))
+
+
+def _write_table(table: TablePosition) -> Mapping[str, object]:
+    ahead = table.ahead
+    return {
+        "schema": table.name.schema,
+        "name": table.name.name,
+        "oid": table.oid,
+        "published": table.published,
+        "ahead": None if ahead is None else [format_lsn(ahead.lsn), _write_cut(ahead.cut)],
+        "copied": None if table.copied is None else _write_copied(table.copied),
+    }
+
+
+def _read_table(table: Mapping[str, Any]) -> TablePosition:
+    ahead, copied = table["ahead"], table["copied"]
+    return TablePosition(
+        TableName(table["schema"], str(table["name"])),
+        int(table["oid"]),
+        None if copied is None else _read_copied(copied),
+        str(table["published"]),
+        None if ahead is None else StreamPosition(parse_lsn(ahead[0]), _read_cut(ahead[1])),
+    )
+
+
+def _write_copied(copied: CopiedChunks) -> Mapping[str, object]:
+    return {
+        "ends_at": format_lsn(copied.ends_at),
+        "rows": copied.rows,
+        "ranges": [
+            [part.upper, [[chunk.upper, chunk.snapshot] for chunk in part.chunks]]
+            for part in copied.ranges
+        ],
+    }
+
+
+def _read_copied(copied: Mapping[str, Any]) -> CopiedChunks:
+    ranges = [
+        CopiedRange(
+            _read_key(upper),
+            tuple(Chunk(_read_key(key), str(snapshot)) for key, snapshot in chunks),
+        )
+        for upper, chunks in copied["ranges"]
     ]
-    return CopiedChunks(tuple(chunks), parse_lsn(table["ends_at"]), int(table["rows"]))
+    return CopiedChunks(tuple(ranges), parse_lsn(copied["ends_at"]), int(copied["rows"]))
+
+
+def _read_key(key: Sequence[int | str] | None) -> tuple[int | str, ...] | None:
+    return None if key is None else tuple(key)

@@ -1,4 +1,13 @@
-"""The reader of one slot: first the copy of the table, then its changes in commit order."""
+"""The reader of one slot: first the copy of the tables, then their changes in commit order.
+
+    copying     no table is followed: rows of the copies alone are returned
+    catching up some tables are copied, which the job reads later than the others. The others are
+                followed; they get ahead of the slot, which stays where it is. Then the slot is read
+                again from there, and each table takes the changes after its own position.
+    following   all tables are followed
+
+All rows of one transaction are returned by one `poll`, so that no checkpoint divides them.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +35,25 @@ from onceflow.core.errors import (
     SinkError,
     SourceUnavailable,
 )
-from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.core.spi import EndOfInput, OutputBatch, ReaderContext, SourceReader, Split
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
-from onceflow.sources.postgres.copying import UNORDERED, CopyThread
-from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.copying import UNORDERED, CopyThreads, TableCopy
+from onceflow.sources.postgres.position import SlotPosition, StreamPosition
+from onceflow.sources.postgres.queued_changes import ChangedRows
 from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import check_position, connect
 from onceflow.sources.postgres.table import SourceTable
 from onceflow.sources.postgres.text_values import TEXT_SETTINGS
-from onceflow.sources.postgres.transactions import ChangedRows, ChangeReader
+from onceflow.sources.postgres.transactions import ChangeReader
 
 _COPIED = "r"
 _RETRY_S = 0.2
 _GATHERED_S = 0.02
 """The time for which changes are gathered: a batch costs as much as about a hundred changes."""
+_TURN_S = 0.05
+"""The longest wait for the copy or for the stream while the other one may have rows."""
 PUBLICATION_CHECK_S = 60.0
 """The interval at which an open stream's publication is checked."""
 
@@ -82,6 +94,12 @@ class RowBuilder:
         arrays.append(pa.array(operations, pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
+    def build_changes(self, changed: ChangedRows) -> pa.RecordBatch:
+        """Return the batch of `changed`. Raises the errors of `build`."""
+        if changed.columns:
+            return self.build_columns(changed.columns, changed.operations)
+        return self.build(changed.rows, changed.operations)
+
     def _convert(self, at: int, values: list[Value]) -> pa.Array:
         column = self._table.columns[at]
         plain: list[bytes | None] = []
@@ -111,37 +129,51 @@ class PostgresReader(SourceReader):
     ) -> None:
         self._settings = settings
         self._name = f"onceflow {context.job}/{context.attempt}/{context.subtask} {context.uid}"
-        self._table = settings.table
+        self._tables = {table.oid: table for table in settings.tables}
+        self._builders = {table.oid: RowBuilder(table) for table in settings.tables}
         self._closed = threading.Event()
-        self._builder = RowBuilder(self._table)
         self._changes: ChangeReader | None = None
-        self._decided = 0
-        """The LSN of the last position that is known to be decided."""
-        self._copying: CopyThread | None = None
+        self._copying: CopyThreads | None = None
         self._stream: ReplicationStream | None = None
         self._record_times: Sequence[tuple[int, int]] = ()
+        self._copy_is_next = True
+        """True if the next poll asks the copy first, if tables are followed, too."""
         self._check_at = 0.0
         """The time of the next check of the publication."""
         self._position: SlotPosition | None = None
+        self._decided = StreamPosition(0)
+        """The furthest position that is known to be decided."""
+        self._acknowledged = 0
+        """The LSN up to which everything is known to be decided."""
         for split in splits:
             self._position = SlotPosition.from_split(split)
-            self._decided = self._position.lsn
+            self._decided = self._position.furthest
+            self._acknowledged = self._position.lsn
 
-    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def poll(
+        self, timeout_s: float
+    ) -> pa.RecordBatch | tuple[OutputBatch, ...] | EndOfInput | None:
         """Return the next rows of the copy or of the stream.
 
         Raises:
-            BadRecord: A change cannot be passed on exactly, or the table's columns were changed.
+            BadRecord: A change cannot be passed on exactly, or a table's columns were changed.
             ConfigError: The server refuses the user or an option.
             OffsetOutOfRange: The slot no longer has the changes that follow.
             SourceUnavailable: The server did not answer, or another reader uses the slot.
         """
-        if self._position is None:
+        position = self._position
+        if position is None:
             self._closed.wait(timeout_s)
             return None
-        if self._position.table.is_copying:
-            return self._poll_copy(self._position, timeout_s)
-        return self._poll_stream(self._position, timeout_s)
+        if not position.is_copying:
+            return self._poll_stream(position, timeout_s)
+        if not self._list_followed(position):
+            return self._poll_copy(position, timeout_s)
+        self._copy_is_next = not self._copy_is_next
+        wait_s = min(timeout_s, _TURN_S)
+        if self._copy_is_next:
+            return self._poll_copy(position, 0.0) or self._poll_stream(position, wait_s)
+        return self._poll_stream(position, 0.0) or self._poll_copy(position, wait_s)
 
     def snapshot(self) -> Sequence[Split]:
         """Return the split at the position after the returned rows."""
@@ -154,9 +186,12 @@ class PostgresReader(SourceReader):
     def commit(self, splits: Sequence[Split]) -> None:
         """Let the slot move to the decided position."""
         for split in splits:
-            self._decided = max(self._decided, SlotPosition.from_split(split).lsn)
+            position = SlotPosition.from_split(split)
+            self._acknowledged = max(self._acknowledged, position.lsn)
+            if self._decided.is_before(position.furthest):
+                self._decided = position.furthest
         if self._stream is not None and splits:
-            self._stream.acknowledge(self._decided)
+            self._stream.acknowledge(self._acknowledged)
 
     def close(self) -> None:
         """Close the connections. The slot stays."""
@@ -166,44 +201,82 @@ class PostgresReader(SourceReader):
         if self._stream is not None:
             self._stream.close()
 
-    def _poll_copy(self, position: SlotPosition, timeout_s: float) -> pa.RecordBatch | None:
+    def _list_followed(self, position: SlotPosition) -> Sequence[SourceTable]:
+        """Return the tables whose changes are read now: all, or those ahead of a copy."""
+        return [
+            self._tables[table.oid]
+            for table in position.tables
+            if not position.is_copying or table.ahead is not None
+        ]
+
+    def _emit(
+        self, batches: Sequence[tuple[int, pa.RecordBatch]]
+    ) -> pa.RecordBatch | tuple[OutputBatch, ...] | None:
+        """Return the batches of tables as rows of the source's one stream, or of its outputs."""
+        full = [(table, batch) for table, batch in batches if batch.num_rows]
+        if not full:
+            return None
+        outputs = self._settings.outputs
+        if outputs:
+            return tuple(OutputBatch(outputs[table], batch) for table, batch in full)
+        ((_, batch),) = full
+        return batch
+
+    def _poll_copy(
+        self, position: SlotPosition, timeout_s: float
+    ) -> pa.RecordBatch | tuple[OutputBatch, ...] | None:
         if self._copying is None:
             self._copying = self._begin_copy(position)
         copied = self._copying.poll(timeout_s)
         if copied is None:
             return None
-        batch = self._builder.build(copied.rows, _COPIED)
-        self._position = replace(position, table=replace(position.table, copied=copied.copied))
-        if copied.copied.is_finished:
+        batch = self._builders[copied.table].build(copied.rows, _COPIED)
+        self._position = replace(
+            position,
+            tables=tuple(
+                replace(table, copied=copied.copied) if table.oid == copied.table else table
+                for table in position.tables
+            ),
+        )
+        if not self._position.is_copying:
             self._copying.close()
             self._copying = None
-        return batch if batch.num_rows else None
+            self._close_stream()
+        return self._emit([(copied.table, batch)])
 
-    def _begin_copy(self, position: SlotPosition) -> CopyThread:
-        copied = position.table.copied
-        assert copied is not None
-        if copied.chunks and (not self._table.has_chunks or copied.last_key == UNORDERED):
-            raise OffsetOutOfRange(
-                f"the first copy of table {self._table.name} was interrupted, and it cannot"
-                " continue: the order of the table's key is not known here, so the table is copied"
-                f" in one transaction. {position.copy_anew}"
-            )
+    def _begin_copy(self, position: SlotPosition) -> CopyThreads:
+        copies: list[TableCopy] = []
+        for known in position.tables:
+            table, copied = self._tables[known.oid], known.copied
+            if copied is None or copied.is_finished:
+                continue
+            uppers = [chunk.upper for chunk in copied.chunks]
+            if uppers and (not table.has_chunks or UNORDERED in uppers):
+                raise OffsetOutOfRange(
+                    f"the first copy of table {table.name} was interrupted, and it cannot"
+                    " continue: the order of the table's key is not known here, so the table is"
+                    f" copied in one transaction. {position.copy_anew}"
+                )
+            copies.append(TableCopy(table, copied))
         self._check_position(position)
-        return CopyThread(
-            self._settings.endpoint,
-            self._name,
-            self._table,
-            position,
-            chunk_rows=self._settings.chunk_rows,
-            batch_rows=self._settings.batch_rows,
-        )
+        return CopyThreads(self._settings, self._name, copies, copy_anew=position.copy_anew)
 
-    def _poll_stream(self, position: SlotPosition, timeout_s: float) -> pa.RecordBatch | None:
+    def _close_stream(self) -> None:
+        """End the stream of the tables that were followed during a copy."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = self._changes = None
+
+    def _poll_stream(
+        self, position: SlotPosition, timeout_s: float
+    ) -> pa.RecordBatch | tuple[OutputBatch, ...] | None:
         if self._stream is None or self._changes is None:
             self._changes = ChangeReader(
-                self._table, position, cut_changes=self._settings.transaction_rows_max
+                self._list_followed(position),
+                position,
+                cut_changes=self._settings.transaction_rows_max,
             )
-            self._stream = self._open_stream(position)
+            self._stream = self._open_stream(position, self._changes)
             self._check_at = time.monotonic() + PUBLICATION_CHECK_S
         elif time.monotonic() >= self._check_at:
             self._check_at = time.monotonic() + PUBLICATION_CHECK_S
@@ -214,18 +287,20 @@ class PostgresReader(SourceReader):
         self._receive(self._stream, changes, timeout_s)
         taken = changes.take()
         # Convert before the position moves: a value that is refused stays to be read.
-        batch = self._build(taken) if taken.operations else None
-        self._position = changes.position
+        batches = [
+            (changed.table, self._builders[changed.table].build_changes(changed))
+            for changed in taken.tables
+        ]
+        self._position = changes.move(position)
         self._record_times = taken.times
-        if batch is None and changes.stop is not None and self._decided >= changes.position.lsn:
+        if (
+            not batches
+            and changes.stop is not None
+            and not self._decided.is_before(self._position.furthest)
+        ):
             # Everything before the change of the columns is decided, so the next start is after it.
             raise changes.stop
-        return batch
-
-    def _build(self, taken: ChangedRows) -> pa.RecordBatch:
-        if taken.columns:
-            return self._builder.build_columns(taken.columns, taken.operations)
-        return self._builder.build(taken.rows, taken.operations)
+        return self._emit(batches)
 
     def _receive(self, stream: ReplicationStream, changes: ChangeReader, timeout_s: float) -> None:
         """Take in messages until a batch is full, no more come, or the time is over."""
@@ -259,8 +334,8 @@ class PostgresReader(SourceReader):
     def _is_silent(self, stream: ReplicationStream) -> bool:
         return stream.silent_s > self._settings.silence_max_s and not self._closed.is_set()
 
-    def _open_stream(self, position: SlotPosition) -> ReplicationStream:
-        """Return the stream from `position`. Wait while the last attempt's connection ends.
+    def _open_stream(self, position: SlotPosition, changes: ChangeReader) -> ReplicationStream:
+        """Return the stream that `changes` reads. Wait while the last attempt's connection ends.
 
         Raises:
             OffsetOutOfRange: The slot cannot continue there.
@@ -277,8 +352,8 @@ class PostgresReader(SourceReader):
                 stream.start(
                     position.slot,
                     settings.publication,
-                    position.lsn,
-                    texts=TEXT_SETTINGS if self._table.is_sent_as_text else None,
+                    changes.start.lsn,
+                    texts=TEXT_SETTINGS if changes.are_sent_as_text else None,
                     timeout_s=settings.connect_timeout_s,
                 )
             except SinkError as error:
@@ -294,7 +369,7 @@ class PostgresReader(SourceReader):
     def _check_position(self, position: SlotPosition) -> None:
         settings = self._settings
         with connect(settings.endpoint, self._name) as session:
-            check_position(session, position, settings.publication, self._table)
+            check_position(session, position, settings.publication, settings.tables)
 
     def _to_error(self, refused: StreamRefused) -> OnceflowError:
         assert self._position is not None

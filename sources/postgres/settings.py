@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from onceflow.clients.postgres.connection import PostgresEndpoint
 from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.core.arrow.schema_text import SchemaLike
-from onceflow.core.spi.options import COUNT, DURATION, choice, option
+from onceflow.core.spi.options import COUNT, DURATION, JSON_VALUE, NAMES, choice, option
 from onceflow.sources.postgres.table import SourceTable
 
 
@@ -25,10 +26,22 @@ class FirstCopy(Enum):
 class ChangesOptions(DatabaseAccess):
     """The options of the source."""
 
-    table: str = field(
+    table: str | None = field(
+        default=None,
         metadata=option(
-            "Name of the table to read: `table` or `schema.table`; upper and lower case are kept"
-        )
+            "Name of the one table to read: `table` or `schema.table`; upper and lower case are"
+            " kept. A part with a dot in it is in double quotes"
+        ),
+    )
+    tables: Sequence[str] | None = field(
+        default=None,
+        metadata=option(
+            "Names of the tables to read from one slot. The source has an output for each, with the"
+            " name as it is given here. A later start may name more tables, which are then copied,"
+            " or fewer. Default without `table`: all tables of `publication`, which must exist; an"
+            " output has the name `schema.table`",
+            NAMES,
+        ),
     )
     slot: str | None = field(
         default=None,
@@ -40,8 +53,9 @@ class ChangesOptions(DatabaseAccess):
     publication: str | None = field(
         default=None,
         metadata=option(
-            "Name of the publication. It is created if there is none, which needs the table's"
-            " owner. Default: the name of the slot"
+            "Name of the publication. It is created if there is none, which needs the tables'"
+            " owner. Default: the name of the slot. The source adds tables to and removes them from"
+            " a publication of this name only"
         ),
     )
     first_copy: str | FirstCopy = field(
@@ -58,7 +72,23 @@ class ChangesOptions(DatabaseAccess):
             "Columns to read, with their types: DDL as in `id BIGINT, amount DECIMAL(38, 9)`, an"
             " Arrow schema, or a mapping from name to type. Columns that are added to the table"
             " later are then not read. Default: all columns of the table; the job stops when one is"
-            " added, and its next start reads it, too",
+            " added, and its next start reads it, too. With `tables`, see `schemas`",
+        ),
+    )
+    schemas: Mapping[str, object] | None = field(
+        default=None,
+        metadata=option(
+            "Columns to read of some of the `tables`: a mapping from the name of an output to what"
+            " `schema` takes",
+            JSON_VALUE,
+        ),
+    )
+    copy_parallelism: int = field(
+        default=2,
+        metadata=option(
+            "Number of connections that read the first copy: tables, and ranges of a large table's"
+            " key, side by side",
+            COUNT,
         ),
     )
     chunk_rows: int = field(
@@ -91,8 +121,13 @@ class ReaderSettings:
     """The settings of a reader, in their final form."""
 
     endpoint: PostgresEndpoint
-    table: SourceTable
+    tables: tuple[SourceTable, ...]
+    outputs: Mapping[int, str]
+    """The name of the output of each table, by OID; empty if the source has one stream."""
     publication: str
+    copies_rows: bool
+    """False if a table that is added later is read from its next change on."""
+    copy_parallelism: int
     chunk_rows: int
     batch_rows: int
     transaction_rows_max: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
 from onceflow.clients.postgres.replication import format_lsn, parse_lsn
 from onceflow.clients.sql.session import SqlError, StatementRefused
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SinkError, SourceUnavailable
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.refusals import to_session_error
@@ -27,7 +28,10 @@ SERVER_VERSION_MIN = 140000
 """PostgreSQL 14, the first whose pgoutput sends values in binary format."""
 _PLUGIN = "pgoutput"
 _NAME_MAX = 63
-_DROP_OLD_SLOT = "If the job's slot already exists, it lacks earlier changes: drop the slot first"
+_DROP_OLD_SLOT = (
+    "If the job's slot already exists and the table is not new in tables=, the slot lacks earlier"
+    " changes: drop the slot first"
+)
 logger = logging.getLogger("onceflow.sources.postgres")
 
 _SLOT = """
@@ -37,20 +41,20 @@ _SLOT = """
     FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = {slot}
 """
 _PUBLICATION = """
-    SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate,
-           EXISTS (SELECT FROM pg_catalog.pg_publication_tables AS t
-                   JOIN pg_catalog.pg_class AS c ON c.relname = t.tablename
-                   JOIN pg_catalog.pg_namespace AS n
-                       ON n.oid = c.relnamespace AND n.nspname = t.schemaname
-                   WHERE t.pubname = p.pubname AND c.oid = {oid}),
-           EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r
-                   WHERE r.prpubid = p.oid AND r.prrelid = {oid}
-                       AND coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs')
-                           IS NOT NULL),
-           p.oid || '.' || p.xmin || coalesce(
-               (SELECT ' ' || r.oid || '.' || r.xmin FROM pg_catalog.pg_publication_rel AS r
-                WHERE r.prpubid = p.oid AND r.prrelid = {oid}), '')
+    SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.oid || '.' || p.xmin
     FROM pg_catalog.pg_publication AS p WHERE p.pubname = {publication}
+"""
+_PUBLISHED = """
+    SELECT c.oid::bigint, t.schemaname::text, t.tablename::text,
+           coalesce(' ' || r.oid || '.' || r.xmin, ''),
+           coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs') IS NOT NULL
+    FROM pg_catalog.pg_publication_tables AS t
+    JOIN pg_catalog.pg_publication AS p ON p.pubname = t.pubname
+    JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+    LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid AND r.prrelid = c.oid
+    WHERE t.pubname = {publication}
+    ORDER BY 2, 3
 """
 _PRESENT_LSN = """
     SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
@@ -64,6 +68,15 @@ _SERVER = """
             WHERE rolname = current_user),
            pg_catalog.quote_ident(current_user)
 """
+
+
+class _NotPublished(ConfigError):
+    """A publication does not send every change."""
+
+    def __init__(self, text: str, what: str = "its tables") -> None:
+        """`what` names the tables whose changes are not sent."""
+        super().__init__(text)
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,56 +148,104 @@ def check_server(session: PostgresSession) -> ClusterIdentity:
     return ClusterIdentity(str(system), int(timeline))
 
 
-def check_publication(session: PostgresSession, name: str, table: SourceTable) -> str | None:
-    """Return the version of publication `name`, which sends every change of `table`.
+def find_publication(session: PostgresSession, name: str) -> Sequence[TableName] | None:
+    """Return the tables of publication `name`, or None if there is no such publication."""
+    if not session.query(_PUBLICATION.format(publication=literal(name))):
+        return None
+    rows = session.query(_PUBLISHED.format(publication=literal(name)))
+    return [TableName(str(schema), str(table)) for _, schema, table, _, _ in rows]
+
+
+def check_publication(
+    session: PostgresSession, name: str, tables: Sequence[SourceTable]
+) -> Mapping[int, str] | None:
+    """Return the version of publication `name` for each of `tables`, by OID.
 
     The version is another one after each change of the publication that concerns the table. The
-    result is None if there is no such publication.
+    publication sends every change of `tables`. The result is None if there is no such publication.
 
     Raises:
-        ConfigError: It exists and does not send every change of `table`.
+        ConfigError: It exists and does not send every change of `tables`.
     """
-    rows = session.query(
-        _PUBLICATION.format(
-            oid=table.oid,
-            publication=literal(name),
-        )
-    )
+    rows = session.query(_PUBLICATION.format(publication=literal(name)))
     if not rows:
         return None
-    ((has_all_kinds, has_table, is_limited, version),) = rows
+    ((has_all_kinds, version),) = rows
+    published = session.query(_PUBLISHED.format(publication=literal(name)))
+    members = {int(oid): (str(member), bool(limited)) for oid, _, _, member, limited in published}
     alter = f"ALTER PUBLICATION {quote(name)}"
-    if not has_table:
-        raise ConfigError(
-            f"publication {name} does not have table {table.name}. Run: {alter} ADD TABLE"
-            f" {identifier(table.name)}. A partitioned table also needs: {alter} SET"
-            f" (publish_via_partition_root = true). {_DROP_OLD_SLOT}"
-        )
-    if is_limited:
-        raise ConfigError(
-            f"publication {name} limits the rows or columns of table {table.name}, and the first"
-            f" copy would have the others. Use another publication, or drop the limit."
-            f" {_DROP_OLD_SLOT}"
-        )
+    for table in tables:
+        if table.oid not in members:
+            raise _NotPublished(
+                f"publication {name} does not have table {table.name}. Run: {alter} ADD TABLE"
+                f" {identifier(table.name)}. A partitioned table also needs: {alter} SET"
+                f" (publish_via_partition_root = true). {_DROP_OLD_SLOT}",
+                f"table {table.name}",
+            )
+        if members[table.oid][1]:
+            raise _NotPublished(
+                f"publication {name} limits the rows or columns of table {table.name}, and the"
+                f" first copy would have the others. Use another publication, or drop the limit."
+                f" {_DROP_OLD_SLOT}",
+                f"table {table.name}",
+            )
     if not has_all_kinds:
         kinds = "insert, update, delete, truncate"
-        raise ConfigError(
+        raise _NotPublished(
             f"publication {name} does not send every kind of change. Run: {alter} SET (publish ="
-            f" '{kinds}'). {_DROP_OLD_SLOT}"
+            f" '{kinds}'). {_DROP_OLD_SLOT}",
+            f"table {tables[0].name}" if len(tables) == 1 else "its tables",
         )
-    return str(version)
+    return {table.oid: f"{version}{members[table.oid][0]}" for table in tables}
 
 
-def create_publication(session: PostgresSession, name: str, table: SourceTable) -> str:
-    """Create publication `name` of `table`, and return its version."""
+def create_publication(
+    session: PostgresSession, name: str, tables: Sequence[SourceTable]
+) -> Mapping[int, str]:
+    """Create publication `name` of `tables`, and return its version for each, by OID."""
     session.execute(
-        f"CREATE PUBLICATION {quote(name)} FOR TABLE {identifier(table.name)}"
+        f"CREATE PUBLICATION {quote(name)} FOR TABLE {_list_names(tables)}"
         " WITH (publish_via_partition_root = true)"
     )
-    version = check_publication(session, name, table)
-    if version is None:
-        raise SourceUnavailable(f"publication {name} was dropped as soon as it was created")
-    return version
+    return require_versions(session, name, tables)
+
+
+def add_to_publication(
+    session: PostgresSession, name: str, tables: Sequence[SourceTable]
+) -> Mapping[int, str]:
+    """Let publication `name` have all of `tables`, and return its version for each, by OID."""
+    present = frozenset(find_publication(session, name) or ())
+    if missing := [table for table in tables if table.name not in present]:
+        session.execute(f"ALTER PUBLICATION {quote(name)} ADD TABLE {_list_names(missing)}")
+    return require_versions(session, name, tables)
+
+
+def require_versions(
+    session: PostgresSession, name: str, tables: Sequence[SourceTable]
+) -> Mapping[int, str]:
+    """Return the version of publication `name` for each of `tables`, by OID.
+
+    Raises:
+        ConfigError: The publication does not send every change of `tables`.
+        SourceUnavailable: There is no such publication.
+    """
+    versions = check_publication(session, name, tables)
+    if versions is None:
+        raise SourceUnavailable(f"publication {name} was dropped by another session")
+    return versions
+
+
+def drop_from_publication(
+    session: PostgresSession, name: str, in_use: Collection[TableName]
+) -> None:
+    """Remove the tables that are not `in_use` from publication `name`."""
+    if unused := [t for t in find_publication(session, name) or () if t not in in_use]:
+        names = ", ".join(map(identifier, unused))
+        session.execute(f"ALTER PUBLICATION {quote(name)} DROP TABLE {names}")
+
+
+def _list_names(tables: Sequence[SourceTable]) -> str:
+    return ", ".join(identifier(table.name) for table in tables)
 
 
 def drop_publication(session: PostgresSession, name: str) -> None:
@@ -251,9 +312,12 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
 
 
 def check_position(
-    session: PostgresSession, position: SlotPosition, publication: str, table: SourceTable
+    session: PostgresSession,
+    position: SlotPosition,
+    publication: str,
+    tables: Sequence[SourceTable],
 ) -> None:
-    """Raise an error unless the server still sends every change of `table` from `position` on.
+    """Raise an error unless the server still sends every change of `tables` from `position` on.
 
     Raises:
         ConfigError: The server cannot send changes, or not to this user.
@@ -274,11 +338,11 @@ def check_position(
             f" any more. {position.copy_anew}"
         )
     ((present,),) = session.query(_PRESENT_LSN)
-    if parse_lsn(present) < position.lsn:
+    if parse_lsn(present) < position.furthest.lsn:
         raise OffsetOutOfRange(
             f"the server's WAL ends at {present}, before the checkpoint's position"
-            f" {format_lsn(position.lsn)}: a backup was restored, and changes that were read do not"
-            f" exist any more. {position.copy_anew}"
+            f" {format_lsn(position.furthest.lsn)}: a backup was restored, and changes that were"
+            f" read do not exist any more. {position.copy_anew}"
         )
     slot = find_slot(session, position.slot)
     if slot is None:
@@ -294,26 +358,32 @@ def check_position(
             " Another reader used the slot, or the job starts from an older checkpoint. If there"
             f" is a later checkpoint, start the job from that one. If not: {position.copy_anew}"
         )
-    _check_still_published(session, position, publication, table)
+    _check_still_published(session, position, publication, tables)
 
 
 def _check_still_published(
-    session: PostgresSession, position: SlotPosition, publication: str, table: SourceTable
+    session: PostgresSession,
+    position: SlotPosition,
+    publication: str,
+    tables: Sequence[SourceTable],
 ) -> None:
-    """Raise OffsetOutOfRange unless the publication sends every change of `table`.
+    """Raise OffsetOutOfRange unless the publication sends every change of `tables`.
 
     The server silently leaves out what the publication did not have when it was changed. So a
     publication that is repaired now does not bring these changes back.
     """
     reason = f"publication {publication} does not exist any more"
+    known = {table.oid: table.published for table in position.tables}
     try:
-        version = check_publication(session, publication, table)
-        if version == position.table.published:
+        versions = check_publication(session, publication, tables)
+    except _NotPublished as error:
+        reason = f"publication {publication} no longer sends every change of {error.what}"
+    else:
+        altered = [t for t in tables if versions is not None and versions[t.oid] != known[t.oid]]
+        if versions is not None and not altered:
             return
-        if version is not None:
+        if altered:
             reason = f"publication {publication} was altered, or dropped and created again"
-    except ConfigError:
-        reason = f"publication {publication} no longer sends every change of table {table.name}"
     raise OffsetOutOfRange(
         f"{reason}: since then the server leaves out changes. {position.copy_anew}"
     )

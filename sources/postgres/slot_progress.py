@@ -159,7 +159,7 @@ def measure_position(
     """
     slot = read_slot(session, position.slot)
     copies = tuple(
-        _measure_copies(session, [position.table], chunk_rows=chunk_rows, in_chunks=in_chunks)
+        _measure_copies(session, position.tables, chunk_rows=chunk_rows, in_chunks=in_chunks)
     )
     if slot is None:
         warning = SourceWarning("missing", f"slot {position.slot} does not exist any more")
@@ -196,11 +196,11 @@ def _measure_copies(
         # The position joins neighbouring chunks of equal snapshots, so their number says little.
         chunks = math.ceil(copied.rows / chunk_rows)
         chunks_expected: int | None = None
-        if table.name not in in_chunks:
+        if str(table.name) not in in_chunks:
             chunks = len(copied.chunks)
         elif expected is not None:
             chunks_expected = max(1, math.ceil(expected / chunk_rows))
-        yield CopyProgress(table.name, copied.rows, chunks, expected, chunks_expected)
+        yield CopyProgress(str(table.name), copied.rows, chunks, expected, chunks_expected)
 
 
 def _show(size: int) -> str:

@@ -1,10 +1,11 @@
-"""The source of a Postgres table's changes that users describe."""
+"""The source of the changes of Postgres tables that users describe."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import pyarrow as pa
 
@@ -12,7 +13,7 @@ from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSessi
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
-from onceflow.core.errors import ConfigError, OffsetOutOfRange
+from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import accept_durations, choice_of
 from onceflow.core.spi import ReaderContext, Source, SourceProgress, SourceReader, Split
 from onceflow.core.spi.options import document_options
@@ -24,7 +25,8 @@ from onceflow.sources.postgres.position import SlotPosition, TablePosition
 from onceflow.sources.postgres.reader import PostgresReader
 from onceflow.sources.postgres.settings import ChangesOptions, FirstCopy, ReaderSettings
 from onceflow.sources.postgres.slot_progress import measure_position
-from onceflow.sources.postgres.table import SourceTable, describe_table
+from onceflow.sources.postgres.table import SourceTable, describe_table, format_name, parse_name
+from onceflow.sources.postgres.table_set import adapt_position
 
 _SESSION_NAME = "onceflow changes"
 
@@ -34,7 +36,11 @@ _SESSION_NAME = "onceflow changes"
 @check_fields
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PostgresChanges(ChangesOptions, Source):
-    """A source that copies a table of Postgres and follows its changes, each exactly once.
+    """A source that copies tables of Postgres and follows their changes, each exactly once.
+
+    With `table`, it has one stream. With `tables`, or with a `publication` alone, it has an output
+    for each table: `Pipeline.read_outputs` returns their streams. Changes of one transaction are in
+    one checkpoint, also those of several tables, unless there are more than `transaction_rows_max`.
 
     Rows have the table's columns and `_op`: `r` for a copied row, `c` for an insert, `u` for an
     update and `d` for a delete. The sinks take it as `operation_column="_op"`. An update that
@@ -52,27 +58,56 @@ class PostgresChanges(ChangesOptions, Source):
 
     The property `schema` returns the columns of the rows instead.
     """
-    _table_name: TableName = field(init=False)
+    _names: Mapping[str, TableName] = field(init=False)
+    """The tables by the names that the user gave; empty if the publication names them."""
     _slot_name: str | None = field(init=False)
-    _described: SourceTable | None = field(init=False, default=None)
+    _described: Mapping[str, SourceTable] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         endpoint_of(self, lock_timeout_s=self.statement_timeout_s)
-        try:
-            name = TableName.parse(self.table)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        object.__setattr__(self, "_names", self._parse_names())
         choice_of(FirstCopy, self.first_copy, setting="first_copy")
-        for setting in ("chunk_rows", "batch_rows", "transaction_rows_max"):
+        for setting in ("chunk_rows", "batch_rows", "transaction_rows_max", "copy_parallelism"):
             if getattr(self, setting) < 1:
                 raise ConfigError(f"{setting}={getattr(self, setting)} is not 1 or more")
         if self.status_interval <= 0:
             raise ConfigError(f"status_interval={self.status_interval} is not positive")
-        object.__setattr__(self, "_table_name", name)
         object.__setattr__(self, "_slot_name", self.slot)
 
+    def _parse_names(self) -> Mapping[str, TableName]:
+        """Return the tables by the names that the user gave.
+
+        Raises:
+            ConfigError: The options contradict each other, or a name has another form.
+        """
+        if self.table is not None and self.tables is not None:
+            raise ConfigError("table= and tables= are both given: give one of them")
+        if self.table is None and self.tables is None and self.publication is None:
+            raise ConfigError(
+                "no table is named: give table= for one table, tables= for several, or"
+                " publication= for all tables of a publication"
+            )
+        if self.tables is not None and not self.tables:
+            raise ConfigError("tables= is empty: name the tables")
+        if self.table is None and self._columns is not None:
+            raise ConfigError("schema= is for the one table of table=: give schemas= instead")
+        names = (self.table,) if self.table is not None else tuple(self.tables or ())
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"tables= names {doubled[0]!r} twice")
+        for name in self.schemas or {}:
+            if self.table is not None or (names and name not in names):
+                raise ConfigError(
+                    f"schemas= names {name!r}, which is not in tables="
+                    f"{'; for table=, give schema=' if self.table is not None else ''}"
+                )
+        return {name: parse_name(name) for name in names}
+
     def __repr__(self) -> str:
-        return f"PostgresChanges(table={self.table!r}, {self.endpoint})"
+        if self.table is not None:
+            return f"PostgresChanges(table={self.table!r}, {self.endpoint})"
+        if self.tables is not None:
+            return f"PostgresChanges(tables={list(self.tables)!r}, {self.endpoint})"
+        return f"PostgresChanges(publication={self.publication!r}, {self.endpoint})"
 
     @property
     def endpoint(self) -> PostgresEndpoint:
@@ -106,11 +141,13 @@ class PostgresChanges(ChangesOptions, Source):
         return self.publication or self.slot_name
 
     @property
-    def described_table(self) -> SourceTable:
-        """The table as the server describes it. The first access asks the server.
+    def described_tables(self) -> Mapping[str, SourceTable]:
+        """The tables as the server describes them, by the names of their outputs.
+
+        The first access asks the server.
 
         Raises:
-            ConfigError: The table cannot be read; the message says what to do.
+            ConfigError: A table cannot be read; the message says what to do.
             SourceUnavailable: The server does not answer.
         """
         if self._described is None:
@@ -121,8 +158,13 @@ class PostgresChanges(ChangesOptions, Source):
 
     @property  # type: ignore[misc]
     def schema(self) -> pa.Schema:
-        """The columns of every batch. Raises the errors of `described_table`."""
-        return schema_of_changes(self.described_table.schema)
+        """The columns of every batch with `table`, otherwise empty.
+
+        Raises the errors of `described_tables`.
+        """
+        if self.table is None:
+            return pa.schema([])
+        return schema_of_changes(self.described_tables[self.table].schema)
 
     @schema.setter
     def schema(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -132,6 +174,17 @@ class PostgresChanges(ChangesOptions, Source):
         # rows.
         given = None if columns is None else schema_of(columns)
         object.__setattr__(self, "_columns", given)
+
+    @property
+    def outputs(self) -> Mapping[str, pa.Schema]:
+        """The columns of each table's output; empty with `table`.
+
+        Raises the errors of `described_tables`.
+        """
+        if self.table is not None:
+            return {}
+        described = self.described_tables.items()
+        return {name: schema_of_changes(table.schema) for name, table in described}
 
     @property
     def bounded(self) -> bool:
@@ -145,63 +198,97 @@ class PostgresChanges(ChangesOptions, Source):
         return bound
 
     def validate(self) -> None:
-        """Raise ConfigError unless the server sends the changes of the table to this user.
+        """Raise ConfigError unless the server sends the changes of the tables to this user.
 
         Raises:
             SourceUnavailable: The server does not answer.
         """
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
             slots.check_server(session)
-            table = self._describe(session)
-            slots.check_publication(session, self.publication_name, table)
-        if table.unsent_columns:
-            slots.logger.warning(
-                "table %s: an update that leaves a large value of %s as it was ends the job,"
-                " because Postgres does not send the value. Run: ALTER TABLE %s REPLICA IDENTITY"
-                " FULL",
-                table.name,
-                ", ".join(table.unsent_columns),
-                table.name,
-            )
+            tables = tuple(self._describe(session).values())
+            if self.publication is not None:
+                slots.check_publication(session, self.publication, tables)
+        for table in tables:
+            if table.unsent_columns:
+                slots.logger.warning(
+                    "table %s: an update that leaves a large value of %s as it was ends the job,"
+                    " because Postgres does not send the value. Run: ALTER TABLE %s REPLICA"
+                    " IDENTITY FULL",
+                    table.name,
+                    ", ".join(table.unsent_columns),
+                    table.name,
+                )
 
     def splits(self) -> Sequence[Split]:
         """Create publication and slot if there are none. Return one split: the slot's position.
 
         Raises:
-            ConfigError: The table, the publication or the slot cannot be used.
+            ConfigError: A table, the publication or the slot cannot be used.
             SourceUnavailable: The server does not answer.
         """
         name = self.slot_name
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
             cluster = slots.check_server(session)
-            table = self.described_table
-            lsn, published = self._prepare_slot(session, name, table)
+            tables = tuple(self.described_tables.values())
+            lsn, versions = self._prepare_slot(session, name, tables)
         position = SlotPosition(
             slot=name,
             system=cluster.system,
             timeline=cluster.timeline,
             lsn=lsn,
-            table=TablePosition(
-                str(table.name), table.oid, CopiedChunks() if self.copies_rows else None, published
+            tables=tuple(
+                TablePosition(
+                    table.name,
+                    table.oid,
+                    CopiedChunks() if self.copies_rows else None,
+                    versions[table.oid],
+                )
+                for table in tables
             ),
         )
         return [position.to_split()]
 
     def discover(self, known: Sequence[Split]) -> Sequence[Split]:
-        """Return `known`, after checking that the slot still has everything that follows.
+        """Return `known` with the tables that are read now.
+
+        Checks that the slot still has everything that follows. Adds new tables to the publication
+        if it belongs to this source.
 
         Raises:
-            OffsetOutOfRange: The slot is gone or past the position, or the table was replaced.
+            ConfigError: The user's publication lacks a new table.
+            OffsetOutOfRange: The slot is gone or past the position, or a table was replaced.
             StateIncompatible: `known` belongs to another source.
             SourceUnavailable: The server does not answer.
         """
         positions = [SlotPosition.from_split(split) for split in known]
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
-            table = self._describe(session)
-            for position in positions:
-                _check_table(position, table)
-                slots.check_position(session, position, self.publication_name, table)
-        return known
+            tables = tuple(self._describe(session).values())
+            return [self._adapt(session, position, tables).to_split() for position in positions]
+
+    def _adapt(
+        self, session: PostgresSession, position: SlotPosition, tables: Sequence[SourceTable]
+    ) -> SlotPosition:
+        adapted = adapt_position(position, tables, only_same=self.table is not None)
+        name = self.publication_name
+        slots.check_position(session, position, name, adapted.kept)
+        for removed in adapted.removed:
+            slots.logger.warning(
+                "table %s is not read any more: the options do not name it. If they name it again"
+                " later, it is copied anew",
+                removed.name,
+            )
+        if self.publication is None:
+            in_use = {table.name for table in position.tables} | {t.name for t in tables}
+            slots.drop_from_publication(session, name, in_use)
+        if not adapted.added:
+            return adapted.position
+        if self.publication is None:
+            versions = slots.add_to_publication(session, name, adapted.added)
+        else:
+            versions = slots.require_versions(session, name, adapted.added)
+        for added in adapted.added:
+            slots.logger.info("table %s is read from now on: its copy begins", added.name)
+        return adapted.set_versions(versions)
 
     def measure(self, splits: Sequence[Split]) -> SourceProgress | None:
         """Return the distance of the slot from the end of the WAL, and the first copy's progress.
@@ -210,21 +297,27 @@ class PostgresChanges(ChangesOptions, Source):
         """
         if not splits:
             return None
-        table = self.described_table
+        tables = self.described_tables.values()
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
             return measure_position(
                 session,
                 SlotPosition.from_split(splits[0]),
                 chunk_rows=self.chunk_rows,
-                in_chunks={str(table.name)} if table.has_chunks else (),
+                in_chunks={str(table.name) for table in tables if table.has_chunks},
             )
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`. It connects with the first poll."""
+        described = self.described_tables
         settings = ReaderSettings(
             endpoint=self.endpoint,
-            table=self.described_table,
+            tables=tuple(described.values()),
+            outputs={}
+            if self.table is not None
+            else {table.oid: name for name, table in described.items()},
             publication=self.publication_name,
+            copies_rows=self.copies_rows,
+            copy_parallelism=self.copy_parallelism,
             chunk_rows=self.chunk_rows,
             batch_rows=self.batch_rows,
             transaction_rows_max=self.transaction_rows_max,
@@ -235,23 +328,53 @@ class PostgresChanges(ChangesOptions, Source):
         return PostgresReader(settings, splits, context)
 
     def describe_tables(self, session: PostgresSession) -> Sequence[SourceTable]:
-        """Return the tables as the server describes them now. Raises those of `described_table`."""
-        return [self._describe(session)]
+        """Return the tables as the server describes them. Raises those of `described_tables`."""
+        return tuple(self._describe(session).values())
 
-    def _describe(self, session: PostgresSession) -> SourceTable:
-        return describe_table(session, self._table_name, self._columns)
+    def _describe(self, session: PostgresSession) -> Mapping[str, SourceTable]:
+        """Return the tables as the server describes them now, by the names of their outputs."""
+        names = self._names or self._list_published(session)
+        tables: dict[str, SourceTable] = {}
+        by_oid: dict[int, str] = {}
+        for output, name in names.items():
+            given = (self.schemas or {}).get(output)
+            columns = (
+                self._columns
+                if given is None
+                else schema_of(cast("SchemaLike", given), setting=f"schemas[{output!r}]")
+            )
+            table = describe_table(session, name, columns)
+            if table.oid in by_oid:
+                raise ConfigError(
+                    f"tables= names table {table.name} twice: {by_oid[table.oid]!r} and {output!r}"
+                )
+            tables[output] = table
+            by_oid[table.oid] = output
+        return tables
+
+    def _list_published(self, session: PostgresSession) -> Mapping[str, TableName]:
+        """Return the tables of the user's publication, by the names of their outputs."""
+        assert self.publication is not None
+        names = slots.find_publication(session, self.publication)
+        if not names:
+            state = "does not exist" if names is None else "has no table"
+            raise ConfigError(
+                f"publication {self.publication} {state}, and its tables are to be read: correct"
+                " publication=, or name the tables with tables="
+            )
+        return {format_name(name): name for name in names}
 
     def _prepare_slot(
-        self, session: PostgresSession, name: str, table: SourceTable
-    ) -> tuple[int, str]:
-        """Return the position of the slot, and the publication's version.
+        self, session: PostgresSession, name: str, tables: Sequence[SourceTable]
+    ) -> tuple[int, Mapping[int, str]]:
+        """Return the position of the slot, and the publication's version for each table, by OID.
 
         A new slot is behind its publication.
 
         pgoutput looks for the publication as of each change, so it must exist before the slot.
         """
         publication = self.publication_name
-        published = slots.check_publication(session, publication, table)
+        versions = slots.check_publication(session, publication, tables)
         state = slots.find_slot(session, name)
         if state is not None:
             if state.is_active:
@@ -259,47 +382,42 @@ class PostgresChanges(ChangesOptions, Source):
                     f"slot {name} is in use by another reader: stop that reader, or give slot="
                     " another name"
                 )
-            if published is None:
+            if versions is None:
                 raise ConfigError(
                     f"slot {name} exists, and publication {publication} does not: changes before"
                     " the publication cannot be read. Drop the slot (SELECT"
                     f" pg_drop_replication_slot('{name}')), or give publication= the right name"
                 )
             slots.logger.info("slot %s exists, and is read from its position", name)
-            return state.confirmed, published
-        self._check_access(session, table, creates_publication=published is None)
-        is_own = published is None
-        if published is None:
-            published = slots.create_publication(session, publication, table)
+            return state.confirmed, versions
+        self._check_access(session, tables, creates_publication=versions is None)
+        is_own = versions is None
+        if versions is None:
+            versions = slots.create_publication(session, publication, tables)
         try:
-            return slots.create_slot(session, name), published
+            return slots.create_slot(session, name), versions
         except BaseException:
             if is_own and session.is_open:
                 slots.drop_publication(session, publication)
             raise
 
     def _check_access(
-        self, session: PostgresSession, table: SourceTable, *, creates_publication: bool
+        self,
+        session: PostgresSession,
+        tables: Sequence[SourceTable],
+        *,
+        creates_publication: bool,
     ) -> None:
         """Raise ConfigError if the user cannot read changes, before anything is created."""
         check_replication(self.endpoint, _SESSION_NAME)
-        missing = find_missing_privileges(
-            session,
-            table.name,
-            table.oid,
-            [column.name for column in table.columns],
-            copies_rows=self.copies_rows,
-            creates_publication=creates_publication,
-        )
-        for privilege in missing:
-            raise ConfigError(str(privilege))
-
-
-def _check_table(position: SlotPosition, table: SourceTable) -> None:
-    known = position.table
-    if known.oid != table.oid:
-        raise OffsetOutOfRange(
-            f"table {table.name} was dropped and created again (oid {known.oid}, now {table.oid}),"
-            f" or the checkpoint is about table {known.name}. If it is about that one, correct"
-            f" table=. If not: {position.copy_anew}"
-        )
+        for table in tables:
+            missing = find_missing_privileges(
+                session,
+                table.name,
+                table.oid,
+                [column.name for column in table.columns],
+                copies_rows=self.copies_rows,
+                creates_publication=creates_publication,
+            )
+            for privilege in missing:
+                raise ConfigError(str(privilege))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError
 from onceflow.sources.postgres.columns import converter_of, default_type, is_text_form
 
+_PARTS = re.compile(r'(?:(?P<schema>"(?:[^"]|"")+"|[^."]+)\.)?(?P<table>"(?:[^"]|"")+"|[^."]+)')
 FULL = "f"
 _NOTHING = "n"
 _WHOLE_NUMBERS = frozenset({"int2", "int4", "int8"})
@@ -150,6 +152,33 @@ class SourceTable:
         if self.identity == FULL:
             return ()
         return tuple(column.name for column in self.columns if column.can_be_large)
+
+
+def parse_name(text: str) -> TableName:
+    """Return the name in `table` or `schema.table`, where a part with a dot is in double quotes.
+
+    Raises:
+        ConfigError: The text has another form.
+    """
+    parts = _PARTS.fullmatch(text)
+    if parts is not None and '."' in f".{text}":
+        schema, name = (_unquote(parts[group] or "") for group in ("schema", "table"))
+        if "." in schema + name:
+            return TableName(schema or None, name)
+    try:
+        return TableName.parse(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def format_name(name: TableName) -> str:
+    """Return `name` in the form that `parse_name` reads."""
+    parts = [name.name] if name.schema is None else [name.schema, name.name]
+    return ".".join(f'"{p.replace(chr(34), chr(34) * 2)}"' if "." in p else p for p in parts)
+
+
+def _unquote(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
 def describe_table(session: Session, name: TableName, columns: pa.Schema | None) -> SourceTable:

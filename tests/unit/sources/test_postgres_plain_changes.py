@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -50,15 +51,13 @@ _TABLE = SourceTable(
     ignored=frozenset({"left_out"}),
 )
 _TYPES = {"id": 23, "v": 25, "b": 16, "n": 701, "left_out": 25}
-_START = SlotPosition("s", "1", 1, 100, TablePosition("public.t", _OID, None))
+_AT_START = TablePosition(TableName("public", "t"), _OID, None)
+_START = SlotPosition("s", "1", 1, 100, (_AT_START,))
 
 
 def _relation(*names: str) -> bytes:
     columns = b"".join(
-        (b"\1" if name == "id" else b"\0")
-        + name.encode()
-        + b"\0"
-        + struct.pack("!Ii", _TYPES[name], -1)
+        bytes([name == "id"]) + name.encode() + b"\0" + struct.pack("!Ii", _TYPES[name], -1)
         for name in names
     )
     head = b"R" + struct.pack("!I", _OID) + b"public\0t\0d"
@@ -109,7 +108,7 @@ def _draw_change(draw: random.Random) -> bytes:
 
 
 def _read(messages: Sequence[bytes], *, by_columns: bool, take_after: int = 10**9) -> pa.Table:
-    reader = ChangeReader(_TABLE, _START, cut_changes=5)
+    reader = ChangeReader([_TABLE], _START, cut_changes=5)
     builder = RowBuilder(_TABLE)
     batches: list[pa.RecordBatch] = []
     for number, message in enumerate(messages):
@@ -123,10 +122,8 @@ def _read(messages: Sequence[bytes], *, by_columns: bool, take_after: int = 10**
 
 
 def _take(reader: ChangeReader, builder: RowBuilder) -> pa.RecordBatch:
-    taken = reader.take()
-    if taken.columns:
-        return builder.build_columns(taken.columns, taken.operations)
-    return builder.build(taken.rows, taken.operations)
+    taken = reader.take().tables
+    return builder.build_changes(taken[0]) if taken else builder.build((), ())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -155,7 +152,7 @@ def test_messages_before_other_columns_are_read_with_their_own() -> None:
 def test_an_unchanged_large_value_is_refused_and_a_left_out_one_is_not() -> None:
     row = (b"n" + b"b" + struct.pack("!I", 4) + bytes(4), b"u", b"n", b"n")
     unsent = _change(b"U", b"N", struct.pack("!H", 5) + b"".join(row))
-    reader = ChangeReader(_TABLE, _START, cut_changes=5)
+    reader = ChangeReader([_TABLE], _START, cut_changes=5)
     for message in (_begin(200), _ALL, unsent, _commit(200)):
         reader.add_message(message)
     with pytest.raises(BadRecord, match="left the large value of column 'v' as it was"):
@@ -174,21 +171,19 @@ def test_a_row_with_too_few_columns_is_refused() -> None:
 
 
 def test_changes_that_the_copy_contains_are_left_out() -> None:
-    copied = CopiedChunks().extend(None, "10:20:", 1_000)
-    position = SlotPosition("s", "1", 1, 100, TablePosition("public.t", _OID, copied))
-    reader = ChangeReader(_TABLE, position, cut_changes=5)
+    copied = CopiedChunks().divide(()).extend(0, None, "10:20:", 1_000)
+    position = replace(_START, tables=(replace(_AT_START, copied=copied),))
+    reader = ChangeReader([_TABLE], position, cut_changes=5)
     insert = _change(b"I", b"N", encode_tuple((None, bytes(4), None, None, None)))
     for lsn, xid in ((200, 9), (300, 25), (2_000, 9)):
         for message in (_begin(lsn, xid), _ALL, insert, _commit(lsn)):
             reader.add_message(message)
-    assert len(reader.take().operations) == 2
+    assert len(reader.take().tables[0].operations) == 2
 
 
 def test_the_part_of_a_cut_transaction_that_was_read_is_skipped() -> None:
-    cut = SlotPosition(
-        "s", "1", 1, 100, TablePosition("public.t", _OID, None), cut=Cut(200, changes=2)
-    )
-    reader = ChangeReader(_TABLE, cut, cut_changes=1)
+    cut = replace(_START, cut=Cut(200, changes=2))
+    reader = ChangeReader([_TABLE], cut, cut_changes=1)
     inserts = [
         _change(b"I", b"N", encode_tuple((None, id_.to_bytes(4), None, None, None)))
         for id_ in range(3)

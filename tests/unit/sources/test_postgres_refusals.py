@@ -8,6 +8,7 @@ import pytest
 
 from onceflow.clients.postgres.replication import StreamRefused
 from onceflow.clients.sql.session import SqlError
+from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import (
     BadRecord,
     ConfigError,
@@ -26,7 +27,7 @@ from onceflow.sources.postgres.refusals import (
     to_stream_error,
 )
 
-_POSITION = SlotPosition("s", "1", 1, 100, TablePosition("public.t", 7, None))
+_POSITION = SlotPosition("s", "1", 1, 100, (TablePosition(TableName("public", "t"), 7, None),))
 _STREAM_ERRORS: dict[Refusal, type[OnceflowError]] = {
     Refusal.PASSES: SourceUnavailable,
     Refusal.IN_USE: SourceUnavailable,

@@ -40,9 +40,23 @@ _TABLE = SourceTable(
 _ID = pgoutput.RelationColumn("id", 23, -1, True)
 _V = pgoutput.RelationColumn("v", 25, -1, False)
 _RELATION = pgoutput.Relation(_OID, "public", "t", "d", (_ID, _V))
-_START = SlotPosition("s", "1", 1, 100, TablePosition("public.t", _OID, None))
+_START = SlotPosition("s", "1", 1, 100, (TablePosition(TableName("public", "t"), _OID, None),))
 _COMMITTED_MS = 946_684_800_000
 """The time 0 of Postgres, 2000-01-01, at which the transactions commit."""
+
+
+def _with_copied(copied: CopiedChunks) -> SlotPosition:
+    (table,) = _START.tables
+    return replace(_START, tables=(replace(table, copied=copied),))
+
+
+def _copied(*snapshots: str) -> CopiedChunks:
+    """Return a copy whose chunks end at 5, 10, … and have these snapshots."""
+    uppers = [*((5 * at,) for at in range(1, len(snapshots))), None]
+    copied = CopiedChunks().divide(())
+    for upper, snapshot in zip(uppers, snapshots, strict=True):
+        copied = copied.extend(0, upper, snapshot, 400)
+    return copied
 
 
 def _key(number: int) -> bytes:
@@ -64,12 +78,20 @@ def _commit(lsn: int) -> pgoutput.TransactionCommit:
 def _reader(
     position: SlotPosition = _START, *, cut_changes: int = 100, table: SourceTable = _TABLE
 ) -> ChangeReader:
-    return ChangeReader(table, position, cut_changes=cut_changes)
+    return ChangeReader([table], position, cut_changes=cut_changes)
+
+
+def _rows(reader: ChangeReader) -> Sequence[Sequence[pgoutput.Value]]:
+    (changed,) = reader.take().tables
+    return changed.rows
 
 
 def _taken(reader: ChangeReader) -> list[tuple[str, int]]:
-    taken = reader.take()
-    rows = zip(taken.operations, taken.rows, strict=True)
+    rows = [
+        pair
+        for changed in reader.take().tables
+        for pair in zip(changed.operations, changed.rows, strict=True)
+    ]
     return [(operation, int.from_bytes(bytes(row[0] or b""), "big")) for operation, row in rows]  # type: ignore[arg-type]
 
 
@@ -167,7 +189,7 @@ def test_an_unchanged_large_value_comes_from_the_old_row_or_is_refused() -> None
     reader = _reader()
     known = pgoutput.Update(_OID, None, (_key(1), b"long"), (_key(1), UNCHANGED))
     _add(reader, _begin(200), _RELATION, known, _commit(200))
-    assert reader.take().rows == [[_key(1), b"long"]]
+    assert _rows(reader) == [[_key(1), b"long"]]
     unknown = pgoutput.Update(_OID, None, None, (_key(1), UNCHANGED))
     _add(reader, _begin(300))
     with pytest.raises(BadRecord, match=r"'v' as it was.*REPLICA IDENTITY FULL"):
@@ -178,7 +200,7 @@ def test_a_null_is_told_from_an_unchanged_value() -> None:
     reader = _reader()
     update = pgoutput.Update(_OID, None, (_key(1), b"long"), (_key(1), None))
     _add(reader, _begin(200), _RELATION, update, _commit(200))
-    assert reader.take().rows == [[_key(1), None]]
+    assert _rows(reader) == [[_key(1), None]]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +230,7 @@ def test_a_new_column_is_left_out_if_the_user_has_named_the_columns() -> None:
     wide = replace(_RELATION, columns=(pgoutput.RelationColumn("w", 25, -1, False), _V, _ID))
     insert = pgoutput.Insert(_OID, (b"w", b"v", _key(5)))
     _add(reader, _begin(200), wide, insert, _commit(200))
-    assert reader.take().rows == [[_key(5), b"v"]]
+    assert _rows(reader) == [[_key(5), b"v"]]
 
 
 def test_a_truncate_is_refused_unless_the_copy_came_after_it() -> None:
@@ -217,8 +239,8 @@ def test_a_truncate_is_refused_unless_the_copy_came_after_it() -> None:
     _add(reader, _begin(200), pgoutput.Truncate((8,)))
     with pytest.raises(BadRecord, match="was truncated"):
         reader.add(truncate)
-    copied = CopiedChunks().extend((5,), "10:10:", 300).extend(None, "10:12:", 400)
-    position = replace(_START, table=replace(_START.table, copied=copied))
+    copied = _copied("10:10:", "10:12:")
+    position = _with_copied(copied)
     _add(_reader(position), _begin(200, xid=9), truncate)
     with pytest.raises(BadRecord, match="was truncated"):
         _add(_reader(position), _begin(200, xid=11), truncate)
@@ -242,12 +264,12 @@ def test_a_table_that_was_created_again_stops_the_reader() -> None:
 
 
 def test_a_position_survives_its_encoding() -> None:
-    copied = CopiedChunks().extend((1, "ä"), "10:20:11,12", 300).extend(None, "30:30:", 400)
+    copied = CopiedChunks().divide([(1, "ä")]).extend(0, (1, "ä"), "10:20:11,12", 300)
     for position in (
         _START,
         replace(_START, cut=Cut(200, 3)),
-        replace(_START, table=replace(_START.table, copied=copied)),
-        replace(_START, table=replace(_START.table, copied=CopiedChunks())),
+        _with_copied(copied),
+        _with_copied(CopiedChunks()),
     ):
         assert SlotPosition.from_split(position.to_split()) == position
     with pytest.raises(StateIncompatible, match="written by another source"):

@@ -1,0 +1,250 @@
+"""The changes of one table that wait to be taken, and how its messages are read. No I/O.
+
+A plain message is one change with one row, and needs no look at its values. Plain messages are
+queued as they are, and read together by columns when they are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from onceflow.clients.postgres import pgoutput
+from onceflow.clients.postgres.binary_rows import BinaryColumn, encode_tuple, split_tuples
+from onceflow.clients.postgres.catalog import identifier
+from onceflow.clients.postgres.pgoutput import UNCHANGED, Row, Value
+from onceflow.core.errors import BadRecord
+from onceflow.sources.postgres.first_copy import CopyFilter
+from onceflow.sources.postgres.keys import key_of
+from onceflow.sources.postgres.position import TablePosition
+from onceflow.sources.postgres.table import FULL, SourceTable
+from onceflow.sources.postgres.text_values import Encode, binary_encoder
+
+INSERT, UPDATE, DELETE = "c", "u", "d"
+ROW_START = 6
+"""The index of the row in a plain message, after its kind, the table's OID and the mark."""
+_ROW_PREFIX = bytes(ROW_START)
+_PLAIN_MARKS = (
+    (b"I", b"N", INSERT),
+    (b"U", b"N", UPDATE),
+    (b"D", b"K", DELETE),
+    (b"D", b"O", DELETE),
+)
+"""The kinds of plain messages, and the marks of their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """Changes of a table in commit order: an operation for each, and the values of their rows."""
+
+    table: int
+    """The OID of the table."""
+    operations: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+    """The values of each row; empty if `columns` has the values."""
+    columns: Sequence[BinaryColumn] = ()
+    """The values of each column, if all of them are binary."""
+
+
+class QueuedChanges:
+    """The changes of one table that were not taken yet, and how its messages are read."""
+
+    def __init__(
+        self,
+        table: SourceTable,
+        position: TablePosition,
+        *,
+        are_sent_as_text: bool,
+        copy_anew: str,
+    ) -> None:
+        """`are_sent_as_text` is true if the stream sends texts, `copy_anew` an advice for users."""
+        self.table = table
+        self.filter = None if position.copied is None else CopyFilter(position.copied)
+        """The filter of the changes that the first copy contains; None once it is passed."""
+        self.ahead = position.ahead
+        """The position up to which changes were returned before; None once it is passed."""
+        self.complete = 0
+        """The number of changes of transactions that ended."""
+        self._copy_anew = copy_anew
+        self._operations: list[str] = []
+        self._rows: list[list[Value] | bytes] = []
+        """The values of rows, or plain messages."""
+        self._columns: list[int] | None = None
+        """The index of each column in the relation's rows; None before the first relation."""
+        self._relation_columns = 0
+        self._encoders: Sequence[Encode] = ()
+        """The conversions of texts; empty if the stream sends none."""
+        if are_sent_as_text:
+            self._encoders = [
+                str.encode if column.is_text_form else binary_encoder(column.source)
+                for column in table.columns
+            ]
+        oid = table.oid.to_bytes(4, "big")
+        self._plain_starts = {kind + oid + mark: op for kind, mark, op in _PLAIN_MARKS}
+        names = [column.name for column in table.columns]
+        self._key_indexes = [names.index(name) for name in table.key]
+
+    @property
+    def count(self) -> int:
+        """The number of changes."""
+        return len(self._operations)
+
+    @property
+    def plain_starts(self) -> Mapping[bytes, str]:
+        """The operation by the first bytes of a plain message; empty before the first relation."""
+        is_plain = self._columns is not None and not self._encoders
+        return self._plain_starts if is_plain else {}
+
+    def passes_all(self, commit_lsn: int) -> bool:
+        """Return True if no change of a transaction with this commit LSN must be left out."""
+        ahead = self.ahead
+        if ahead is not None and ahead.includes(commit_lsn, 1):
+            return False
+        return self.filter is None or not self.filter.may_contain(commit_lsn)
+
+    def pass_position(self, lsn: int) -> bool:
+        """Forget what ends before `lsn`. Return True if something is left that does not."""
+        if self.filter is not None and not self.filter.may_contain(lsn):
+            self.filter = None
+        if self.ahead is not None and self.ahead.order <= (lsn, 0):
+            self.ahead = None
+        return self.filter is not None or self.ahead is not None
+
+    def contains(self, xid: int, row: Sequence[Value]) -> bool:
+        """Return True if the first copy contains a change of `row` by transaction `xid`."""
+        assert self.filter is not None
+        return self.filter.contains(xid, key_of(self.table, row) if self.table.has_chunks else None)
+
+    def add(self, operation: str, row: list[Value] | bytes) -> None:
+        """Queue a change: the values of its row, or a plain message.
+
+        Raises:
+            BadRecord: The values lack a large one.
+        """
+        if operation != DELETE and not isinstance(row, bytes):
+            self._require_sent(row)
+        self._operations.append(operation)
+        self._rows.append(row)
+
+    def read(self, count: int) -> ChangedRows:
+        """Return the first `count` changes, which stay queued.
+
+        Raises:
+            BadRecord: A change cannot be passed on exactly.
+        """
+        operations, rows = self._operations[:count], self._rows[:count]
+        if any(isinstance(row, bytes) for row in rows) and self._columns is not None:
+            messages = [row if isinstance(row, bytes) else self._encode(row) for row in rows]
+            if None not in messages:
+                columns = split_tuples(
+                    cast("list[bytes]", messages), ROW_START, self._relation_columns, self._columns
+                )
+                if columns is not None and self._have_keys(operations, columns):
+                    return ChangedRows(self.table.oid, operations, (), columns)
+        return ChangedRows(self.table.oid, operations, [self._read_row(row) for row in rows])
+
+    def drop(self, count: int) -> None:
+        """Forget the first `count` changes."""
+        del self._operations[:count], self._rows[:count]
+        self.complete = 0
+
+    def key(self, row: Sequence[Value]) -> tuple[Value, ...]:
+        """Return the values of the key in `row`."""
+        return tuple(row[at] for at in self._key_indexes)
+
+    def pick(self, row: Row) -> list[Value]:
+        """Return the values of the table's columns, in binary format or as the bytes of texts."""
+        name = self.table.name
+        if self._columns is None:
+            raise BadRecord(f"a change of {name} came before its columns")
+        if len(row) != self._relation_columns:
+            raise BadRecord(
+                f"a change of {name} has {len(row)} columns, and the table had"
+                f" {self._relation_columns}"
+            )
+        picked = [row[at] for at in self._columns]
+        if not self._encoders:
+            return picked
+        return [
+            encode(value) if isinstance(value, str) else value
+            for value, encode in zip(picked, self._encoders, strict=True)
+        ]
+
+    def find_difference(self, relation: pgoutput.Relation) -> str | None:
+        """Find the table's columns in the rows that follow; return how they differ, or None."""
+        present = {column.name: at for at, column in enumerate(relation.columns)}
+        indexes: list[int] = []
+        for column in self.table.columns:
+            at = present.pop(column.name, None)
+            if at is None:
+                return f"has no column {column.name!r}"
+            if relation.columns[at].type_number != column.type_number:
+                return f"has column {column.name!r} of another type"
+            indexes.append(at)
+        key = {column.name for column in relation.columns if column.is_key}
+        # The server sends the key of an old row alone, and only if it changes.
+        if relation.identity != FULL and key != set(self.table.key):
+            return "has another replica identity"
+        added = sorted(set(present) - self.table.ignored)
+        if self.table.reads_all and added:
+            return f"has a new column {added[0]!r}"
+        if (indexes, len(relation.columns)) != (self._columns, self._relation_columns):
+            # The queued messages have the columns of before.
+            self._rows = [self._read_row(row) for row in self._rows]
+        self._columns = indexes
+        self._relation_columns = len(relation.columns)
+        return None
+
+    def require_key(self, old: Sequence[Value]) -> None:
+        """Raise BadRecord if the server sent another key than the table's: a partition's own."""
+        table = self.table
+        if table.identity != FULL and None in self.key(old):
+            raise BadRecord(
+                f"a change of table {table.name} does not have the key {', '.join(table.key)} of"
+                " its old row: a partition has another replica identity. Give all partitions the"
+                f" same one. {self._copy_anew}"
+            )
+
+    def _have_keys(self, operations: Sequence[str], columns: Sequence[BinaryColumn]) -> bool:
+        """Return True if no deleted row lacks a value of the key."""
+        if self.table.identity == FULL or DELETE not in operations:
+            return True
+        are_deleted = np.array([operation == DELETE for operation in operations])
+        return not any((columns[at].nulls & are_deleted).any() for at in self._key_indexes)
+
+    def _encode(self, row: Sequence[Value]) -> bytes | None:
+        """Return a message with the values of `row`, or None if they are not all binary."""
+        assert self._columns is not None
+        values: list[bytes | None] = [None] * self._relation_columns
+        for at, value in zip(self._columns, row, strict=True):
+            if not isinstance(value, bytes | None):
+                return None
+            values[at] = value
+        return _ROW_PREFIX + encode_tuple(values)
+
+    def _read_row(self, row: list[Value] | bytes) -> list[Value]:
+        if not isinstance(row, bytes):
+            return row
+        change = pgoutput.decode(row)
+        if isinstance(change, pgoutput.Delete):
+            old = self.pick(change.key or change.old or ())
+            self.require_key(old)
+            return old
+        assert isinstance(change, pgoutput.Insert | pgoutput.Update), change
+        values = self.pick(change.new)
+        self._require_sent(values)
+        return values
+
+    def _require_sent(self, row: Sequence[Value]) -> None:
+        table = self.table
+        for column, value in zip(table.columns, row, strict=True):
+            if value is UNCHANGED:
+                raise BadRecord(
+                    f"an update of table {table.name} left the large value of column"
+                    f" {column.name!r} as it was, and Postgres does not send such values under the"
+                    f" table's replica identity. The row has the key {self.key(row)!r}. Run ALTER"
+                    f" TABLE {identifier(table.name)} REPLICA IDENTITY FULL. {self._copy_anew}"
+                )
