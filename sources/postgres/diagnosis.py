@@ -142,9 +142,9 @@ def _judge_slot(source: PostgresChanges, session: PostgresSession) -> Sequence[F
 def _judge_tables(source: PostgresChanges, session: PostgresSession) -> Sequence[Finding]:
     tables = source.describe_tables(session)
     publication = source.publication_name if source.has_slot_name else None
-    is_published = publication is not None and any(
-        slots.check_publication(session, publication, table) for table in tables
-    )
+    published = None if publication is None else slots.find_publication(session, publication)
+    if publication is not None and source.publication is not None:
+        slots.check_publication(session, publication, tables)
     findings: list[Finding] = []
     for table in tables:
         missing = find_missing_privileges(
@@ -153,7 +153,7 @@ def _judge_tables(source: PostgresChanges, session: PostgresSession) -> Sequence
             table.oid,
             [column.name for column in table.columns],
             copies_rows=source.copies_rows,
-            creates_publication=not is_published,
+            creates_publication=table.name not in (published or ()),
         )
         findings += _judge_table(table, tuple(missing))
     return findings

@@ -11,7 +11,7 @@ from onceflow.clients.postgres.connection import PostgresSession
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Split
 from onceflow.sources.postgres.left_slots import SlotOwner, owners_by_slot
-from onceflow.sources.postgres.position import SlotPosition, TablePosition
+from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.slot import check_server
 from onceflow.sources.postgres.slot_progress import SlotFacts
 
@@ -86,6 +86,6 @@ def test_a_server_older_than_14_is_refused_by_its_version(version: int) -> None:
 
 
 def test_the_splits_of_a_stored_job_name_the_owners_of_its_slots() -> None:
-    position = SlotPosition("s", "1", 1, 100, TablePosition("public.t", 7, None))
+    position = SlotPosition("s", "1", 1, 100, ())
     splits = [("in", position.to_split()), ("topic", Split("0", b"12"))]
     assert owners_by_slot("job", splits) == {"s": SlotOwner("job", "in")}
