@@ -61,7 +61,7 @@ def test_an_index_has_the_order_of_text_keys_only_where_their_bytes_have_that_of
     with _other_database(server, encoding) as url:
         with psycopg.connect(url, autocommit=True) as other:
             other.execute('CREATE TABLE t (id text COLLATE "C" PRIMARY KEY)')
-        table = PostgresChanges(url, table="t").described_table
+        table = PostgresChanges(url, table="t").described_tables["t"]
         assert table.has_chunks
         assert table.has_small_chunks is in_chunks
 
