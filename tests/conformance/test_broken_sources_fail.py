@@ -107,7 +107,7 @@ def _replace_first(keys: Sequence[object]) -> Sequence[object]:
     ("keys", "reason"),
     [
         (_turn, "came in the order"),
-        (_replace_first, "('orders', 'another'), which the input lacks"),
+        (_replace_first, "('orders', 0), ('orders', 6)"),
     ],
     ids=["another order", "another row"],
 )
