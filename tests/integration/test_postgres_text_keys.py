@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import psycopg
@@ -20,7 +20,7 @@ _CONTEXT = ReaderContext("job", "t", 0, 1, AttemptId(1))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedPostgres]:
+def server() -> Generator[EmbeddedPostgres]:
     with EmbeddedPostgres({"wal_level": "logical"}) as running:
         yield running
 
@@ -36,7 +36,7 @@ def _read(reader: SourceReader) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _other_database(server: EmbeddedPostgres, encoding: str) -> Iterator[str]:
+def _other_database(server: EmbeddedPostgres, encoding: str) -> Generator[str]:
     with psycopg.connect(server.url, autocommit=True) as connection:
         statement = f"CREATE DATABASE other ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
         connection.execute(statement.encode())
