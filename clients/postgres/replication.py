@@ -81,6 +81,11 @@ def to_unix_ms(postgres_us: int) -> int:
     return _EPOCH_S * 1000 + postgres_us // 1000
 
 
+def to_unix_us(postgres_us: int) -> int:
+    """Return a time of Postgres, in microseconds since 2000, in microseconds since 1970."""
+    return _EPOCH_S * 1_000_000 + postgres_us
+
+
 def parse_lsn(text: str) -> int:
     """Return the number of an LSN that Postgres has written.
 

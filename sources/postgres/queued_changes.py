@@ -7,8 +7,8 @@ queued as they are, and read together by columns when they are taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from onceflow.sources.postgres.keys import key_of
 from onceflow.sources.postgres.position import TablePosition
 from onceflow.sources.postgres.table import FULL, SourceTable
 from onceflow.sources.postgres.text_values import Encode, binary_encoder
+
+CountedTransactions: TypeAlias = Sequence[tuple[pgoutput.TransactionBegin, int]]
+"""Transactions in commit order, each with the number of its changes."""
 
 INSERT, UPDATE, DELETE = "c", "u", "d"
 ROW_START = 6
@@ -47,6 +50,8 @@ class ChangedRows:
     """The values of each row; empty if `columns` has the values."""
     columns: Sequence[BinaryColumn] = ()
     """The values of each column, if all of them are binary."""
+    transactions: CountedTransactions = ()
+    """The transactions of the changes; empty if no metadata column needs them."""
 
 
 class QueuedChanges:
@@ -75,6 +80,9 @@ class QueuedChanges:
         self._columns: list[int] | None = None
         """The index of each column in the relation's rows; None before the first relation."""
         self._relation_columns = 0
+        self._transactions: list[tuple[pgoutput.TransactionBegin, int]] = []
+        """The transactions of the first `_assigned` changes."""
+        self._assigned = 0
         self._encoders: Sequence[Encode] = ()
         """The conversions of texts; empty if the stream sends none."""
         if are_sent_as_text:
@@ -129,12 +137,25 @@ class QueuedChanges:
         self._operations.append(operation)
         self._rows.append(row)
 
+    def assign(self, transaction: pgoutput.TransactionBegin) -> None:
+        """Note that the changes since the last call are of `transaction`."""
+        count = len(self._operations) - self._assigned
+        if count:
+            self._transactions.append((transaction, count))
+            self._assigned += count
+
     def read(self, count: int) -> ChangedRows:
         """Return the first `count` changes, which stay queued.
 
         Raises:
             BadRecord: A change cannot be passed on exactly.
         """
+        changed = self._read_changes(count)
+        if not self._transactions:
+            return changed
+        return replace(changed, transactions=_divide(self._transactions, count)[0])
+
+    def _read_changes(self, count: int) -> ChangedRows:
         operations, rows = self._operations[:count], self._rows[:count]
         if any(isinstance(row, bytes) for row in rows) and self._columns is not None:
             messages = [row if isinstance(row, bytes) else self._encode(row) for row in rows]
@@ -149,6 +170,9 @@ class QueuedChanges:
     def drop(self, count: int) -> None:
         """Forget the first `count` changes."""
         del self._operations[:count], self._rows[:count]
+        if self._transactions:
+            self._transactions = list(_divide(self._transactions, count)[1])
+            self._assigned -= count
         self.complete = 0
 
     def key(self, row: Sequence[Value]) -> tuple[Value, ...]:
@@ -248,3 +272,19 @@ class QueuedChanges:
                     f" table's replica identity. The row has the key {self.key(row)!r}. Run ALTER"
                     f" TABLE {identifier(table.name)} REPLICA IDENTITY FULL. {self._copy_anew}"
                 )
+
+
+def _divide(
+    transactions: CountedTransactions, count: int
+) -> tuple[CountedTransactions, CountedTransactions]:
+    """Return the transactions of the first `count` changes, and those of the later ones."""
+    first: list[tuple[pgoutput.TransactionBegin, int]] = []
+    later: list[tuple[pgoutput.TransactionBegin, int]] = []
+    for transaction, changes in transactions:
+        taken = min(changes, count)
+        count -= taken
+        if taken:
+            first.append((transaction, taken))
+        if taken < changes:
+            later.append((transaction, changes - taken))
+    return first, later

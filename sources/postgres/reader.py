@@ -39,6 +39,7 @@ from onceflow.core.spi import EndOfInput, OutputBatch, ReaderContext, SourceRead
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
 from onceflow.sources.postgres.copying import UNORDERED, CopyThreads, TableCopy
+from onceflow.sources.postgres.metadata import MetadataColumns
 from onceflow.sources.postgres.position import SlotPosition, StreamPosition
 from onceflow.sources.postgres.queued_changes import ChangedRows
 from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
@@ -131,6 +132,9 @@ class PostgresReader(SourceReader):
         self._name = f"onceflow {context.job}/{context.attempt}/{context.subtask} {context.uid}"
         self._tables = {table.oid: table for table in settings.tables}
         self._builders = {table.oid: RowBuilder(table) for table in settings.tables}
+        self._metadata = {
+            table.oid: MetadataColumns(table, settings.metadata) for table in settings.tables
+        }
         self._closed = threading.Event()
         self._changes: ChangeReader | None = None
         self._copying: CopyThreads | None = None
@@ -231,6 +235,7 @@ class PostgresReader(SourceReader):
         if copied is None:
             return None
         batch = self._builders[copied.table].build(copied.rows, _COPIED)
+        batch = self._metadata[copied.table].extend_copied(batch)
         self._position = replace(
             position,
             tables=tuple(
@@ -275,6 +280,7 @@ class PostgresReader(SourceReader):
                 self._list_followed(position),
                 position,
                 cut_changes=self._settings.transaction_rows_max,
+                keeps_transactions=bool(self._settings.metadata),
             )
             self._stream = self._open_stream(position, self._changes)
             self._check_at = time.monotonic() + PUBLICATION_CHECK_S
@@ -287,10 +293,7 @@ class PostgresReader(SourceReader):
         self._receive(self._stream, changes, timeout_s)
         taken = changes.take()
         # Convert before the position moves: a value that is refused stays to be read.
-        batches = [
-            (changed.table, self._builders[changed.table].build_changes(changed))
-            for changed in taken.tables
-        ]
+        batches = [(changed.table, self._build_changes(changed)) for changed in taken.tables]
         self._position = changes.move(position)
         self._record_times = taken.times
         if (
@@ -301,6 +304,10 @@ class PostgresReader(SourceReader):
             # Everything before the change of the columns is decided, so the next start is after it.
             raise changes.stop
         return self._emit(batches)
+
+    def _build_changes(self, changed: ChangedRows) -> pa.RecordBatch:
+        batch = self._builders[changed.table].build_changes(changed)
+        return self._metadata[changed.table].extend_changes(batch, changed.transactions)
 
     def _receive(self, stream: ReplicationStream, changes: ChangeReader, timeout_s: float) -> None:
         """Take in messages until a batch is full, no more come, or the time is over."""

@@ -10,6 +10,7 @@ from onceflow.clients.postgres.connection import PostgresEndpoint
 from onceflow.clients.sql.session import DatabaseAccess
 from onceflow.core.arrow.schema_text import SchemaLike
 from onceflow.core.spi.options import COUNT, DURATION, JSON_VALUE, NAMES, choice, option
+from onceflow.sources.postgres.metadata import Metadata
 from onceflow.sources.postgres.table import SourceTable
 
 
@@ -83,6 +84,14 @@ class ChangesOptions(DatabaseAccess):
             JSON_VALUE,
         ),
     )
+    metadata: Sequence[str] = field(
+        default=(),
+        metadata=option(
+            "Metadata columns to add behind `_op`: `_lsn` (LSN of the commit), `_committed_at`,"
+            " `_xid`, `_table` (`schema.table`). The first three are null in copied rows",
+            NAMES,
+        ),
+    )
     copy_parallelism: int = field(
         default=2,
         metadata=option(
@@ -125,6 +134,8 @@ class ReaderSettings:
     outputs: Mapping[int, str]
     """The name of the output of each table, by OID; empty if the source has one stream."""
     publication: str
+    metadata: tuple[Metadata, ...]
+    """The chosen metadata columns."""
     copies_rows: bool
     """False if a table that is added later is read from its next change on."""
     copy_parallelism: int

@@ -21,6 +21,12 @@ from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres import slot as slots
 from onceflow.sources.postgres.access import check_replication, find_missing_privileges
 from onceflow.sources.postgres.first_copy import CopiedChunks
+from onceflow.sources.postgres.metadata import (
+    Metadata,
+    extend_schema,
+    parse_metadata,
+    require_free_names,
+)
 from onceflow.sources.postgres.position import SlotPosition, TablePosition
 from onceflow.sources.postgres.reader import PostgresReader
 from onceflow.sources.postgres.settings import ChangesOptions, FirstCopy, ReaderSettings
@@ -44,7 +50,7 @@ class PostgresChanges(ChangesOptions, Source):
 
     Rows have the table's columns and `_op`: `r` for a copied row, `c` for an insert, `u` for an
     update and `d` for a delete. The sinks take it as `operation_column="_op"`. An update that
-    changes the key is a `d` of the old key and a `u`.
+    changes the key is a `d` of the old key and a `u`. The columns of `metadata` come last.
 
     It uses logical replication with the plugin `pgoutput`, which is part of Postgres. The slot
     moves only to positions of decided checkpoints. Creating a source opens no connection.
@@ -60,6 +66,8 @@ class PostgresChanges(ChangesOptions, Source):
     """
     _names: Mapping[str, TableName] = field(init=False)
     """The tables by the names that the user gave; empty if the publication names them."""
+    _metadata: tuple[Metadata, ...] = field(init=False)
+    """The chosen metadata columns."""
     _slot_name: str | None = field(init=False)
     _described: Mapping[str, SourceTable] | None = field(init=False, default=None)
 
@@ -67,6 +75,7 @@ class PostgresChanges(ChangesOptions, Source):
         endpoint_of(self, lock_timeout_s=self.statement_timeout_s)
         object.__setattr__(self, "_names", self._parse_names())
         choice_of(FirstCopy, self.first_copy, setting="first_copy")
+        object.__setattr__(self, "_metadata", parse_metadata(self.metadata))
         for setting in ("chunk_rows", "batch_rows", "transaction_rows_max", "copy_parallelism"):
             if getattr(self, setting) < 1:
                 raise ConfigError(f"{setting}={getattr(self, setting)} is not 1 or more")
@@ -164,7 +173,7 @@ class PostgresChanges(ChangesOptions, Source):
         """
         if self.table is None:
             return pa.schema([])
-        return schema_of_changes(self.described_tables[self.table].schema)
+        return self._schema_of_rows(self.described_tables[self.table])
 
     @schema.setter
     def schema(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -184,7 +193,10 @@ class PostgresChanges(ChangesOptions, Source):
         if self.table is not None:
             return {}
         described = self.described_tables.items()
-        return {name: schema_of_changes(table.schema) for name, table in described}
+        return {name: self._schema_of_rows(table) for name, table in described}
+
+    def _schema_of_rows(self, table: SourceTable) -> pa.Schema:
+        return extend_schema(schema_of_changes(table.schema), self._metadata)
 
     @property
     def bounded(self) -> bool:
@@ -316,6 +328,7 @@ class PostgresChanges(ChangesOptions, Source):
             if self.table is not None
             else {table.oid: name for name, table in described.items()},
             publication=self.publication_name,
+            metadata=self._metadata,
             copies_rows=self.copies_rows,
             copy_parallelism=self.copy_parallelism,
             chunk_rows=self.chunk_rows,
@@ -344,6 +357,7 @@ class PostgresChanges(ChangesOptions, Source):
                 else schema_of(cast("SchemaLike", given), setting=f"schemas[{output!r}]")
             )
             table = describe_table(session, name, columns)
+            require_free_names(table, self._metadata)
             if table.oid in by_oid:
                 raise ConfigError(
                     f"tables= names table {table.name} twice: {by_oid[table.oid]!r} and {output!r}"

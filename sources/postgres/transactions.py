@@ -56,7 +56,12 @@ class ChangeReader:
     """
 
     def __init__(
-        self, tables: Sequence[SourceTable], position: SlotPosition, *, cut_changes: int
+        self,
+        tables: Sequence[SourceTable],
+        position: SlotPosition,
+        *,
+        cut_changes: int,
+        keeps_transactions: bool = False,
     ) -> None:
         known = {table.oid: table for table in position.tables}
         self.are_sent_as_text = any(table.is_sent_as_text for table in tables)
@@ -83,6 +88,8 @@ class ChangeReader:
         self._returned = self._next
         """The position after the changes that `take` has returned."""
         self._cut_changes = cut_changes
+        self._keeps_transactions = keeps_transactions
+        """True if `take` returns the transactions of the changes, too."""
         self._touched: set[int] = set()
         """The tables with changes in the open transaction."""
         self._queued = 0
@@ -200,6 +207,7 @@ class ChangeReader:
         is_part = self._is_large and not self.stop
         if self._begin is not None and is_part:
             self._add_time(to_unix_ms(self._begin.committed_us))
+            self._assign(self._begin)
         counts = [
             (changes, changes.count if is_part else changes.complete)
             for changes in self._tables.values()
@@ -224,6 +232,12 @@ class ChangeReader:
     def _return(self) -> None:
         """Let the position be that after all changes that were taken in."""
         self._returned, self._returned_as_of_ms = self._next, self._as_of_ms
+
+    def _assign(self, transaction: pgoutput.TransactionBegin) -> None:
+        """Note that the changes that were queued since the last call are of `transaction`."""
+        if self._keeps_transactions:
+            for oid in self._touched:
+                self._tables[oid].assign(transaction)
 
     def _add_time(self, committed_ms: int) -> None:
         if count := self._queued - self._timed:
@@ -297,6 +311,8 @@ class ChangeReader:
             self._next = StreamPosition(commit.end_lsn, cut)
         else:
             self._pass(commit.end_lsn)
+        if begin is not None:
+            self._assign(begin)
         for oid in self._touched:
             self._tables[oid].complete = self._tables[oid].count
         self._touched.clear()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
+from onceflow.clients.postgres.replication import parse_lsn
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import OutputBatch, ReaderContext, SourceReader
@@ -81,13 +83,19 @@ def test_all_rows_of_a_transaction_come_in_one_poll(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
     database.execute("INSERT INTO a VALUES (1, 'x'); INSERT INTO b VALUES (1, 7)")
-    source = _source(server, tables=["a", "public.b"], batch_rows=1)
+    names = ["_xid", "_lsn", "_table", "_committed_at"]
+    source = _source(server, tables=["a", "public.b"], batch_rows=1, metadata=names)
     assert list(source.outputs) == ["a", "public.b"]
-    assert source.outputs["public.b"].names == ["id", "w", "_op"]
+    assert source.outputs["public.b"].names == ["id", "w", "_op", *names]
     source.validate()
     reader = source.reader(source.splits(), _CONTEXT)
     with contextlib.closing(reader):
-        assert sorted(_rows(reader, 2)) == [("a", "r", 1), ("public.b", "r", 1)]
+        copied = {output: row for poll in _read(reader, 2) for output, row in poll}
+        assert {(name, row["_op"], row["id"]) for name, row in copied.items()} == {
+            *[("a", "r", 1), ("public.b", "r", 1)]
+        }
+        nothing = dict.fromkeys(names)
+        assert copied["a"].items() >= (nothing | {"_table": "public.a"}).items()
         with database.transaction():
             for key in range(2, 5):
                 database.execute("INSERT INTO a VALUES (%s, 'y')", [key])
@@ -102,6 +110,16 @@ def test_all_rows_of_a_transaction_come_in_one_poll(
             ("public.b", "d", 1),
         ]
         after = _position(reader)
+        ((xid, now),) = database.execute(
+            "SELECT xmin::text::bigint, clock_timestamp() FROM a WHERE id = 3"
+        ).fetchall()
+        assert {row["_xid"] for _, row in poll} == {xid}
+        ((lsn, committed_at),) = {(row["_lsn"], row["_committed_at"]) for _, row in poll}
+        assert before.lsn < parse_lsn(lsn) < after.lsn
+        assert timedelta() < now - committed_at < timedelta(minutes=5)
+        assert {(name, row["_table"]) for name, row in poll} == {
+            *[("a", "public.a"), ("public.b", "public.b")]
+        }
         assert before.lsn < after.lsn
         assert after.cut is None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import BadRecord
 from onceflow.sources.postgres.first_copy import CopiedChunks
+from onceflow.sources.postgres.metadata import Metadata, MetadataColumns
 from onceflow.sources.postgres.position import Cut, SlotPosition, TablePosition
 from onceflow.sources.postgres.reader import RowBuilder
 from onceflow.sources.postgres.table import SourceColumn, SourceTable
@@ -51,6 +53,7 @@ _TABLE = SourceTable(
     ignored=frozenset({"left_out"}),
 )
 _TYPES = {"id": 23, "v": 25, "b": 16, "n": 701, "left_out": 25}
+_METADATA = (Metadata.XID, Metadata.TABLE, Metadata.LSN, Metadata.COMMITTED_AT)
 _AT_START = TablePosition(TableName("public", "t"), _OID, None)
 _START = SlotPosition("s", "1", 1, 100, (_AT_START,))
 
@@ -67,8 +70,8 @@ def _relation(*names: str) -> bytes:
 _ALL = _relation("left_out", "id", "v", "b", "n")
 
 
-def _begin(lsn: int, xid: int = 9) -> bytes:
-    return b"B" + struct.pack("!QqI", lsn, 0, xid)
+def _begin(lsn: int, xid: int = 9, committed_us: int = 0) -> bytes:
+    return b"B" + struct.pack("!QqI", lsn, committed_us, xid)
 
 
 def _commit(lsn: int) -> bytes:
@@ -138,6 +141,95 @@ def test_both_ways_give_the_same_rows(seed: int) -> None:
     for take_after in (1, 7, 10**9):
         found = _read(messages, by_columns=True, take_after=take_after)
         assert found.to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_row_has_the_metadata_of_its_own_transaction(seed: int) -> None:
+    draw = random.Random(seed)
+    # The copy contains changes of some transactions, and part of one was returned before.
+    copied = CopiedChunks().divide(()).extend(0, None, "10:20:13,16", 900)
+    position = replace(
+        _START,
+        tables=(replace(_AT_START, copied=draw.choice((None, copied))),),
+        cut=draw.choice((None, Cut(200, draw.randrange(4)))),
+    )
+    messages: list[bytes] = []
+    for number in range(12):
+        lsn = 200 + 100 * number
+        messages += [_begin(lsn, 9 + number, 1_000_000 * number), _ALL]
+        messages += [_draw_change(draw) for _ in range(draw.randrange(12))]
+        messages.append(_commit(lsn))
+    expected = _read_singly(messages, position)
+    assert len({row["_lsn"] for row in expected}) > 3
+    for take_after in (1, 7, 10**9):
+        for by_columns in (False, True):
+            assert _read_with_metadata(messages, position, take_after, by_columns) == expected
+
+
+def _read_singly(messages: Sequence[bytes], position: SlotPosition) -> list[Mapping[str, object]]:
+    """Return the rows; each change is taken at once, so its transaction is the open one."""
+    reader = ChangeReader([_TABLE], position, cut_changes=0)
+    builder = RowBuilder(_TABLE)
+    rows: list[Mapping[str, object]] = []
+    begin: pgoutput.TransactionBegin | None = None
+    for message in messages:
+        decoded = pgoutput.decode(message)
+        if isinstance(decoded, pgoutput.TransactionBegin):
+            begin = decoded
+        reader.add(decoded)
+        for row in _take(reader, builder).to_pylist():
+            assert begin is not None
+            second = begin.committed_us // 1_000_000
+            rows.append(
+                row
+                | {
+                    "_xid": begin.xid,
+                    "_table": "public.t",
+                    "_lsn": f"0/{begin.commit_lsn:X}",
+                    "_committed_at": datetime(2000, 1, 1, 0, 0, second, tzinfo=timezone.utc),
+                }
+            )
+    return rows
+
+
+def _read_with_metadata(
+    messages: Sequence[bytes], position: SlotPosition, take_after: int, by_columns: bool
+) -> list[Mapping[str, object]]:
+    reader = ChangeReader([_TABLE], position, cut_changes=5, keeps_transactions=True)
+    builder, metadata = RowBuilder(_TABLE), MetadataColumns(_TABLE, _METADATA)
+    rows: list[Mapping[str, object]] = []
+    for number, message in enumerate(messages, 1):
+        if by_columns:
+            reader.add_message(message)
+        else:
+            reader.add(pgoutput.decode(message))
+        if number % take_after == 0 or number == len(messages):
+            for changed in reader.take().tables:
+                batch = builder.build_changes(changed)
+                rows += metadata.extend_changes(batch, changed.transactions).to_pylist()
+    return rows
+
+
+def test_changes_that_were_refused_keep_their_transactions() -> None:
+    reader = ChangeReader([_TABLE], _START, cut_changes=1, keeps_transactions=True)
+    insert = _change(b"I", b"N", encode_tuple((None, bytes(4), None, None, None)))
+    short = _change(b"I", b"N", encode_tuple((None, bytes(4))))
+    for message in (_begin(200, 8), _ALL, insert, _commit(200), _begin(300, 9), insert, short):
+        reader.add_message(message)
+    for _ in range(2):
+        with pytest.raises(BadRecord, match="has 2 columns"):
+            reader.take()
+    reader.add_message(_relation("id"))
+    assert reader.stop is not None
+    (changed,) = reader.take().tables
+    assert [(begin.xid, count) for begin, count in changed.transactions] == [(8, 1)]
+
+
+def test_a_copied_row_has_its_table_and_no_transaction() -> None:
+    batch = RowBuilder(_TABLE).build([(bytes(4), None, None, None)], "r")
+    (row,) = MetadataColumns(_TABLE, _METADATA).extend_copied(batch).to_pylist()
+    facts = {column.value: row[column.value] for column in _METADATA}
+    assert facts == {"_xid": None, "_table": "public.t", "_lsn": None, "_committed_at": None}
 
 
 def test_messages_before_other_columns_are_read_with_their_own() -> None:

@@ -1,0 +1,131 @@
+"""The metadata columns of changes: facts about each row's transaction and table. No I/O.
+
+A row of the first copy is of no transaction that the stream sends: these facts are then null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import assert_never
+
+from onceflow.clients.postgres.pgoutput import TransactionBegin
+from onceflow.clients.postgres.replication import format_lsn, to_unix_us
+from onceflow.core.errors import ConfigError
+from onceflow.core.setting_values import choice_of
+from onceflow.sources.postgres.queued_changes import CountedTransactions
+from onceflow.sources.postgres.table import SourceTable, format_name
+
+
+class Metadata(Enum):
+    """A metadata column, by its name."""
+
+    LSN = "_lsn"
+    """The LSN of the transaction's commit record, as Postgres writes it."""
+    COMMITTED_AT = "_committed_at"
+    """The time of the commit."""
+    XID = "_xid"
+    """The transaction's id: the lower 32 bits, as `xmin` of the row shows them."""
+    TABLE = "_table"
+    """The table's name with its schema, as the option `tables` takes it."""
+
+    @property
+    def field(self) -> pa.Field:
+        """The column in the schema of the rows."""
+        match self:
+            case Metadata.LSN:
+                return pa.field(self.value, pa.string())
+            case Metadata.COMMITTED_AT:
+                return pa.field(self.value, pa.timestamp("us", "UTC"))
+            case Metadata.XID:
+                return pa.field(self.value, pa.int64())
+            case Metadata.TABLE:
+                return pa.field(self.value, pa.string(), nullable=False)
+            case _:
+                assert_never(self)
+
+
+def parse_metadata(names: Sequence[str]) -> tuple[Metadata, ...]:
+    """Return the columns that `names` choose, in their order.
+
+    Raises:
+        ConfigError: There is no such column, or it is named twice.
+    """
+    chosen = tuple(choice_of(Metadata, name, setting="metadata") for name in names)
+    for column in chosen:
+        if chosen.count(column) > 1:
+            raise ConfigError(f"metadata= names {column.value!r} twice")
+    return chosen
+
+
+def require_free_names(table: SourceTable, chosen: Sequence[Metadata]) -> None:
+    """Raise ConfigError if a column of `table` has the name of a metadata column."""
+    present = {column.name for column in table.columns}
+    for column in chosen:
+        if column.value in present:
+            raise ConfigError(
+                f"metadata= names {column.value!r}, and table {table.name} has a column of this"
+                " name: remove it from metadata=, or read the table's other columns with schema="
+                " or schemas="
+            )
+
+
+def extend_schema(schema: pa.Schema, chosen: Sequence[Metadata]) -> pa.Schema:
+    """Return `schema` with the chosen columns behind its own."""
+    return pa.schema([*schema, *(column.field for column in chosen)])
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataColumns:
+    """The metadata columns of one table's rows."""
+
+    table: SourceTable
+    chosen: tuple[Metadata, ...]
+
+    def extend_copied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return `batch`, whose rows are of the first copy, with the chosen columns."""
+        if not self.chosen:
+            return batch
+        return self._extend(batch, (), pa.nulls(batch.num_rows, pa.int64()))
+
+    def extend_changes(
+        self, batch: pa.RecordBatch, transactions: CountedTransactions
+    ) -> pa.RecordBatch:
+        """Return `batch` with the chosen columns. `transactions` are those of its rows."""
+        if not self.chosen:
+            return batch
+        counts = [count for _, count in transactions]
+        assert sum(counts) == batch.num_rows, (self.table.name, batch.num_rows, counts)
+        indexes = pa.array(np.repeat(np.arange(len(counts)), counts), pa.int64())
+        return self._extend(batch, [transaction for transaction, _ in transactions], indexes)
+
+    def _extend(
+        self, batch: pa.RecordBatch, transactions: Sequence[TransactionBegin], indexes: pa.Array
+    ) -> pa.RecordBatch:
+        added = [self._build(column, transactions, indexes) for column in self.chosen]
+        schema = extend_schema(batch.schema, self.chosen)
+        return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
+
+    def _build(
+        self, column: Metadata, transactions: Sequence[TransactionBegin], indexes: pa.Array
+    ) -> pa.Array:
+        """Return the values of `column`: for each row those of the transaction at its index."""
+        match column:
+            case Metadata.LSN:
+                lsns = [format_lsn(each.commit_lsn) for each in transactions]
+                values = pa.array(lsns, pa.string())
+            case Metadata.COMMITTED_AT:
+                times = [to_unix_us(each.committed_us) for each in transactions]
+                values = pa.array(times, pa.timestamp("us", "UTC"))
+            case Metadata.XID:
+                values = pa.array([each.xid for each in transactions], pa.int64())
+            case Metadata.TABLE:
+                name = pa.scalar(format_name(self.table.name), pa.string())
+                return pa.repeat(name, len(indexes))
+            case _:
+                assert_never(column)
+        return values.take(indexes)
