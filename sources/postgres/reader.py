@@ -175,9 +175,12 @@ class PostgresReader(SourceReader):
             return self._poll_copy(position, timeout_s)
         self._copy_is_next = not self._copy_is_next
         wait_s = min(timeout_s, _TURN_S)
-        if self._copy_is_next:
-            return self._poll_copy(position, 0.0) or self._poll_stream(position, wait_s)
-        return self._poll_stream(position, 0.0) or self._poll_copy(position, wait_s)
+        polls = (self._poll_copy, self._poll_stream)
+        first, second = polls if self._copy_is_next else reversed(polls)
+        rows = first(position, 0.0)
+        # The first call may have moved the position without a row, for example to the end of a
+        # copy.
+        return rows or second(self._position or position, wait_s)
 
     def snapshot(self) -> Sequence[Split]:
         """Return the split at the position after the returned rows."""
