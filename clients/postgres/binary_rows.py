@@ -28,10 +28,9 @@ Binary: TypeAlias = bytes | None
 _NULL, _BINARY, _TEXT, _UNCHANGED = b"nbtu"
 _COUNT_SIZE = 2
 _LENGTH_SIZE = 4
-_PADDING = bytes(8)
-"""The bytes after the last message, so that a length can be read at the end of each row."""
-_GATHERED_SIZE_MAX = 64
-"""The mean size up to which numpy copies values byte by byte faster than Python slice by slice."""
+_PADDING = bytes(16)
+"""The bytes after the last message: a length can be read at the end of each row, and a number at
+index 0 even if all values are null."""
 _OFFSET_MAX = 2**31 - 1
 
 
@@ -72,30 +71,48 @@ class BinaryColumn(Sequence[Binary]):
         """True for each null."""
         return ~self._present
 
+    @property
+    def lengths(self) -> Any:
+        """The size of each value in bytes; of no meaning for nulls."""
+        return self._lengths
+
+    @property
+    def validity(self) -> pa.Buffer:
+        """The bitmap of an Arrow array in which the nulls are null."""
+        return pa.py_buffer(np.packbits(self._present, bitorder="little"))
+
     def to_numbers(self, kind: str) -> Any | None:
         """Return values of the numpy type `kind`, 0 for nulls, or None if one has another size."""
-        dtype = np.dtype(kind)
-        if (self._lengths[self._present] != dtype.itemsize).any():
+        size = np.dtype(kind).itemsize
+        if (self._lengths[self._present] != size).any():
             return None
-        starts = np.where(self._present, self._starts, 0)
+        return self.read_numbers(0, kind)
+
+    def read_numbers(self, offset: int, kind: str) -> Any:
+        """Return the numbers of the numpy type `kind` at `offset` of each value.
+
+        The number is 0 for nulls, and for values that end before it.
+        """
+        dtype = np.dtype(kind)
+        is_inside = self._present & (self._lengths >= offset + dtype.itemsize)
+        starts = np.where(is_inside, self._starts + offset, 0)
         values = _windows(self._data, dtype.itemsize)[starts]
-        values[~self._present] = 0
+        values[~is_inside] = 0
         return values.view(dtype).reshape(len(self)).astype(dtype.newbyteorder("="))
 
     def to_arrow(self) -> pa.Array:
         """Return the values as an Arrow array of the type binary."""
-        lengths = np.where(self._present, self._lengths, 0)
-        ends = np.cumsum(lengths)
-        size = int(ends[-1]) if len(ends) else 0
-        if size > _OFFSET_MAX or size > _GATHERED_SIZE_MAX * len(self):
+        count = len(self)
+        if len(self._data) > _OFFSET_MAX:
             return pa.array(list(self), pa.binary())
-        shifts = self._starts - (ends - lengths)
-        values = np.frombuffer(self._data, np.uint8)[np.arange(size) + np.repeat(shifts, lengths)]
-        offsets = np.zeros(len(self) + 1, np.int32)
-        offsets[1:] = ends
-        valid = np.packbits(self._present, bitorder="little")
-        buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(values)]
-        return pa.Array.from_buffers(pa.binary(), len(self), buffers)
+        # An array whose even elements are the values. Its odd ones are the bytes between them.
+        offsets = np.empty(2 * count + 1, np.int32)
+        offsets[:-1:2] = self._starts
+        offsets[1::2] = self._starts + np.where(self._present, self._lengths, 0)
+        offsets[-1] = len(self._data)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
+        parts = pa.Array.from_buffers(pa.binary(), 2 * count, buffers)
+        return parts.take(pa.array(np.arange(0, 2 * count, 2), mask=~self._present))
 
 
 def split_tuples(

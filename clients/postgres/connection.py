@@ -21,8 +21,11 @@ import psycopg.postgres
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import Format, TransactionStatus
+from psycopg.generators import fetch_many
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGconn
 from psycopg.rows import TupleRow
+from psycopg.waiting import Wait
 from typing_extensions import override
 
 from onceflow.clients.sql.session import (
@@ -217,6 +220,29 @@ def until_silent(
         return cast("_T", stop.value)
 
 
+def _receive_copied(connection: PGconn) -> Generator[Any, Any, tuple[Sequence[bytes], bool]]:
+    """Return messages of a COPY that have arrived, and True if they are the last ones.
+
+    One call for many rows costs less than psycopg's call for each row.
+    """
+    messages: list[bytes] = []
+    while True:
+        size, data = connection.get_copy_data(1)
+        if size > 0:
+            messages.append(bytes(data))
+        elif size < 0:
+            (result, *_) = yield from fetch_many(connection)
+            if result.status != ExecStatus.COMMAND_OK:
+                raise psycopg.errors.error_from_result(result)
+            return messages, True
+        elif messages:
+            return messages, False
+        else:
+            while not (yield Wait.R):
+                continue
+            connection.consume_input()
+
+
 def type_number(name: str) -> int:
     """Return the number (OID) of a type in the wire format."""
     return psycopg.postgres.types[name].oid
@@ -322,15 +348,23 @@ class PostgresSession(Session):
         except psycopg.Error:
             self.close()
 
-    def copy_out(self, statement: str) -> Generator[bytes]:
-        """Yield the messages of the COPY … TO STDOUT of `statement`; each has whole rows."""
+    def copy_out(self, statement: str) -> Generator[Sequence[bytes]]:
+        """Yield the messages of the COPY … TO STDOUT of `statement`, as many as have arrived.
+
+        Each message is one row, after the head of a binary COPY. A caller that does not read to the
+        end cancels the COPY.
+        """
+        connection = self._connection
         with (
-            _translate_errors(self._connection),
-            self._connection.cursor() as cursor,
-            cursor.copy(statement.encode()) as copy,
+            _translate_errors(connection),
+            connection.cursor() as cursor,
+            cursor.copy(statement.encode()),
         ):
-            for message in copy:
-                yield bytes(message)
+            is_ended = False
+            while not is_ended:
+                messages, is_ended = connection.wait(_receive_copied(connection.pgconn))
+                if messages:
+                    yield messages
 
     def copy_in(self, statement: str) -> CopyIn:
         """Begin the COPY … FROM STDIN of `statement`."""

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.clients.postgres.binary_rows import Binary, BinaryColumn
@@ -36,7 +37,7 @@ _DAY_US = 86_400_000_000
 _INFINITE_DAYS = (-(2**31), 2**31 - 1)
 _INFINITE_TIMES = (-(2**63), 2**63 - 1)
 _TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "json", "jsonb", "enum"})
-_JSONB_VERSION = b"\1"
+_JSONB_VERSION = "\1"
 _DEFAULTS: Mapping[str, pa.DataType] = {
     **dict.fromkeys(_TEXTS, pa.string()),
     "int2": pa.int16(),
@@ -57,11 +58,16 @@ _NUMERIC_GROUPS_MAX = DECIMAL_PRECISION_MAX // 4 + 2
 """The most groups of four digits in which a decimal128 may be sent."""
 _NUMERIC_HEADER = struct.Struct("!HhHH")
 _NEGATIVE = 0x4000
+_SHORT_GROUPS_MAX = 4
+_POWERS_OF_TEN = 10 ** np.arange(19, dtype=np.int64)
 _SPECIAL_NUMERICS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _INTERVAL = struct.Struct("!qii")
 _ARRAY_HEADER = struct.Struct("!iiI")
 _ARRAY_DIMENSION = struct.Struct("!ii")
 _LENGTH = struct.Struct("!i")
+_UUID_TEXT_SIZE = 36
+_UUID_DIGITS = [at for at in range(_UUID_TEXT_SIZE) if at not in (8, 13, 18, 23)]
+_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 class ValueRefused(Exception):
@@ -179,17 +185,29 @@ def _texts(values: Sequence[Binary]) -> pa.Array:
 
 
 def _texts_without_padding(values: Sequence[Binary]) -> pa.Array:
-    return _texts([None if value is None else value.rstrip(b" ") for value in values])
+    trimmed: pa.Array = pc.ascii_rtrim(_texts(values), " ")
+    return trimmed
 
 
 def _documents(values: Sequence[Binary]) -> pa.Array:
-    for row, value in enumerate(values):
-        if value is not None and value[:1] != _JSONB_VERSION:
-            raise ValueRefused(row, repr(value[:20]), "it has another version of jsonb's format")
-    return _texts([None if value is None else value[1:] for value in values])
+    data = _bytes(values)
+    row: int = pc.index(pc.starts_with(data, _JSONB_VERSION), False).as_py()
+    if row >= 0:
+        shown = repr((values[row] or b"")[:20])
+        raise ValueRefused(row, shown, "it has another version of jsonb's format")
+    texts: pa.Array = pc.utf8_slice_codeunits(data.cast(pa.string()), len(_JSONB_VERSION))
+    return texts
 
 
 def _uuids(values: Sequence[Binary]) -> pa.Array:
+    if isinstance(values, BinaryColumn) and (numbers := values.to_numbers("V16")) is not None:
+        data = numbers.view(np.uint8).reshape(-1, 16)
+        digits = np.stack((data >> 4, data & 15), axis=-1).reshape(-1, 32)
+        texts = np.full((len(values), _UUID_TEXT_SIZE), ord("-"), np.uint8)
+        texts[:, _UUID_DIGITS] = _HEX_DIGITS[digits]
+        offsets = np.arange(len(values) + 1, dtype=np.int32) * np.int32(_UUID_TEXT_SIZE)
+        buffers = [values.validity, pa.py_buffer(offsets), pa.py_buffer(texts)]
+        return pa.Array.from_buffers(pa.string(), len(values), buffers)
     return pa.array(
         [None if value is None else format_uuid(value) for value in values], pa.string()
     )
@@ -238,6 +256,11 @@ def _refuse_day_end(times: Any) -> None:
 
 
 def _intervals(values: Sequence[Binary]) -> pa.Array:
+    if isinstance(values, BinaryColumn) and values.to_numbers("V16") is not None:
+        has_days = values.read_numbers(8, ">i8").any()
+        if not has_days:
+            times = values.read_numbers(0, ">i8")
+            return pa.array(times, mask=values.nulls).view(pa.duration("us"))
     durations: list[int | None] = []
     for row, value in enumerate(values):
         if value is None:
@@ -253,6 +276,8 @@ def _intervals(values: Sequence[Binary]) -> pa.Array:
 
 def _decimals(given: pa.DataType, values: Sequence[Binary]) -> pa.Array:
     """Return decimals, built from their bytes: an object of Python for each would cost more."""
+    if isinstance(values, BinaryColumn) and (short := _short_decimals(given, values)) is not None:
+        return short
     limit = 10**given.precision
     zero = bytes(16)
     unscaled: list[bytes] = []
@@ -268,6 +293,37 @@ def _decimals(given: pa.DataType, values: Sequence[Binary]) -> pa.Array:
     valid = np.packbits(present, bitorder="little")
     buffers = [pa.py_buffer(valid.tobytes()), pa.py_buffer(b"".join(unscaled))]
     return pa.Array.from_buffers(given, len(values), buffers)
+
+
+def _short_decimals(given: pa.DataType, values: BinaryColumn) -> pa.Array | None:
+    """Return decimals that fit in 64 bits, or None if a value is longer or must be refused."""
+    counts = values.read_numbers(0, ">u2").astype(np.int64)
+    weights = values.read_numbers(2, ">i2").astype(np.int64)
+    signs = values.read_numbers(4, ">u2")
+    sizes = _NUMERIC_HEADER.size + 2 * counts
+    if (
+        counts.max(initial=0) > _SHORT_GROUPS_MAX
+        or ((values.lengths != sizes) & ~values.nulls).any()
+        or not ((signs == 0) | (signs == _NEGATIVE)).all()
+    ):
+        return None
+    numbers = np.zeros(len(values), np.int64)
+    for group in range(_SHORT_GROUPS_MAX):
+        digits = values.read_numbers(_NUMERIC_HEADER.size + 2 * group, ">i2")
+        numbers = np.where(counts > group, numbers * 10_000 + digits, numbers)
+    exponents = np.where(numbers == 0, 0, 4 * (weights - counts + 1) + given.scale)
+    if (np.abs(exponents) >= len(_POWERS_OF_TEN)).any():
+        return None
+    factors = _POWERS_OF_TEN[np.maximum(exponents, 0)]
+    divisors = _POWERS_OF_TEN[np.maximum(-exponents, 0)]
+    if (numbers > _POWERS_OF_TEN[-1] // factors).any() or (numbers % divisors).any():
+        return None
+    numbers = numbers * factors // divisors
+    if (numbers >= _POWERS_OF_TEN[min(given.precision, len(_POWERS_OF_TEN) - 1)]).any():
+        return None
+    numbers = np.where(signs == _NEGATIVE, -numbers, numbers)
+    halves = np.stack((numbers, numbers >> 63), axis=-1).astype("<i8")
+    return pa.Array.from_buffers(given, len(values), [values.validity, pa.py_buffer(halves)])
 
 
 def _unscale(row: int, value: bytes, scale: int) -> int:

@@ -20,14 +20,13 @@ transaction could be missing in both the slot and the chunks.
 from __future__ import annotations
 
 import queue
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
+from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copied
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresSession
 from onceflow.clients.postgres.replication import parse_lsn
@@ -50,8 +49,7 @@ _REPORTED_EVERY_S = 60.0
 _HEADER_SIZE = 19
 """The signature, the flags, and the length of an extension that no server sends."""
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
-_COUNT = struct.Struct("!h")
-_LENGTH = struct.Struct("!i")
+_END = b"\xff\xff"
 _BEGIN = """
     BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
     LOCK TABLE ONLY {table} IN ACCESS SHARE MODE;
@@ -93,8 +91,6 @@ _ROWS = """
 """
 _SAMPLED_ROWS = 20_000
 
-CopiedRow: TypeAlias = tuple[bytes | None, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
@@ -102,7 +98,9 @@ class CopiedRows:
 
     table: int
     """The OID of the table."""
-    rows: Sequence[CopiedRow]
+    count: int
+    columns: Sequence[BinaryColumn]
+    """The values of the table's columns; empty if there is no row."""
     copied: CopiedChunks
 
 
@@ -191,7 +189,7 @@ class CopyThreads:
         """Take the snapshot after which changes are read, as if the table were copied whole."""
         ((snapshot, lsn),) = session.query(_SNAPSHOT)
         copy.copied = copy.copied.extend(0, None, str(snapshot), parse_lsn(lsn))
-        self._put(CopiedRows(copy.table.oid, (), copy.copied))
+        self._put(CopiedRows(copy.table.oid, 0, (), copy.copied))
 
     def _plan(self, session: PostgresSession, table: SourceTable) -> Sequence[Key]:
         """Return the upper keys of all ranges but the last one."""
@@ -240,29 +238,35 @@ class CopyThreads:
         self, session: PostgresSession, copy: TableCopy, at: int, snapshot: str, lsn: int
     ) -> None:
         table, chunk_rows = copy.table, self._settings.chunk_rows
-        count = 0
-        batch: list[CopiedRow] = []
+        batch_rows = self._settings.batch_rows
+        end = copy.copied.ranges[at].upper
+        statement = select_chunk(table, copy.copied.lower(at), end, chunk_rows)
 
-        def pass_on(upper: Key | None) -> None:
+        def pass_on(rows: Sequence[bytes], *, is_last: bool) -> None:
+            columns = split_rows(table, rows) if rows else ()
+            if is_last:
+                upper = end
+            elif table.has_chunks:
+                upper = key_of(table, [column[-1] for column in columns])
+            else:
+                upper = UNORDERED
             with self._lock:
-                copy.copied = copy.copied.extend(at, upper, snapshot, lsn, len(batch))
-                self._put(CopiedRows(table.oid, batch, copy.copied))
+                copy.copied = copy.copied.extend(at, upper, snapshot, lsn, len(rows))
+                self._put(CopiedRows(table.oid, len(rows), columns, copy.copied))
 
-        statement = select_chunk(
-            table, copy.copied.lower(at), copy.copied.ranges[at].upper, chunk_rows
-        )
-        for row in read_rows(session.copy_out(statement)):
-            batch.append(row)
-            count += 1
-            if len(batch) >= self._settings.batch_rows:
-                pass_on(key_of(table, row) if table.has_chunks else UNORDERED)
-                batch = []
+        count = 0
+        batch: list[bytes] = []
+        for rows in read_rows(session.copy_out(statement)):
+            batch += rows
+            count += len(rows)
+            while len(batch) >= batch_rows:
+                pass_on(batch[:batch_rows], is_last=False)
+                del batch[:batch_rows]
             if self._closed.is_set():
                 return
-        if not table.has_small_chunks or count < chunk_rows:
-            pass_on(copy.copied.ranges[at].upper)
-        elif batch:
-            pass_on(key_of(table, batch[-1]))
+        is_last = not table.has_small_chunks or count < chunk_rows
+        if batch or is_last:
+            pass_on(batch, is_last=is_last)
 
 
 def await_running(
@@ -313,10 +317,12 @@ def plan_ranges(
     sample = f"SELECT {columns} FROM {identifier(table.name)} TABLESAMPLE SYSTEM ({percent:.6f})"
     session.execute("BEGIN READ ONLY; SET LOCAL row_security = off")
     statement = f"COPY ({sample} LIMIT {2 * _SAMPLED_ROWS}) TO STDOUT (FORMAT binary)"
-    keys = sorted(key_of(keys_alone, row) for row in read_rows(session.copy_out(statement)))
+    rows = [row for rows in read_rows(session.copy_out(statement)) for row in rows]
     session.commit()
-    if len(keys) < count:
+    if len(rows) < count:
         return ()
+    values = zip(*split_rows(keys_alone, rows), strict=True)
+    keys = sorted(key_of(keys_alone, row) for row in values)
     return sorted({keys[len(keys) * at // count] for at in range(1, count)})
 
 
@@ -354,32 +360,45 @@ def _select_column(column: SourceColumn) -> str:
     return f"CASE WHEN pg_catalog.num_nulls({name}) = 0 THEN pg_catalog.format('%s', {name}) END"
 
 
-def read_rows(messages: Iterator[bytes]) -> Iterator[CopiedRow]:
-    """Yield the rows in the messages of a binary COPY.
+def read_rows(arrivals: Iterator[Sequence[bytes]]) -> Iterator[Sequence[bytes]]:
+    """Yield the rows of a binary COPY, each as its bytes: its messages without head and end mark.
+
+    Reads `arrivals` to their end, which would otherwise be canceled.
 
     Raises:
         SourceUnavailable: The COPY ended without its end mark.
     """
-    is_first = True
-    for message in messages:
-        at = 0
+    is_first, is_ended = True, False
+    for messages in arrivals:
+        rows = list(messages)
         if is_first:
-            if not message.startswith(_SIGNATURE):
+            if not rows[0].startswith(_SIGNATURE):
                 raise SourceUnavailable("a COPY does not begin with the signature of its format")
-            at, is_first = _HEADER_SIZE, False
-        while at < len(message):
-            (count,) = _COUNT.unpack_from(message, at)
-            at += _COUNT.size
-            if count < 0:
-                return
-            values: list[bytes | None] = []
-            for _ in range(count):
-                (size,) = _LENGTH.unpack_from(message, at)
-                at += _LENGTH.size
-                if size < 0:
-                    values.append(None)
-                else:
-                    values.append(message[at : at + size])
-                    at += size
-            yield tuple(values)
-    raise SourceUnavailable("a COPY ended without its end mark")
+            rows[0] = rows[0][_HEADER_SIZE:]
+            if not rows[0]:
+                del rows[0]
+            is_first = False
+        if rows and rows[-1] == _END:
+            is_ended = True
+            del rows[-1]
+        if rows:
+            yield rows
+    if not is_ended:
+        raise SourceUnavailable("a COPY ended without its end mark")
+
+
+def split_rows(table: SourceTable, rows: Sequence[bytes]) -> Sequence[BinaryColumn]:
+    """Return the columns of `rows`.
+
+    Raises:
+        BadRecord: A message is not one row. Postgres sends each row as one message.
+    """
+    columns = split_copied(rows, len(table.columns))
+    if columns is None:
+        raise BadRecord(
+            f"the first copy of table {table.name} received a message of COPY that is not one row"
+            f" of {len(table.columns)} columns, so the server or a program before it does not keep"
+            " to Postgres's protocol. No row is lost: connect to the server directly, and start the"
+            " job again"
+        )
+    return columns

@@ -237,8 +237,11 @@ class PostgresReader(SourceReader):
         copied = self._copying.poll(timeout_s)
         if copied is None:
             return None
-        batch = self._builders[copied.table].build(copied.rows, _COPIED)
-        batch = self._metadata[copied.table].extend_copied(batch)
+        batches: list[tuple[int, pa.RecordBatch]] = []
+        if copied.count:
+            operations = [_COPIED] * copied.count
+            batch = self._builders[copied.table].build_columns(copied.columns, operations)
+            batches.append((copied.table, self._metadata[copied.table].extend_copied(batch)))
         self._position = replace(
             position,
             tables=tuple(
@@ -250,7 +253,7 @@ class PostgresReader(SourceReader):
             self._copying.close()
             self._copying = None
             self._close_stream()
-        return self._emit([(copied.table, batch)])
+        return self._emit(batches)
 
     def _begin_copy(self, position: SlotPosition) -> CopyThreads:
         copies: list[TableCopy] = []

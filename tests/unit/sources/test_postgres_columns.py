@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -10,9 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copied
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.postgres.types import wire_of
-from onceflow.sources.postgres.columns import ValueRefused, converter_of, default_type, is_text_form
+from onceflow.sources.postgres.columns import (
+    Convert,
+    ValueRefused,
+    converter_of,
+    default_type,
+    is_text_form,
+)
+from onceflow.sources.postgres.text_values import binary_encoder
 
 
 def _numeric(weight: int, sign: int, scale: int, *digits: int) -> bytes:
@@ -28,6 +38,18 @@ def _array(*elements: bytes | None, dimensions: int = 1, first: int = 1) -> byte
             b"\xff\xff\xff\xff" if element is None else struct.pack("!i", len(element)) + element
         )
     return data
+
+
+def _column(*values: bytes | None) -> BinaryColumn:
+    """Return the values as a column of the rows of a COPY."""
+    rows = [b"\0\1\xff\xff\xff\xff" if v is None else _row(v) for v in values]
+    columns = split_copied(rows, 1)
+    assert columns is not None
+    return columns[0]
+
+
+def _row(value: bytes) -> bytes:
+    return b"\0\1" + struct.pack("!i", len(value)) + value
 
 
 def _of(name: str, **limits: Any) -> PostgresType:
@@ -59,6 +81,11 @@ _VALUES: list[tuple[PostgresType, bytes, Any]] = [
     (_AMOUNT, _numeric(1, 0, 2, 1, 2345, 6700), Decimal("12345.67")),
     (_AMOUNT, _numeric(-1, 0x4000, 2, 100), Decimal("-0.01")),
     (_AMOUNT, _numeric(0, 0, 0), Decimal("0.00")),
+    (
+        _of("numeric", precision=38, scale=2),
+        _numeric(8, 0x4000, 2, 99, *[9999] * 8, 9900),
+        Decimal(f"-{'9' * 34}.99"),
+    ),
     (_of("numeric", precision=3, scale=-2), _numeric(1, 0, 0, 1, 2300), Decimal(12300)),
     (_of("numeric", precision=3, scale=5), _numeric(-1, 0, 5, 12, 3000), Decimal("0.00123")),
     (_of("date"), struct.pack("!i", 0), date(2000, 1, 1)),
@@ -85,6 +112,38 @@ def test_a_value_is_read_unchanged(source: PostgresType, data: bytes, expected: 
     assert converted.to_pylist() == [None, expected, None]
     converted.validate(full=True)
     assert convert([]).type == given
+    for values in ([None, data, None, data], [data], [None], []):
+        by_column = convert(_column(*values))
+        by_column.validate(full=True)
+        assert by_column == convert(values)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_column_of_decimals_equals_its_values_read_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    scale = draw.randrange(8)
+    given = pa.decimal128(draw.choice((scale + 1, 18, 19, 38)), scale)
+    convert = converter_of(_of("numeric"), given)
+    assert convert is not None
+    encode = binary_encoder(_of("numeric"))
+    digits = draw.choice((1, given.precision // 2, given.precision))
+    values: list[bytes | None] = [
+        encode(f"{Decimal(draw.randrange(-(10**digits), 10**digits)).scaleb(-scale):f}")
+        if draw.randrange(5)
+        else None
+        for _ in range(50)
+    ]
+    if draw.randrange(3) == 0:
+        values[draw.randrange(50)] = encode(draw.choice(("NaN", "Infinity", "0.000000001")))
+    assert _convert(convert, _column(*values)) == _convert(convert, values)
+
+
+def _convert(convert: Convert, values: Sequence[bytes | None]) -> object:
+    """Return the values, or the row and the text of the one that is refused."""
+    try:
+        return convert(values).to_pylist()
+    except ValueRefused as error:
+        return error.row, error.shown
 
 
 @pytest.mark.parametrize(
@@ -116,6 +175,10 @@ def test_a_value_that_arrow_cannot_hold_is_refused(
     assert convert is not None
     with pytest.raises(ValueRefused) as raised:
         convert([None, data])
+    assert raised.value.row == 1
+    assert shown in raised.value.shown
+    with pytest.raises(ValueRefused) as raised:
+        convert(_column(None, data, data))
     assert raised.value.row == 1
     assert shown in raised.value.shown
 

@@ -20,7 +20,8 @@ from onceflow.clients.postgres.binary_rows import (
 )
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.sql.tables import TableName
-from onceflow.core.errors import BadRecord
+from onceflow.core.errors import BadRecord, SourceUnavailable
+from onceflow.sources.postgres.copying import read_rows, split_rows
 from onceflow.sources.postgres.first_copy import CopiedChunks
 from onceflow.sources.postgres.metadata import Metadata, MetadataColumns
 from onceflow.sources.postgres.position import Cut, SlotPosition, TablePosition
@@ -342,3 +343,56 @@ def test_numbers_of_another_size_and_large_values_are_exact() -> None:
     assert numbers is not None
     assert numbers.tolist() == [0x31323334]
     assert columns[1].to_arrow().to_pylist() == [b"y" * 100_000]
+
+
+_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_END = b"\xff\xff"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_copied_rows_are_the_same_by_columns_and_row_by_row(seed: int) -> None:
+    draw = random.Random(seed)
+    rows = [_draw_row(draw)[1:] for _ in range(draw.choice((1, 2, 200)))]
+    messages = [encode_copied(row) for row in rows]
+    messages[0] = _HEAD + messages[0]
+    arrivals: list[list[bytes]] = [[]]
+    for message in (*messages, _END):
+        arrivals[-1].append(message)
+        if draw.randrange(4) == 0:
+            arrivals.append([])
+    found = [row for part in read_rows(filter(None, iter(arrivals))) for row in part]
+    assert found == [encode_copied(row) for row in rows]
+    columns = split_rows(_TABLE, found)
+    assert _values(columns) == [list(column) for column in zip(*rows, strict=True)]
+    assert [column[-1] for column in columns] == list(rows[-1])
+    builder = RowBuilder(_TABLE)
+    assert builder.build_columns(columns, ["r"] * len(rows)) == builder.build(rows, "r")
+
+
+def test_a_copy_without_rows_or_with_a_head_of_its_own_is_read() -> None:
+    row = encode_copied((b"ab", None))
+    assert list(read_rows(iter([[_HEAD + _END]]))) == []
+    assert list(read_rows(iter([[_HEAD], [row], [_END]]))) == [[row]]
+    assert list(read_rows(iter([[_HEAD, row, _END]]))) == [[row]]
+
+
+def test_a_copy_without_its_head_or_its_end_mark_is_refused() -> None:
+    row = encode_copied((b"ab", None))
+    with pytest.raises(SourceUnavailable, match="without its end mark"):
+        list(read_rows(iter([[_HEAD + row]])))
+    with pytest.raises(SourceUnavailable, match="signature"):
+        list(read_rows(iter([[row]])))
+
+
+def test_a_copy_is_read_to_the_end_of_its_messages() -> None:
+    # psycopg cancels a COPY that is left before its last message.
+    arrivals = iter([[_HEAD], [_END], []])
+    list(read_rows(arrivals))
+    assert list(arrivals) == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_message_that_is_not_one_row_is_refused(whole: bool) -> None:
+    row = encode_copied((bytes(4), b"x", None, None))
+    with pytest.raises(BadRecord, match=r"table public\.t .* not one row of 4 columns"):
+        split_rows(_TABLE, [row, row + row if whole else row[:-1]])
