@@ -54,6 +54,8 @@ _TEMPORAL = frozenset({"date", "timestamp", "timestamptz", "time", "interval"})
 # function, or depend on the session's settings. {fraction} stands for the digits of a second.
 _DAY, _TIME = r"\d{4,}-\d\d-\d\d", r"\d\d:\d\d:\d\d{fraction}"
 _ZONE = r"[+-]\d\d(:\d\d){0,2}"
+_YEARS, _MONTHS = r"(-?\d+ years? ?)", r"([+-]?\d+ mons? ?)"
+_DAYS, _CLOCK = r"([+-]?\d+ days? ?)", r"([+-]?\d+:\d\d:\d\d{fraction})"
 _PATTERNS: Mapping[str, str] = MappingProxyType(
     {
         "date": rf"{_DAY}( BC)?|-?infinity",
@@ -61,8 +63,9 @@ _PATTERNS: Mapping[str, str] = MappingProxyType(
         "timestamptz": rf"{_DAY} {_TIME}{_ZONE}( BC)?|-?infinity",
         "time": _TIME,
         "timetz": _TIME + _ZONE,
-        "interval": r"(-?\d+ years? ?)?([+-]?\d+ mons? ?)?([+-]?\d+ days? ?)?"
-        r"([+-]?\d+:\d\d:\d\d{fraction})?|-?infinity",
+        # Each branch begins with another part, so that none of them matches an empty text.
+        "interval": rf"{_YEARS}{_MONTHS}?{_DAYS}?{_CLOCK}?|{_MONTHS}{_DAYS}?{_CLOCK}?"
+        rf"|{_DAYS}{_CLOCK}?|{_CLOCK}|-?infinity",
         "money": r"-?\$\d{1,3}(,\d{3})*\.\d\d",
         "char": r"[\x01-\x7f]?|\\[0-7]{3}",
         "name": r"[\x01-\x7f]{0,63}",
@@ -267,9 +270,7 @@ class PostgresFit(ColumnFit):
         digits = 7 - len(str(self.type.unit_us))
         fraction = rf"(\.\d{{1,{digits}}})?" if digits else ""
         if self.type.name == "numeric":
-            scale = self.type.scale
-            pattern = rf"-?\d+(\.\d{{0,{scale}}})?" if scale is not None else r"-?\d+(\.\d*)?"
-            pattern += "|NaN|-?Infinity"
+            pattern = _numeric_pattern(self.type.precision, self.type.scale)
         if pattern is not None:
             whole = f"^({pattern.replace('{fraction}', fraction)})$"
             fits = pc.match_substring_regex(values, whole)
@@ -334,6 +335,17 @@ class PostgresFit(ColumnFit):
         every = pa.Array.from_buffers(pa.binary(16), len(given), [None, octets])
         result: pa.Array = pc.if_else(given.is_valid(), every, pa.scalar(None, pa.binary(16)))
         return result
+
+
+def _numeric_pattern(precision: int | None, scale: int | None) -> str:
+    """Return the pattern of the numbers that a numeric column of these limits keeps exactly."""
+    if precision is None or scale is None:
+        return r"-?\d+(\.\d*)?|NaN|-?Infinity"
+    whole = rf"0*\d{{1,{precision - scale}}}" if precision > scale else "0+"
+    zeros = max(0, scale - precision)
+    fraction = rf"0{{0,{zeros}}}|0{{{zeros}}}\d{{0,{scale - zeros}}}"
+    # A column with limits cannot keep an infinite number.
+    return rf"-?{whole}(\.({fraction}))?|NaN"
 
 
 def _unit_in_words(unit_us: int) -> str:

@@ -125,6 +125,13 @@ _DAYS = (
 )
 
 
+_TEXT = "{}::text"
+
+
+def _without_spaces(text: Any) -> object:
+    return text.rstrip(" ")
+
+
 def _pg_bytes(value: Any) -> object:
     return bytes(value)
 
@@ -133,7 +140,7 @@ POSTGRES: dict[str, tuple[StoredAs, ...]] = {
     "numbers": (
         *map(StoredAs, ("smallint", "integer", "bigint", "boolean")),
         *(
-            StoredAs(declared, means=to_decimal)
+            StoredAs(declared, means=to_decimal, text_of=_TEXT)
             for declared in ("numeric", "numeric(38,0)", "numeric(20,4)", "numeric(5,2)",
                              "numeric(3,0)", "numeric(3,-2)", "numeric(3,5)", "price")
         ),
@@ -151,22 +158,22 @@ POSTGRES: dict[str, tuple[StoredAs, ...]] = {
         StoredAs("bytea", shows=_pg_bytes),
     ),
     "times": (
-        StoredAs("date", "{} - date '1970-01-01'", shows=Day),
+        StoredAs("date", "{} - date '1970-01-01'", shows=Day, text_of=_TEXT),
         *(
-            StoredAs(declared, _SINCE, shows=_local)
+            StoredAs(declared, _SINCE, shows=_local, text_of=_TEXT)
             for declared in ("timestamp", "timestamp(0)", "timestamp(3)", "timestamp(6)",
                              "whole_second", "past_second")
         ),
         *(
-            StoredAs(declared, _SINCE_UTC, shows=_instant)
+            StoredAs(declared, _SINCE_UTC, shows=_instant, text_of=_TEXT)
             for declared in ("timestamptz", "timestamptz(0)", "timestamptz(4)")
         ),
         *(
-            StoredAs(declared, _EPOCH, shows=_clock)
+            StoredAs(declared, _EPOCH, shows=_clock, text_of=_TEXT)
             for declared in ("time", "time(0)", "time(2)", "milli_time", "timetz(0)")
         ),
         *(
-            StoredAs(declared, _EPOCH, shows=_span)
+            StoredAs(declared, _EPOCH, shows=_span, text_of=_TEXT)
             for declared in ("interval", "interval(0)", "interval(3)", "tenth", "interval year",
                              "interval month", "interval year to month", "interval day",
                              "interval hour", "interval minute", "interval second",
@@ -176,21 +183,30 @@ POSTGRES: dict[str, tuple[StoredAs, ...]] = {
         ),
     ),
     "lists": (
-        *map(StoredAs, ("integer[]", "smallint[]", "bigint[]", "boolean[]", "text[]")),
         *(
-            StoredAs(declared, means=_each(to_decimal))
+            StoredAs(declared, text_of=_TEXT)
+            for declared in ("integer[]", "smallint[]", "bigint[]", "boolean[]", "text[]")
+        ),
+        *(
+            StoredAs(declared, means=_each(to_decimal), text_of=_TEXT)
             for declared in ("numeric[]", "numeric(5,2)[]", "numeric(3,-2)[]", "prices")
         ),
-        StoredAs("real[]", "{}::float8[]", means=_each(to_float)),
-        StoredAs("double precision[]", means=_each(to_float)),
-        StoredAs("bytea[]", shows=_each(_pg_bytes)),
-        StoredAs("date[]", _DAYS, shows=_each(Day)),
-        StoredAs("timestamp[]", _EPOCHS, shows=_each(_local)),
-        StoredAs("timestamp(0)[]", _EPOCHS, shows=_each(_local)),
-        # Refused at the start: no row may be written to it in a way that alters one.
-        *map(StoredAs, ("varchar(3)[]", "char(3)[]", "price[]", "whole_second[]", "pair")),
-        *map(StoredAs, ("bit(3)", "varbit(3)", "bit(3)[]", "money", "inet", "xml", "int4range")),
-        *map(StoredAs, ("time(0)[]", "timestamptz(0)[]", "interval(0)[]", "timetz", "name")),
+        StoredAs("real[]", "{}::float8[]", means=_each(to_float), text_of=_TEXT),
+        StoredAs("double precision[]", means=_each(to_float), text_of=_TEXT),
+        StoredAs("bytea[]", shows=_each(_pg_bytes), text_of=_TEXT),
+        StoredAs("date[]", _DAYS, shows=_each(Day), text_of=_TEXT),
+        StoredAs("timestamp[]", _EPOCHS, shows=_each(_local), text_of=_TEXT),
+        StoredAs("timestamp(0)[]", _EPOCHS, shows=_each(_local), text_of=_TEXT),
+        # Refused at the start: no row may be written to it in a way that alters one. Some take
+        # texts.
+        *(
+            StoredAs(declared, text_of=_TEXT)
+            for declared in ("varchar(3)[]", "price[]", "whole_second[]", "pair",
+                             "bit(3)", "varbit(3)", "bit(3)[]", "money", "inet", "int4range",
+                             "time(0)[]", "timestamptz(0)[]", "interval(0)[]", "timetz", "name")
+        ),
+        # Spaces at the end are the type's own: it fills up with them.
+        StoredAs("char(3)[]", shows=_each(_without_spaces), text_of=_TEXT),
     ),
 }  # fmt: skip
 
