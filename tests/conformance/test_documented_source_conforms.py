@@ -23,7 +23,7 @@ def test_documented_source_keeps_every_clause_that_its_input_tests(
     chosen: str, passed: int, tmp_path: Path
 ) -> None:
     text = (ROOT / "docs" / "write-your-own-source.md").read_text()
-    source, source_input = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    source, _, source_input = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(source_input.splitlines()) < 60
     (tmp_path / "lines_source.py").write_text(source)
     (tmp_path / "lines_input.py").write_text(source_input)

@@ -157,7 +157,7 @@ class MakeLakeJob(Protocol):
 class IcebergJob(LakeJob):
     """Writes the table `shop.orders`."""
 
-    replaced = "was dropped and created anew"
+    replaced = "was dropped, and another one created in its place"
     missing = "shop.orders is not in catalog 'default'"
 
     @override
@@ -215,7 +215,7 @@ class IcebergJob(LakeJob):
 class DeltaJob(LakeJob):
     """Writes the table in the directory `table`."""
 
-    replaced = "was deleted and created anew"
+    replaced = "was deleted, and another one created in its place"
     missing = "does not exist"
 
     @property

@@ -225,7 +225,7 @@ def test_rows_without_columns_are_refused_at_start(make_job: MakeLakeJob) -> Non
         ([("v", pa.string())], "requires column 'id'"),
         (
             [("id", pa.string()), ("v", pa.string())],
-            "column 'id': the table has (long|int64), and",
+            "column 'id': the table has (long|int64), but",
         ),
     ],
 )

@@ -189,7 +189,7 @@ def _hash(connection: psycopg.Connection[TupleRow], table: str) -> tuple[Any, ..
 @pytest.mark.parametrize(
     ("kinds", "mode"),
     [
-        pytest.param(_OWN | _TEXTS, "upsert", id="texts-upsert"),
+        pytest.param(_OWN | _TEXTS, "upsert", id="texts-upsert", marks=pytest.mark.only_proof),
         pytest.param(_CHOSEN, "insert", id="chosen-insert"),
         pytest.param(_OWN, "insert", id="own-insert", marks=pytest.mark.servers),
         pytest.param(_OWN, "upsert", id="own-upsert", marks=pytest.mark.servers),

@@ -179,7 +179,7 @@ def test_two_phase_that_the_user_insists_on_works_behind_a_pooler_with_a_warning
     )
     with Job(sink) as job:
         job.check()
-        assert "holds one server session a subtask" in caplog.text
+        assert "holds one of the server's sessions a subtask" in caplog.text
         committable = job.prepare(1, [1])
         assert prepared(postgres_database) == [str(committable.transaction)]
         assert job.committer().commit(committable) == Committed()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
 from onceflow.core.plan.work import KeepTop
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -160,7 +161,6 @@ class TopKeeper(KeyedOperator):
 
 def _concat(first: pa.Array, second: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(second.type):
-        kind = second.type
         joined = pa.concat_arrays([first.dictionary_decode(), second.dictionary_decode()])
-        return joined.dictionary_encode().cast(kind)
+        return cast_rows(joined.dictionary_encode(), second.type)
     return pa.concat_arrays([first, second])

@@ -134,7 +134,7 @@ class _Builder(ChainBuilder):
         self.others: Sequence[_Builder] = ()
         self.sinks: dict[str, CollectingSink] = {}
 
-    def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[channels.OutputChannel]:
+    def _make_channels(self, chain: Chain, edge: Edge, first: int) -> list[channels.OutputChannel]:
         me = self._context.slot
         if edge.exchange is Exchange.FORWARD:
             return [channels.LocalChannel(self.gates[chain.id], first)]
