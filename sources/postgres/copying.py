@@ -11,10 +11,13 @@ index has in the order of this process, but its rows are sorted, and its copy ca
 Every chunk checks that the table still has the described columns. A new column's values would be
 lost otherwise: the chunk would have the update that sets them, but not the column.
 
-Before the first chunk of a table the coordinator waits until every transaction has ended that was
-running after the slot was created and the table was published. A transaction writes its commit to
-the WAL before snapshots see it, and with synchronous replication long before. So without the wait a
-transaction could be missing in both the slot and the chunks.
+A copy without a stream has one snapshot for all tables, which the coordinator exports. Each worker
+reads all of its ranges in one transaction, which locks every table and partition.
+
+Before the first chunk of a table that is followed, the coordinator waits until every transaction
+has ended that was running after the slot was created and the table was published. A transaction
+writes its commit to the WAL before snapshots see it, and with synchronous replication long before.
+So without the wait a transaction could be missing in both the slot and the chunks.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresSession
 from onceflow.clients.postgres.replication import parse_lsn
 from onceflow.core.errors import BadRecord, SourceUnavailable
+from onceflow.sources.postgres.copy_alone import require_same_snapshot
 from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
 from onceflow.sources.postgres.keys import key_literals, key_of
+from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import connect, logger
 from onceflow.sources.postgres.table import SourceColumn, SourceTable
@@ -52,7 +57,8 @@ _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _END = b"\xff\xff"
 _BEGIN = """
     BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
-    LOCK TABLE ONLY {table} IN ACCESS SHARE MODE;
+    {first}
+    LOCK TABLE {tables} IN ACCESS SHARE MODE;
     SET LOCAL row_security = off;
     SET LOCAL statement_timeout = 0;
     SET LOCAL idle_in_transaction_session_timeout = 0;
@@ -65,6 +71,9 @@ _TEXT_SETTINGS = "; ".join(
 )
 _SNAPSHOT = """
     SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text
+"""
+_EXPORT = """
+    SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()
 """
 _COLUMNS = """
     SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute AS a
@@ -120,13 +129,15 @@ class CopyThreads:
         settings: ReaderSettings,
         name: str,
         copies: Sequence[TableCopy],
-        *,
-        copy_anew: str,
+        position: SlotPosition,
     ) -> None:
-        """Start the threads. `name` is that of the connections, `copy_anew` an advice for users."""
+        """Start the threads. `name` is that of the connections."""
         self._settings, self._name = settings, name
         self._copies = copies
-        self._copy_anew = copy_anew
+        self._position = position
+        self._copy_anew = position.copy_anew
+        self._imported = threading.Semaphore(0)
+        """Released by each worker that has the one snapshot of a copy without a stream."""
         self._ranges: deque[tuple[TableCopy, int]] = deque()
         """The ranges that no worker has begun."""
         self._queue: queue.Queue[CopiedRows | Exception] = queue.Queue(
@@ -168,22 +179,62 @@ class CopyThreads:
         try:
             with connect(self._settings.endpoint, self._name) as session:
                 new = [copy for copy in self._copies if not copy.copied.is_begun]
-                if new:
+                if new and self._settings.follows:
                     await_running(session, new, self._closed)
                 for copy in new:
                     if not self._closed.is_set():
                         copy.copied = copy.copied.divide(self._plan(session, copy.table))
                         if not self._settings.copies_rows:
                             self._skip_rows(session, copy)
+                if not self._settings.follows:
+                    self._share_snapshot(session)
+                    return
         except Exception as error:
             self._put(error)
             return
+        self._start_workers("")
+
+    def _start_workers(self, exported: str) -> int:
+        """Start the threads that read the ranges, and return their number.
+
+        `exported` is the name of the snapshot for all of them, or empty.
+        """
         for copy in self._copies:
             for at, part in enumerate(copy.copied.ranges):
                 if not part.is_finished:
                     self._ranges.append((copy, at))
-        for _ in range(min(self._settings.copy_parallelism, len(self._ranges))):
-            threading.Thread(target=self._work, name="first copy", daemon=True).start()
+        count = min(self._settings.copy_parallelism, len(self._ranges))
+        for _ in range(count):
+            threading.Thread(
+                target=self._work, args=(exported,), name="first copy", daemon=True
+            ).start()
+        return count
+
+    def _share_snapshot(self, session: PostgresSession) -> None:
+        """Start the workers with one snapshot, and keep it until each of them has it."""
+        session.execute(self._begin_shared(""))
+        ((snapshot, exported),) = session.query(_EXPORT)
+        require_same_snapshot(self._position, str(snapshot))
+        for _ in range(self._start_workers(str(exported))):
+            while not self._imported.acquire(timeout=_WAIT_S):
+                if self._closed.is_set():
+                    return
+
+    def _begin_shared(self, exported: str) -> str:
+        """Return the statement that begins a transaction of a copy without a stream.
+
+        It locks every table and partition until the worker ends. Otherwise a table that is
+        truncated or rewritten in between would be empty for the older snapshot. A worker may wait
+        behind a session that waits for the coordinator's lock, so the wait has a limit.
+        """
+        first = f"SET LOCAL lock_timeout = {round(self._settings.silence_max_s * 1000)};"
+        if exported:
+            first += f" SET TRANSACTION SNAPSHOT {literal(exported)};"
+        return _BEGIN.format(
+            first=first,
+            tables=", ".join(identifier(table.name) for table in self._settings.tables),
+            text_settings=_TEXT_SETTINGS,
+        )
 
     def _skip_rows(self, session: PostgresSession, copy: TableCopy) -> None:
         """Take the snapshot after which changes are read, as if the table were copied whole."""
@@ -200,10 +251,13 @@ class CopyThreads:
             session, table, ranges_max=ranges_max, range_rows_min=self._settings.chunk_rows
         )
 
-    def _work(self) -> None:
-        """Read ranges until none is left."""
+    def _work(self, exported: str) -> None:
+        """Read ranges until none is left, all in the snapshot `exported` if it is not empty."""
         try:
             with connect(self._settings.endpoint, self._name) as session:
+                if exported:
+                    session.execute(self._begin_shared(exported))
+                    self._imported.release()
                 while not self._closed.is_set():
                     try:
                         copy, at = self._ranges.popleft()
@@ -215,12 +269,14 @@ class CopyThreads:
             self._put(error)
 
     def _copy_chunk(self, session: PostgresSession, copy: TableCopy, at: int) -> None:
-        name = identifier(copy.table.name)
-        session.execute(_BEGIN.format(table=name, text_settings=_TEXT_SETTINGS))
+        if self._settings.follows:
+            tables = f"ONLY {identifier(copy.table.name)}"
+            session.execute(_BEGIN.format(first="", tables=tables, text_settings=_TEXT_SETTINGS))
         ((snapshot, lsn),) = session.query(_SNAPSHOT)
         self._require_columns(session, copy.table)
         self._read_rows(session, copy, at, str(snapshot), parse_lsn(lsn))
-        session.commit()
+        if self._settings.follows:
+            session.commit()
 
     def _require_columns(self, session: PostgresSession, table: SourceTable) -> None:
         """Raise BadRecord if the locked table has other columns than the described one."""

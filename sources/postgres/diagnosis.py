@@ -55,6 +55,8 @@ def _examine(source: PostgresChanges) -> Sequence[Finding]:
         partial(_judge_slot, source),
         partial(_judge_tables, source),
     )
+    if not source.follows:
+        questions = (_judge_cluster, partial(_judge_copied_tables, source))
     try:
         with slots.connect(endpoint, _NAME) as session:
             for ask in questions:
@@ -75,6 +77,12 @@ def _examine(source: PostgresChanges) -> Sequence[Finding]:
         remedy = "start it, or check the way to it: listen_addresses, port, firewall, proxy"
         findings.append(_SERVER.problem(str(error), "a server that answers", remedy))
     return findings
+
+
+def _judge_cluster(session: PostgresSession) -> Sequence[Finding]:
+    slots.identify_cluster(session)
+    version = session.server_version
+    return [_SERVER.ok(f"PostgreSQL {version // 10000}.{version % 10000}; no slot is needed")]
 
 
 def _judge_server(session: PostgresSession) -> Sequence[Finding]:
@@ -156,6 +164,24 @@ def _judge_tables(source: PostgresChanges, session: PostgresSession) -> Sequence
             creates_publication=table.name not in (published or ()),
         )
         findings += _judge_table(table, tuple(missing))
+    return findings
+
+
+def _judge_copied_tables(source: PostgresChanges, session: PostgresSession) -> Sequence[Finding]:
+    """Judge the tables of a source that ends after their copy."""
+    findings: list[Finding] = []
+    for table in source.describe_tables(session):
+        area = Area(f"table {table.name}")
+        missing = find_missing_privileges(
+            session,
+            table.name,
+            table.oid,
+            [column.name for column in table.columns],
+            copies_rows=True,
+            creates_publication=False,
+        )
+        problems = [area.problem(right.lack, right.needed, right.remedy) for right in missing]
+        findings += problems or [area.ok(f"{len(table.columns)} columns")]
     return findings
 
 

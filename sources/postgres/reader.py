@@ -38,6 +38,7 @@ from onceflow.core.errors import (
 from onceflow.core.spi import EndOfInput, OutputBatch, ReaderContext, SourceReader, Split
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
+from onceflow.sources.postgres.copy_alone import check_copy
 from onceflow.sources.postgres.copying import UNORDERED, CopyThreads, TableCopy
 from onceflow.sources.postgres.metadata import MetadataColumns
 from onceflow.sources.postgres.position import SlotPosition, StreamPosition
@@ -166,6 +167,9 @@ class PostgresReader(SourceReader):
             SourceUnavailable: The server did not answer, or another reader uses the slot.
         """
         position = self._position
+        is_last = position is None or not position.is_copying
+        if is_last and not self._settings.follows:
+            return EndOfInput()
         if position is None:
             self._closed.wait(timeout_s)
             return None
@@ -270,7 +274,7 @@ class PostgresReader(SourceReader):
                 )
             copies.append(TableCopy(table, copied))
         self._check_position(position)
-        return CopyThreads(self._settings, self._name, copies, copy_anew=position.copy_anew)
+        return CopyThreads(self._settings, self._name, copies, position)
 
     def _close_stream(self) -> None:
         """End the stream of the tables that were followed during a copy."""
@@ -382,7 +386,10 @@ class PostgresReader(SourceReader):
     def _check_position(self, position: SlotPosition) -> None:
         settings = self._settings
         with connect(settings.endpoint, self._name) as session:
-            check_position(session, position, settings.publication, settings.tables)
+            if settings.follows:
+                check_position(session, position, settings.publication, settings.tables)
+            else:
+                check_copy(session, position, settings.tables)
 
     def _to_error(self, refused: StreamRefused) -> OnceflowError:
         assert self._position is not None

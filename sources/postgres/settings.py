@@ -21,6 +21,8 @@ class FirstCopy(Enum):
     """The rows are read first, then the changes."""
     NONE = "none"
     """Only changes are read: those after the slot was created."""
+    ONLY = "only"
+    """Only the rows are read, all as of one moment. Then the source ends."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -63,7 +65,8 @@ class ChangesOptions(DatabaseAccess):
         default=FirstCopy.ALL.value,
         metadata=option(
             "`all` reads the rows that the table has, and then its changes. `none` reads only the"
-            " changes after the slot was created",
+            " changes after the slot was created. `only` reads only the rows, all as of one moment,"
+            " and ends; it uses no slot and no publication",
             choice(FirstCopy),
         ),
     )
@@ -136,6 +139,8 @@ class ReaderSettings:
     publication: str
     metadata: tuple[Metadata, ...]
     """The chosen metadata columns."""
+    follows: bool
+    """False if the source ends after the first copy."""
     copies_rows: bool
     """False if a table that is added later is read from its next change on."""
     copy_parallelism: int

@@ -126,18 +126,29 @@ def connect(endpoint: PostgresEndpoint, name: str) -> Generator[PostgresSession]
         raise to_session_error(error, str(endpoint)) from error
 
 
+def identify_cluster(session: PostgresSession) -> ClusterIdentity:
+    """Return the identity of the cluster.
+
+    Raises:
+        ConfigError: The server is too old or a standby.
+    """
+    version = session.server_version
+    if version < SERVER_VERSION_MIN:
+        raise ConfigError(f"PostgreSQL {version // 10000} is too old; needed: 14 or newer: upgrade")
+    ((system, timeline, _, is_standby, _, _),) = session.query(_SERVER)
+    if is_standby:
+        raise ConfigError("it is a standby, from which changes are not read yet: name the primary")
+    return ClusterIdentity(str(system), int(timeline))
+
+
 def check_server(session: PostgresSession) -> ClusterIdentity:
     """Return the identity of the cluster.
 
     Raises:
         ConfigError: The server cannot send changes, or not to this user.
     """
-    version = session.server_version
-    if version < SERVER_VERSION_MIN:
-        raise ConfigError(f"PostgreSQL {version // 10000} is too old; needed: 14 or newer: upgrade")
-    ((system, timeline, wal_level, is_standby, may_replicate, role),) = session.query(_SERVER)
-    if is_standby:
-        raise ConfigError("it is a standby, from which changes are not read yet: name the primary")
+    cluster = identify_cluster(session)
+    ((_, _, wal_level, _, may_replicate, role),) = session.query(_SERVER)
     if wal_level != "logical":
         raise ConfigError(
             f"wal_level = {wal_level}; needed: logical. Run ALTER SYSTEM SET wal_level = 'logical',"
@@ -145,7 +156,7 @@ def check_server(session: PostgresSession) -> ClusterIdentity:
         )
     if not may_replicate:
         raise ConfigError(f"role {role} may not read changes. Run: ALTER ROLE {role} REPLICATION")
-    return ClusterIdentity(str(system), int(timeline))
+    return cluster
 
 
 def find_publication(session: PostgresSession, name: str) -> Sequence[TableName] | None:

@@ -157,10 +157,12 @@ def measure_position(
 
     `in_chunks` are the tables that are copied in chunks of `chunk_rows` rows.
     """
-    slot = read_slot(session, position.slot)
     copies = tuple(
         _measure_copies(session, position.tables, chunk_rows=chunk_rows, in_chunks=in_chunks)
     )
+    if not position.slot:
+        return SourceProgress(copies=copies)
+    slot = read_slot(session, position.slot)
     if slot is None:
         warning = SourceWarning("missing", f"slot {position.slot} does not exist any more")
         return SourceProgress(copies=copies, warnings=(warning,))

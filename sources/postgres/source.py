@@ -20,6 +20,7 @@ from onceflow.core.spi.options import document_options
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres import slot as slots
 from onceflow.sources.postgres.access import check_replication, find_missing_privileges
+from onceflow.sources.postgres.copy_alone import begin_copy, check_copy, require_same_kind
 from onceflow.sources.postgres.first_copy import CopiedChunks
 from onceflow.sources.postgres.metadata import (
     Metadata,
@@ -75,6 +76,8 @@ class PostgresChanges(ChangesOptions, Source):
         endpoint_of(self, lock_timeout_s=self.statement_timeout_s)
         object.__setattr__(self, "_names", self._parse_names())
         choice_of(FirstCopy, self.first_copy, setting="first_copy")
+        if not self.follows and self.slot is not None:
+            raise ConfigError("first_copy='only' uses no slot: remove slot=")
         object.__setattr__(self, "_metadata", parse_metadata(self.metadata))
         for setting in ("chunk_rows", "batch_rows", "transaction_rows_max", "copy_parallelism"):
             if getattr(self, setting) < 1:
@@ -142,7 +145,12 @@ class PostgresChanges(ChangesOptions, Source):
     @property
     def copies_rows(self) -> bool:
         """True if the rows are read that the table has before its first change."""
-        return choice_of(FirstCopy, self.first_copy, setting="first_copy") is FirstCopy.ALL
+        return choice_of(FirstCopy, self.first_copy, setting="first_copy") is not FirstCopy.NONE
+
+    @property
+    def follows(self) -> bool:
+        """True if changes are read, so that the source has a slot and never ends."""
+        return choice_of(FirstCopy, self.first_copy, setting="first_copy") is not FirstCopy.ONLY
 
     @property
     def publication_name(self) -> str:
@@ -200,8 +208,8 @@ class PostgresChanges(ChangesOptions, Source):
 
     @property
     def bounded(self) -> bool:
-        """False: changes have no end."""
-        return False
+        """True with `first_copy="only"`: changes have no end."""
+        return not self.follows
 
     def bind(self, job: str, uid: str) -> PostgresChanges:
         """Return this source with a slot of its own for the job and the uid, if it names none."""
@@ -216,6 +224,9 @@ class PostgresChanges(ChangesOptions, Source):
             SourceUnavailable: The server does not answer.
         """
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
+            if not self.follows:
+                begin_copy(session, tuple(self._describe(session).values()))
+                return
             slots.check_server(session)
             tables = tuple(self._describe(session).values())
             if self.publication is not None:
@@ -234,10 +245,15 @@ class PostgresChanges(ChangesOptions, Source):
     def splits(self) -> Sequence[Split]:
         """Create publication and slot if there are none. Return one split: the slot's position.
 
+        With `first_copy="only"` nothing is created.
+
         Raises:
             ConfigError: A table, the publication or the slot cannot be used.
             SourceUnavailable: The server does not answer.
         """
+        if not self.follows:
+            with slots.connect(self.endpoint, _SESSION_NAME) as session:
+                return [begin_copy(session, tuple(self.described_tables.values())).to_split()]
         name = self.slot_name
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
             cluster = slots.check_server(session)
@@ -273,8 +289,14 @@ class PostgresChanges(ChangesOptions, Source):
             SourceUnavailable: The server does not answer.
         """
         positions = [SlotPosition.from_split(split) for split in known]
+        for position in positions:
+            require_same_kind(position, follows=self.follows)
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
             tables = tuple(self._describe(session).values())
+            if not self.follows:
+                for position in positions:
+                    check_copy(session, position, tables)
+                return known
             return [self._adapt(session, position, tables).to_split() for position in positions]
 
     def _adapt(
@@ -327,7 +349,8 @@ class PostgresChanges(ChangesOptions, Source):
             outputs={}
             if self.table is not None
             else {table.oid: name for name, table in described.items()},
-            publication=self.publication_name,
+            publication=self.publication_name if self.follows else "",
+            follows=self.follows,
             metadata=self._metadata,
             copies_rows=self.copies_rows,
             copy_parallelism=self.copy_parallelism,
@@ -356,7 +379,7 @@ class PostgresChanges(ChangesOptions, Source):
                 if given is None
                 else schema_of(cast("SchemaLike", given), setting=f"schemas[{output!r}]")
             )
-            table = describe_table(session, name, columns)
+            table = describe_table(session, name, columns, is_followed=self.follows)
             require_free_names(table, self._metadata)
             if table.oid in by_oid:
                 raise ConfigError(

@@ -181,8 +181,12 @@ def _unquote(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
-def describe_table(session: Session, name: TableName, columns: pa.Schema | None) -> SourceTable:
+def describe_table(
+    session: Session, name: TableName, columns: pa.Schema | None, *, is_followed: bool = True
+) -> SourceTable:
     """Return the table called `name` with the columns of `columns`, or with all of its columns.
+
+    If it is not followed, it needs no key.
 
     Raises:
         ConfigError: The table is missing, or cannot be read; the message says what to do.
@@ -205,7 +209,8 @@ def describe_table(session: Session, name: TableName, columns: pa.Schema | None)
     key = tuple(
         str(column) for (column,) in session.query(_KEY.format(table=oid, condition=condition))
     )
-    _check_identity(table.name, identity, key, kind)
+    if is_followed:
+        _check_identity(table.name, identity, key, kind)
     facts = {row[0]: row[1:] for row in session.query(_COLUMNS.format(table=oid))}
     readable = [column for column in table.columns if not column.generated]
     types = _chosen_types(table.name, {c.name: _own(c.type) for c in readable}, columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,13 +13,16 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
+from onceflow.clients.postgres.connection import PostgresEndpoint
 from onceflow.clients.postgres.replication import parse_lsn
-from onceflow.core.errors import ConfigError, OffsetOutOfRange
+from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.spi import OutputBatch, ReaderContext, SourceReader
+from onceflow.core.spi import EndOfInput, OutputBatch, ReaderContext, SourceReader
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.sources import PostgresChanges
+from onceflow.sources.postgres import copying
 from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.slot import connect
 
 _COPYING = "SELECT FROM pg_stat_activity WHERE query LIKE 'COPY %TO STDOUT%'"
 _CONTEXT = ReaderContext("job", "shop", 0, 1, AttemptId(1))
@@ -26,7 +30,10 @@ _CONTEXT = ReaderContext("job", "shop", 0, 1, AttemptId(1))
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres({"wal_level": "logical", "max_replication_slots": "2"}) as running:
+    with EmbeddedPostgres(
+        # Without autovacuum no transaction comes in between that a test has not begun.
+        {"wal_level": "logical", "max_replication_slots": "2", "autovacuum": "off"}
+    ) as running:
         yield running
 
 
@@ -341,3 +348,111 @@ def test_options_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         PostgresChanges("postgresql://nowhere/db", **options)
+
+
+def _read_to_end(reader: SourceReader) -> list[tuple[str, Any]]:
+    """Return (output, key) of all rows until the reader has ended."""
+    rows: list[tuple[str, Any]] = []
+    deadline = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < deadline, rows
+        polled = reader.poll(0.05)
+        if isinstance(polled, EndOfInput):
+            return rows
+        if isinstance(polled, tuple):
+            rows += [(b.output, row["id"]) for b in polled for row in b.rows.to_pylist()]
+
+
+def test_a_copy_alone_is_of_one_moment_and_leaves_nothing_on_the_server(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database.execute("INSERT INTO a SELECT i, 'x' FROM generate_series(1, 200) i")
+    database.execute("CREATE TABLE c (id int); INSERT INTO c VALUES (1), (1)")
+    database.execute("DROP ROLE IF EXISTS copier; CREATE ROLE copier LOGIN")
+    database.execute("GRANT USAGE ON SCHEMA public TO copier; GRANT SELECT ON a, c TO copier")
+    source = _source(
+        server, tables=["a", "c"], user="copier", first_copy="only", chunk_rows=20, batch_rows=7
+    )
+    assert source.bounded
+    source.validate()
+    connected: list[str] = []
+
+    def change_and_connect(endpoint: PostgresEndpoint, name: str) -> Any:
+        # The first session is the coordinator's. When the others begin, it has the snapshot.
+        if connected:
+            database.execute("DELETE FROM a WHERE id > 90; DELETE FROM c")
+        connected.append(name)
+        return connect(endpoint, name)
+
+    monkeypatch.setattr(copying, "connect", change_and_connect)
+    reader = source.reader(source.splits(), _CONTEXT)
+    with contextlib.closing(reader):
+        rows = _read_to_end(reader)
+        assert sorted(rows) == [*(("a", key) for key in range(1, 201)), ("c", 1), ("c", 1)]
+        assert isinstance(reader.poll(0), EndOfInput)
+    assert len(connected) == 3
+    idle = ReaderContext("job", "shop", 1, 2, AttemptId(1))
+    assert isinstance(source.reader([], idle).poll(0), EndOfInput)
+    assert not database.execute("SELECT FROM pg_replication_slots").fetchall()
+    assert not database.execute("SELECT FROM pg_publication").fetchall()
+    database.execute("DROP OWNED BY copier; DROP ROLE copier")
+
+
+def test_a_copy_alone_continues_only_in_an_equal_snapshot(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("INSERT INTO a SELECT i, 'x' FROM generate_series(1, 50) i")
+    source = _source(server, tables=["a", "b"], first_copy="only", chunk_rows=9, batch_rows=4)
+    reader = source.reader(source.splits(), _CONTEXT)
+    with contextlib.closing(reader):
+        before = _rows(reader, 20)
+        position = reader.snapshot()
+    again = source.reader(source.discover(position), _CONTEXT)
+    with contextlib.closing(again):
+        rows = [("a", key) for _, _, key in before] + _read_to_end(again)
+        assert sorted(rows) == [("a", key) for key in range(1, 51)]
+    database.execute("INSERT INTO b VALUES (1, 1)")
+    late = source.reader(source.discover(position), _CONTEXT)
+    with contextlib.closing(late), pytest.raises(OffsetOutOfRange, match="of another moment"):
+        _read_to_end(late)
+    other = _source(server, tables=["a", "b"])
+    with pytest.raises(StateIncompatible, match="has first_copy='only', and now first_copy= is"):
+        other.discover(position)
+    database.execute("DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY, w int)")
+    with pytest.raises(OffsetOutOfRange, match="Name the same tables"):
+        _source(server, tables=["a", "b"], first_copy="only").discover(position)
+
+
+@pytest.mark.servers
+def test_a_copy_alone_does_not_wait_for_ever_behind_a_lock_that_waits_for_the_copy(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = _source(server, tables=["a"], first_copy="only", statement_timeout_s=2.0)
+    reader = source.reader(source.splits(), _CONTEXT)
+    lockers: list[threading.Thread] = []
+    waiting = "SELECT FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
+
+    def lock() -> None:
+        with psycopg.connect(server.url) as connection:
+            connection.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
+
+    def lock_and_connect(endpoint: PostgresEndpoint, name: str) -> Any:
+        # The first session is the coordinator's, which has locked the table before the others.
+        if lockers:
+            lockers[0].start()
+            deadline = time.monotonic() + 60
+            while not database.execute(waiting).fetchall():
+                assert time.monotonic() < deadline
+        else:
+            lockers.append(threading.Thread(target=lock))
+        return connect(endpoint, name)
+
+    monkeypatch.setattr(copying, "connect", lock_and_connect)
+    with contextlib.closing(reader), pytest.raises(SourceUnavailable, match="lock timeout"):
+        _read_to_end(reader)
+    lockers[0].join(60)
+    assert not lockers[0].is_alive()
