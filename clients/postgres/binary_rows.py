@@ -20,7 +20,6 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
-from numpy.lib.stride_tricks import sliding_window_view
 
 Binary: TypeAlias = bytes | None
 """A value in binary format; None is SQL's null."""
@@ -96,9 +95,9 @@ class BinaryColumn(Sequence[Binary]):
         dtype = np.dtype(kind)
         is_inside = self._present & (self._lengths >= offset + dtype.itemsize)
         starts = np.where(is_inside, self._starts + offset, 0)
-        values = _windows(self._data, dtype.itemsize)[starts]
-        values[~is_inside] = 0
-        return values.view(dtype).reshape(len(self)).astype(dtype.newbyteorder("="))
+        values = _view_numbers(self._data, dtype)[starts].astype(dtype.newbyteorder("="))
+        values[~is_inside] = np.zeros((), dtype)
+        return values
 
     def to_arrow(self) -> pa.Array:
         """Return the values as an Arrow array of the type binary."""
@@ -178,7 +177,7 @@ class _Rows:
     def __init__(self, messages: Sequence[bytes], start: int, column_count: int) -> None:
         self._data = b"".join((*messages, _PADDING))
         self._bytes: Any = np.frombuffer(self._data, np.uint8)
-        self._words = _windows(self._data, _LENGTH_SIZE)
+        self._words = _view_numbers(self._data, np.dtype(">i4"))
         sizes = np.fromiter(map(len, messages), np.int64, len(messages))
         self._ends = np.cumsum(sizes)
         self._at = self._ends - sizes + start
@@ -207,7 +206,7 @@ class _Rows:
 
     def peek_length(self) -> Any:
         """Return the length at each position."""
-        return self._words[self._at].view(">i4").reshape(len(self._at)).astype(np.int64)
+        return self._words[self._at].astype(np.int64)
 
     def take(self, lengths: Any, present: Any, skipped: Any) -> BinaryColumn:
         """Return the values that follow `skipped` bytes, and move behind them."""
@@ -217,6 +216,6 @@ class _Rows:
         return column
 
 
-def _windows(data: bytes, size: int) -> Any:
-    """Return a view of the `size` bytes at each index of `data`."""
-    return sliding_window_view(np.frombuffer(data, np.uint8), size)
+def _view_numbers(data: bytes, dtype: Any) -> Any:
+    """Return a view of the number that begins at each index of `data`."""
+    return np.ndarray(len(data) - dtype.itemsize + 1, dtype, data, 0, (1,))
