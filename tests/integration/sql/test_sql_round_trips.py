@@ -39,6 +39,7 @@ SHORT = frozenset(
     | {"list of date32[day]", "list of timestamp[us]", "list of two of int64"}
 )
 """The columns of the short form, by their names."""
+_TEXTS = frozenset({"string", "dictionary of string"})
 KEYS_IN_SHORT = frozenset(
     {"int64", "bool", "decimal128(38, 10)", "string", "binary"}
     | {"fixed_size_binary[3]", "fixed_size_binary[16]", "date32[day]", "time64[us]"}
@@ -96,13 +97,13 @@ def _require_exact(
     way: round_trips.Way,
     directory: Path,
     *,
-    whole: bool,
+    edges: Sequence[EdgeColumn],
     ending: str = "",
 ) -> None:
     """Write all cells in one way, and fail with the list of altered values."""
     altered: list[str] = []
     empty: list[str] = []
-    cells = round_trips.find_cells(store, _edges(whole=whole), columns, way, ending)
+    cells = round_trips.find_cells(store, edges, columns, way, ending)
     for part in round_trips.open_parts(store, cells, directory, ending):
         faults, arrived = part.judge(way)
         altered += faults
@@ -120,7 +121,12 @@ def test_a_value_in_a_database_is_what_was_written_or_its_row_was_refused(
     whole: bool,
     tmp_path: Path,
 ) -> None:
-    _require_exact(open_database(name), COLUMNS[name][part], way, tmp_path, whole=whole)
+    edges = _edges(whole=whole)
+    if part == "lists" and not whole:
+        # The server refuses most of these texts as arrays, one by one, which takes half a minute.
+        # `test_postgres_round_trip` writes the texts of arrays.
+        edges = [edge for edge in edges if edge.name not in _TEXTS]
+    _require_exact(open_database(name), COLUMNS[name][part], way, tmp_path, edges=edges)
 
 
 @pytest.mark.parametrize("name", [*COLUMNS, "sqlite"])
@@ -158,7 +164,8 @@ def test_a_value_in_sqlite_is_what_was_written_or_its_row_was_refused(
 ) -> None:
     columns = STRICT if ending else SQLITE
     file = round_trips.SQLiteFile(tmp_path / "matrix.db")
-    _require_exact(file, columns, way, tmp_path, whole=whole, ending=ending)
+    edges = _edges(whole=whole)
+    _require_exact(file, columns, way, tmp_path, edges=edges, ending=ending)
 
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/internals/round-trips.md"
