@@ -32,7 +32,12 @@ from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, sche
 from onceflow.core.compiled import load_kernel, translate_function
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan import functions
-from onceflow.core.plan.aggregates import Aggregate, check_running_ttl, running_schema
+from onceflow.core.plan.aggregates import (
+    Aggregate,
+    check_kept_ttl,
+    check_running_ttl,
+    running_schema,
+)
 from onceflow.core.plan.functions import ArrowIteratorFunction, BatchFunction
 from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.join_functions import JoinKind, JoinSide
@@ -504,12 +509,13 @@ class KeyedStream:
         forgotten. `uid` names the state in checkpoints.
 
         Raises:
-            ConfigError: `keep` is something else, `by` does not exist or has no order, or `ttl`
-                allows expired values to be returned.
+            ConfigError: `keep` is something else, `by` does not exist, is part of the key or has no
+                order, or `ttl` allows expired values to be returned.
         """
         chosen = choice_of(Keep, keep, setting="keep")
-        users_mistakes.require_order(by, self.schema, "deduplicate")
-        check_running_ttl(ttl, "deduplicate")
+        if by is not None:
+            users_mistakes.require_order(by, self.schema, self._key, "deduplicate")
+        check_kept_ttl(ttl, "deduplicate")
         return self._then(Deduplicate(self._key, chosen, by, ttl), uid, self.schema)
 
     @check_arguments
@@ -525,8 +531,9 @@ class KeyedStream:
         and `rank`. Vectorised, like `running`. `uid` names the state in checkpoints.
 
         Raises:
-            ConfigError: `n` is not between 1 and 1,000, a column of `by` does not exist or has no
-                order, `rank` is the name of a column, or a column cannot be kept in state.
+            ConfigError: `n` is not between 1 and 1,000, a column of `by` does not exist, is part of
+                the key or has no order, `rank` is the name of a column, or a column cannot be kept
+                in state.
         """
         if not 1 <= n <= TOP_N_MAX:
             raise ConfigError(f"top_n({n}): give a number of records from 1 to {TOP_N_MAX}")
@@ -535,7 +542,7 @@ class KeyedStream:
         if not orders:
             raise ConfigError("top_n(by=[]): give at least one column, as in by=desc('price')")
         for order in orders:
-            users_mistakes.require_order(order.column, self.schema, "top_n")
+            users_mistakes.require_order(order.column, self.schema, self._key, "top_n")
         if rank in self.schema.names:
             raise ConfigError(f"top_n(rank={rank!r}): the stream has this column already")
         check_rows_can_be_kept(self.schema, "top_n()")

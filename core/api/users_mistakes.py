@@ -7,7 +7,7 @@ later in a slot with an AttributeError.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TypeVar
 
@@ -130,16 +130,16 @@ def require_aggregates(aggregates: Mapping[str, object], method: str) -> None:
             )
 
 
-def require_order(column: str | None, schema: pa.Schema, method: str) -> None:
-    """Raise ConfigError if `schema` lacks `column` or its values have no order.
-
-    None is no column, and right.
-    """
-    if column is None:
-        return
+def require_order(column: str, schema: pa.Schema, key: Sequence[str], method: str) -> None:
+    """Raise ConfigError if the records of one key cannot be ordered by `column`."""
     if column not in schema.names:
         raise ConfigError(
             f"{method}(by={column!r}): no such column; there are {', '.join(schema.names)}"
+        )
+    if column in key:
+        raise ConfigError(
+            f"{method}(by={column!r}): the column is part of the key, so it is equal in all records"
+            " of a key; give another column"
         )
     kind = schema.field(column).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -138,15 +138,17 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
     return pa.schema(fields)
 
 
-def check_running_ttl(ttl: object, method: str = "running") -> None:
-    """Raise ConfigError if the state of `method` cannot have this time to live.
-
-    Running aggregates and kept records cannot return values that have expired.
-    """
+def check_running_ttl(ttl: object) -> None:
+    """Raise ConfigError if running aggregates cannot have this time to live."""
     if ttl is not None and not isinstance(ttl, StateTtlConfig):
         raise ConfigError(
-            f"{method}(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
+            f"running(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
         )
+    check_kept_ttl(ttl, "running")
+
+
+def check_kept_ttl(ttl: StateTtlConfig | None, method: str) -> None:
+    """Raise ConfigError if `ttl` allows expired values, which `method` cannot return."""
     if ttl is not None and not ttl.never_returns_expired:
         raise ConfigError(
             f"{method}(ttl=…): visibility={ttl.visibility!r} is not for {method}: a key that has"

@@ -349,22 +349,27 @@ class ProcessBatches(_KeyedWork):
 
 
 @dataclass(frozen=True, slots=True)
-class RunAggregates(_KeyedWork):
+class _KeyColumnsWork(_KeyedWork):
+    """A work whose only state is that of keys, and whose output has the key's columns unchanged."""
+
+    @property
+    def owned_state(self) -> OwnedState:
+        """The state of keys."""
+        return OwnedState.OF_KEYS
+
+    @property
+    def output_key(self) -> tuple[str, ...]:
+        """The key."""
+        return self.key
+
+
+@dataclass(frozen=True, slots=True)
+class RunAggregates(_KeyColumnsWork):
     """Adds running aggregates of each key as columns, batch by batch."""
 
     aggregates: Mapping[str, Aggregate]
     ttl: StateTtlConfig | None = None
     """The time without records after which a key's aggregates start again, or None for never."""
-
-    @property
-    def owned_state(self) -> OwnedState:
-        """The aggregates of each key."""
-        return OwnedState.OF_KEYS
-
-    @property
-    def output_key(self) -> tuple[str, ...]:
-        """The key, whose columns stay as they are."""
-        return self.key
 
 
 class Keep(Enum):
@@ -375,7 +380,7 @@ class Keep(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Deduplicate(_KeyedWork):
+class Deduplicate(_KeyColumnsWork):
     """Keeps one record of each key, batch by batch."""
 
     keep: Keep
@@ -383,16 +388,6 @@ class Deduplicate(_KeyedWork):
     """The column whose order decides, or None for the order of arrival."""
     ttl: StateTtlConfig | None = None
     """The time without records after which a key is forgotten, or None for never."""
-
-    @property
-    def owned_state(self) -> OwnedState:
-        """The order of each key's kept record."""
-        return OwnedState.OF_KEYS
-
-    @property
-    def output_key(self) -> tuple[str, ...]:
-        """The key, whose columns stay as they are."""
-        return self.key
 
     def time_settings(self) -> dict[str, str]:
         """Return the record that is kept: the stored value is the first or the last one."""
@@ -413,21 +408,11 @@ def desc(column: str) -> Order:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepTop(_KeyedWork):
+class KeepTop(_KeyColumnsWork):
     """Keeps the first n records of each key, batch by batch."""
 
     n: int
     by: tuple[Order, ...]
-
-    @property
-    def owned_state(self) -> OwnedState:
-        """The first records of each key."""
-        return OwnedState.OF_KEYS
-
-    @property
-    def output_key(self) -> tuple[str, ...]:
-        """The key, whose columns stay as they are."""
-        return self.key
 
     def time_settings(self) -> dict[str, str]:
         """Return the number and order of the records: stored ranks follow from them."""

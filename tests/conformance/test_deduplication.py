@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import MAX_PARALLELISM, Job
 
-from onceflow.core.errors import UserFunctionError
+from onceflow.core.api.users_mistakes import require_order
+from onceflow.core.errors import ConfigError, UserFunctionError
 from onceflow.core.plan.work import Deduplicate, Keep
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -124,6 +127,74 @@ def test_each_key_has_the_record_of_the_model_through_snapshots_and_rescaling(
         if step % 6 == 5:
             snapshots = running.snapshot(savepoint=step == 11)
             running = Running(job, work, schema, rng.choice([1, 2, 3]), snapshots)
+
+
+OF_EACH_TYPE: dict[str, tuple[pa.DataType, object, object]] = {
+    **{str(kind): (kind, 1, 2) for kind in (pa.int8(), pa.uint64(), pa.int64())},
+    **{str(kind): (kind, -1.5, float("nan")) for kind in (pa.float32(), pa.float64())},
+    "halffloat": (pa.float16(), np.float16(-1.5), np.float16(2.5)),
+    **{
+        str(kind): (kind, Decimal("-1.50"), Decimal("1.50"))
+        for kind in (
+            pa.decimal32(5, 2),
+            pa.decimal64(10, 2),
+            pa.decimal128(20, 2),
+            pa.decimal256(50, 2),
+        )
+    },
+    **{str(kind): (kind, "Z", "a") for kind in (pa.string(), pa.large_string())},
+    **{str(kind): (kind, b"", b"\xff") for kind in (pa.binary(), pa.large_binary())},
+    "dictionary": (pa.dictionary(pa.int8(), pa.string()), "a", "b"),
+    **{
+        str(kind): (kind, dt.date(1969, 1, 1), dt.date(2026, 1, 1))
+        for kind in (pa.date32(), pa.date64())
+    },
+    **{
+        str(kind): (kind, dt.time(0, 0, 1), dt.time(23))
+        for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"))
+    },
+    **{
+        str(kind): (kind, dt.datetime(1, 1, 1), dt.datetime(2026, 1, 1))
+        for kind in (pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"))
+    },
+    "timestamp with zone": (
+        pa.timestamp("us", "UTC"),
+        dt.datetime(1, 1, 1, tzinfo=dt.timezone.utc),
+        dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_EACH_TYPE)
+def test_values_of_each_type_that_is_accepted_have_an_order(job: Job, name: str) -> None:
+    kind, low, high = OF_EACH_TYPE[name]
+    schema = schema_of(kind)
+    require_order("at", schema, ("key",), "deduplicate")
+    work = Deduplicate(("key",), Keep.LAST, "at")
+    running = Running(job, work, schema, 1)
+
+    def take(*values: object) -> list[int]:
+        keys, ids = pa.array(["a"] * len(values)), pa.array(range(len(values)), pa.int64())
+        columns = [keys, pa.array(list(values), kind), ids]
+        (_, operator), emitted = running.operators[0], list[int]()
+        operator.outputs[0] = lambda batch: emitted.extend(batch.rows.column("id").to_pylist())
+        operator.receive(Batch(pa.record_batch(columns, schema=schema)))
+        return emitted
+
+    assert take(low, high, low) == [1]
+    running = Running(job, work, schema, 1, running.snapshot(savepoint=False))
+    assert take(low) == []
+    assert take(low, high) == [1]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.bool_(), pa.list_(pa.int64()), pa.string_view(), pa.duration("s")],
+    ids=str,
+)
+def test_a_type_without_an_order_is_refused_by_name(kind: pa.DataType) -> None:
+    with pytest.raises(ConfigError, match="have no order; give a column of"):
+        require_order("at", schema_of(kind), ("key",), "deduplicate")
 
 
 def test_the_last_record_by_arrival_needs_no_state(job: Job) -> None:

@@ -11,11 +11,13 @@ import pytest
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
+from tests.support.held_up import await_checkpoint
 from tests.support.ledger import SETTINGS
 
 from onceflow import (
     Checkpointing,
     FixedDelay,
+    Job,
     JobState,
     Pipeline,
     RocksDBBackend,
@@ -23,7 +25,7 @@ from onceflow import (
     Stream,
     desc,
 )
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, StateIncompatible
 
 
 def records_of(
@@ -86,12 +88,13 @@ def test_killed_slots_emit_each_kept_record_once(cluster: AnyCluster, tmp_path: 
     [
         ({"keep": "latest"}, "keep='latest': choose one of first, last"),
         ({"by": "ids"}, "by='ids'.*no such column; there are"),
+        ({"by": "account"}, "by='account'.*is part of the key"),
         (
             {"ttl": StateTtlConfig(1, visibility="return_expired_if_not_cleaned_up")},
             "deduplicate.*visibility=",
         ),
     ],
-    ids=["keep", "by", "ttl"],
+    ids=["keep", "by", "key", "ttl"],
 )
 def test_a_wrong_option_is_refused_by_name(
     cluster: AnyCluster, tmp_path: Path, options: dict[str, Any], words: str
@@ -99,6 +102,28 @@ def test_a_wrong_option_is_refused_by_name(
     _, records = records_of(cluster, tmp_path, CountingSource(1))
     with pytest.raises(ConfigError, match=words):
         records.key_by("account").deduplicate(uid="once", **options)
+
+
+def test_another_number_or_order_is_refused_while_there_is_state(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    def start(n: int, keep: str) -> Job:
+        source = CountingSource(1_000, pause_s=0.01, endless=True)
+        pipeline, records = records_of(cluster, tmp_path, source)
+        keyed = records.key_by("account")
+        top = keyed.top_n(n, by=desc("id"), uid="top")
+        top.write(DirectorySink(str(tmp_path / "top")), uid="top-out")
+        kept = keyed.deduplicate(keep=keep, by="id", uid="kept")
+        kept.write(DirectorySink(str(tmp_path / "kept")), uid="kept-out")
+        return pipeline.start()
+
+    job = start(3, "last")
+    await_checkpoint(job)
+    assert job.stop(60).state is JobState.STOPPED
+    with pytest.raises(StateIncompatible, match="n was 3 records and is now 4 records"):
+        start(4, "last").wait(60)
+    with pytest.raises(StateIncompatible, match="keep was last and is now first"):
+        start(3, "first").wait(60)
 
 
 DEFAULTS: dict[str, Any] = {"n": 3, "by": "amount", "uid": "top"}

@@ -85,7 +85,7 @@ class Deduplicator(KeyedOperator):
         old, ranks = ranks[: len(before)], ranks[len(before) :][group.order]
         pick = np.minimum if is_first else np.maximum
         best = pick.reduceat(ranks, group.firsts)
-        # Of equal values the record that arrived first is the first, and the last one the last.
+        # Among equal values, take the record that arrived first, or last.
         numbers = np.arange(len(ranks))
         is_best = ranks == group.spread(best)
         candidates = np.where(is_best, numbers, len(ranks) if is_first else -1)

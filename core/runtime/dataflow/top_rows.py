@@ -1,8 +1,8 @@
 """The operator that keeps the first n records of each key, and emits those whose rank has changed.
 
-A record keeps or loses its rank only to better records, so a rank that has a record always has one
-later. Each emitted record replaces the one with its key and rank: a sink with these as its primary
-key then has the table of the best records.
+A record loses its rank only to a better record. So once a rank has a record, it always has one, and
+no deletes are needed. Each emitted record replaces the one with its key and rank: a sink with these
+as its primary key has the table of the best records.
 
 The table has a row for each key and rank. Its namespace is the rank, from 0.
 """
@@ -45,7 +45,7 @@ class _Candidates:
 
 
 class TopKeeper(KeyedOperator):
-    """An operator that emits the records that are new among the first n of their key, or moved.
+    """An operator that emits a record when it gets a rank within its key, up to n.
 
     Used by the chain's thread.
     """
@@ -140,7 +140,7 @@ class TopKeeper(KeyedOperator):
     def _choose(self, candidates: _Candidates) -> tuple[Ints, Ints]:
         """Return the candidates that get a rank they did not have, and that rank, from 0."""
         total, held = len(candidates.key_numbers), len(candidates.held_ranks)
-        # Of equal records the one that came first has the lower rank.
+        # Among equal records, the one that arrived first gets the lower rank.
         later = np.arange(self._n, self._n + total - held)
         arrival = np.concatenate([candidates.held_ranks, later])
         criteria: list[Ints] = []
