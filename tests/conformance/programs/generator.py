@@ -33,6 +33,8 @@ KINDS = (
     "session lists", "interval", "regular", "co_group", "result", "clock", "clock lists",
 )  # fmt: skip
 IN_WINDOWS = frozenset(KINDS) - {"result", "running", "process", "interval", "regular"}
+EVEN = "v % 2 = 0"
+"""A condition of an aggregate."""
 OF_TWO_STREAMS = ("interval", "regular", "co_group")
 WITH_IDLE_SPLITS = frozenset(KINDS) - {"regular", "result", "clock", "clock lists"}
 ACTIONS = (
@@ -136,7 +138,7 @@ class Program:
         first = keyed[0]
         match self.kind:
             case "running":
-                aggregates = {"n": count(), version.total: sum_("v")}
+                aggregates = {"n": count(), version.total: sum_("v"), "even": count(where=EVEN)}
                 return first.running(**_ordered(aggregates, version), uid="work")
             case "result":
                 kind, value = INEXACT[self.seed % len(INEXACT)]
@@ -159,7 +161,12 @@ class Program:
                 windowed = first.window(self.windows(), allowed_lateness=self.lateness_ms / 1000)
                 if self.kind.endswith("lists"):
                     return windowed.process(Lists(version), uid="work")
-                aggregates = {"n": count(), "total": sum_("v"), "low": min_("v")}
+                aggregates = {
+                    "n": count(),
+                    "total": sum_("v"),
+                    "low": min_("v"),
+                    "even": sum_("v", where=EVEN),
+                }
                 return windowed.aggregate(**_ordered(aggregates, version), uid="work")
 
     def changed(self) -> Program | None:

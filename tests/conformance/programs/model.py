@@ -139,15 +139,17 @@ def _check_running(program: Program, history: History, rows: Sequence[Row]) -> N
     expected: Counter[Any] = Counter()
     counts: Counter[Any] = Counter()
     totals: Counter[Any] = Counter()
+    evens: Counter[Any] = Counter()
     for one in (arrival.record for arrival in _arrivals(program)):
         key, version = plain(one["key"]), history.version_of(one["id"])
         counts[key] += 1
         totals[key, version.total] += one["v"]
+        evens[key] += one["v"] % 2 == 0
         expected[
-            key, one["id"], counts[key], totals[key, version.total], plain(one["extra"]),
-            added_to(one) if version.added else None,
+            key, one["id"], counts[key], totals[key, version.total], evens[key],
+            plain(one["extra"]), added_to(one) if version.added else None,
         ] += 1  # fmt: skip
-    names = ("key", "id", "n", "total", "extra", "added")
+    names = ("key", "id", "n", "total", "even", "extra", "added")
     _equal(Counter(tuple(plain(row.get(name)) for name in names) for row in rows), expected)
 
 
@@ -300,8 +302,9 @@ def _check_content(program: Program, history: History, row: Row, records: Sequen
             assert row["added"] == [_added_of(history, one) for one in ordered], row
     else:
         values = [record["v"] for record in records]
-        found = (row["n"], row["total"], row["low"])
-        assert found == (len(values), sum(values), min(values)), (row, values)
+        even = sum(value for value in values if value % 2 == 0)
+        found = (row["n"], row["total"], row["low"], row["even"])
+        assert found == (len(values), sum(values), min(values), even), (row, values)
 
 
 def _check_sessions(program: Program, history: History, rows: Sequence[Row]) -> None:

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from unittest.mock import patch
 
 import pyarrow as pa
-from tests.conformance.programs import attempt, run
+from tests.conformance.programs import attempt
 
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.graph import Graph
@@ -23,17 +23,15 @@ from onceflow.core.runtime.dataflow import result_rows, user_functions
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
+from onceflow.core.runtime.driver import restore
 from onceflow.core.runtime.driver.restore import RestoredSlot, assign_state
 from onceflow.core.state.aggregates import accumulators
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
-from onceflow.core.state.heap import store as heap
 from onceflow.core.state.keys import key_codec
 from onceflow.core.state.keys.key_codec import encode_key
 from onceflow.core.state.keys.key_index import to_key_array
-from onceflow.core.state.rocksdb import entries as rocksdb_entries
 from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.states.ttl import TimedSerializer
-from onceflow.core.state.stores import entries
 
 Undo = Callable[[], AbstractContextManager[Any]]
 
@@ -107,7 +105,7 @@ def take_other_settings() -> AbstractContextManager[Any]:
     def take(graph: Graph, restored: CompletedCheckpoint) -> None:
         return None
 
-    return patch.object(run, "check_settings", take)
+    return patch.object(restore, "check_settings", take)
 
 
 def keep_keys_in_their_zone() -> AbstractContextManager[Any]:
@@ -118,10 +116,10 @@ def keep_keys_in_their_zone() -> AbstractContextManager[Any]:
 @contextmanager
 def keep_decimals_as_written() -> Generator[None]:
     """Store a map's decimals with the zeros behind their last digit."""
-    with ExitStack() as undone:
-        for module in (entries, heap, rocksdb_entries):
-            undone.enter_context(patch.object(module, "to_stored_map_key", _same))
-        undone.enter_context(patch.object(key_codec, "encode_stored_map_key", encode_key))
+    with (
+        patch.object(key_codec, "to_stored_map_key", _same),
+        patch.object(key_codec, "encode_stored_map_key", encode_key),
+    ):
         yield
 
 
