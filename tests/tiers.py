@@ -205,7 +205,7 @@ COSTLY = (
     "tests/runtime/test_bucket_jobs.py::test_rows_are_staged_in_the_bucket",
     # Tests that no line of the guarantees names, of parts that shorter ones show, too.
     "tests/conformance/test_conformance_plugin.py::test_mistake_of_a_beginner_is_told_with_what_to_do",
-    "tests/conformance/test_random_programs.py::test_a_mend_that_is_undone_is_found_by_its_program",
+    "tests/conformance/test_random_programs.py::test_a_fix_that_is_undone_is_found_by_its_program",
     "tests/integration/test_kafka_cleaned_topics.py::test_a_job_behind_retention_fails_by_name",
     "tests/integration/test_kafka_cleaned_topics.py::test_null_keys_and_empty_values_beside_repeated_headers",
     "tests/integration/test_kafka_native.py::test_odd_records_are_the_same_to_both_readers",

@@ -39,7 +39,7 @@ def test_two_thousand_random_programs_write_exactly_what_a_plain_model_says(
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.undo.__name__)
-def test_a_mend_that_is_undone_is_found_by_its_program(mutant: Mutant, tmp_path: Path) -> None:
-    run_seed(mutant.seed, tmp_path / "mended", mutant.backend)
+def test_a_fix_that_is_undone_is_found_by_its_program(mutant: Mutant, tmp_path: Path) -> None:
+    run_seed(mutant.seed, tmp_path / "fixed", mutant.backend)
     with mutant.undo(), pytest.raises(mutant.raises):
         run_seed(mutant.seed, tmp_path / "undone", mutant.backend)

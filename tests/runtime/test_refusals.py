@@ -132,11 +132,11 @@ def test_a_failure_that_may_pass_is_tried_again_as_long_as_it_lasts(
 def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropped(
     tmp_path: Path, error: type[Exception] | None
 ) -> None:
-    mended = tmp_path / "mended"
+    fixed = tmp_path / "fixed"
     words = "row 7 is in the way: remove it"
     answer = error(words) if error else RetryLater(words, until_mended=True)
-    # Its target refuses every commit until the file `mended` is there.
-    steps = {"commit": When(mended, answer, there=False)}
+    # Its target refuses every commit until the file `fixed` is there.
+    steps = {"commit": When(fixed, answer, there=False)}
     sink = ScriptedSink(str(tmp_path / "out"), steps)
     pipeline = pipeline_in(tmp_path)
     pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
@@ -150,12 +150,12 @@ def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropp
     assert sink.rows() == []
     job.cancel()
 
-    # A new start takes up what is decided, and says the same until somebody has mended it.
+    # A new start takes up what is decided, and says the same until somebody has fixed it.
     job = pipeline.start()
     while not any(sink.commit_stuck for sink in job.status().sinks):
         assert time.monotonic() < deadline, job.status()
         time.sleep(0.02)
-    mended.touch()
+    fixed.touch()
     status = job.wait(60)
     assert status.state is JobState.FINISHED
     assert not any(sink.commit_stuck or sink.commit_refusal for sink in status.sinks)

@@ -1,4 +1,4 @@
-"""Mends that are undone: each is found by a random program, and the seed of one is named here."""
+"""Fixes that are undone, each with the seed of a random program that finds it."""
 
 # What is undone is inside the product.
 # pyright: reportPrivateUsage=false

@@ -45,7 +45,7 @@ def test_a_user_who_writes_batches_is_told_each_grant_until_nothing_is_missing(
                 if statement.startswith(("GRANT ", "CREATE ")):
                     database.query(statement)
         assert told
-        assert len(set(told)) == len(told), "each statement mended what it was said for"
+        assert len(set(told)) == len(told), "each statement fixed what it was said for"
         assert database.query("SELECT count(*) FROM ledger WHERE id > 0") == [(2,)]
 
 

@@ -49,7 +49,7 @@ class Dialect:
     ignoring_case: tuple[str, ...]
     """Make `name` of the table without a key one that takes A for a, and the key."""
     said_ignoring_case: str
-    mend_case: Callable[[str], str]
+    fix_case: Callable[[str], str]
     """Returns the statement by which the table is taken, of what an error said."""
 
 
@@ -65,7 +65,7 @@ _MYSQL = Dialect(
     ),
     ignoring_case=("ALTER TABLE t MODIFY name varchar(99) NOT NULL, ADD PRIMARY KEY (name)",),
     said_ignoring_case="treats different texts as equal",
-    mend_case=lambda said: said.rpartition("Run: ")[2],
+    fix_case=lambda said: said.rpartition("Run: ")[2],
 )
 DIALECTS = {
     "postgres": Dialect(
@@ -82,7 +82,7 @@ DIALECTS = {
             "ALTER TABLE t ALTER name TYPE citext, ADD PRIMARY KEY (name)",
         ),
         said_ignoring_case="'name' compares text by rules other than byte equality",
-        mend_case=lambda _: "ALTER TABLE t ALTER name TYPE text",
+        fix_case=lambda _: "ALTER TABLE t ALTER name TYPE text",
     ),
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
@@ -372,7 +372,7 @@ def test_key_that_ignores_case_is_refused_with_what_mends_it(
     database.query(dialect.drop_key, *dialect.ignoring_case)
     with pytest.raises(ConfigError, match=dialect.said_ignoring_case) as failure:
         make(attempt=2, primary_key=("name",))
-    database.query(dialect.mend_case(str(failure.value)))
+    database.query(dialect.fix_case(str(failure.value)))
     make(attempt=3, primary_key=("name",))
 
 
