@@ -191,8 +191,9 @@ class PostgresReader(SourceReader):
         return [] if self._position is None else [self._position.to_split()]
 
     def take_record_times(self) -> Sequence[tuple[int, int]]:
-        """Return the times of the commits whose changes the last poll has returned."""
-        return self._record_times
+        """Return the times of the commits whose changes were returned since the last call."""
+        times, self._record_times = self._record_times, ()
+        return times
 
     def commit(self, splits: Sequence[Split]) -> None:
         """Let the slot move to the decided position."""

@@ -233,6 +233,9 @@ def test_a_later_table_is_copied_while_the_others_are_followed(
         other.execute("INSERT INTO b VALUES (100, 1)")
         database.execute("INSERT INTO a VALUES (2, 'y')")
         assert _rows(reader, 1) == [("a", "c", 2)]
+        assert [count for _, count in reader.take_record_times()] == [1]
+        # Polls that return copied rows follow, and their times are asked for, too.
+        assert not reader.take_record_times()
         held = _position(reader)
         assert held.lsn == SlotPosition.from_split(before[0]).lsn
         other.commit()
