@@ -32,7 +32,7 @@ class ChangesFigures:
     """The number of rows in the table that was copied."""
     streamed: list[Taken] = field(default_factory=list[Taken])
     received: list[Taken] = field(default_factory=list[Taken])
-    """By pg_recvlogical."""
+    """The runs in which pg_recvlogical read the same changes."""
     copied: list[Taken] = field(default_factory=list[Taken])
     bare_copied: list[Taken] = field(default_factory=list[Taken])
 

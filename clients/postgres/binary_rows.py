@@ -156,7 +156,7 @@ def encode_tuple(values: Sequence[Binary]) -> bytes:
     return b"".join(parts)
 
 
-def split_copied(messages: Sequence[bytes], column_count: int) -> Sequence[BinaryColumn] | None:
+def split_copy_rows(messages: Sequence[bytes], column_count: int) -> Sequence[BinaryColumn] | None:
     """Return the columns of the rows of COPY, or None if a message is not one row of them."""
     rows = _Rows(messages, 0, column_count)
     if not rows.is_inside:

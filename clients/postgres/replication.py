@@ -188,7 +188,7 @@ class ReplicationStream:
             with self._lock:
                 self._consume()
 
-    def receive_arrived(self, count_max: int) -> Sequence[bytes | Keepalive]:
+    def receive_available(self, count_max: int) -> Sequence[bytes | Keepalive]:
         """Return messages that have arrived, without waiting: the plugin's as their bytes.
 
         One call for many messages costs less than `receive` for each. Raises its errors.

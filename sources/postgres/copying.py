@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copied
+from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copy_rows
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresSession
 from onceflow.clients.postgres.replication import parse_lsn
@@ -449,7 +449,7 @@ def split_rows(table: SourceTable, rows: Sequence[bytes]) -> Sequence[BinaryColu
     Raises:
         BadRecord: A message is not one row. Postgres sends each row as one message.
     """
-    columns = split_copied(rows, len(table.columns))
+    columns = split_copy_rows(rows, len(table.columns))
     if columns is None:
         raise BadRecord(
             f"the first copy of table {table.name} received a message of COPY that is not one row"

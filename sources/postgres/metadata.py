@@ -86,7 +86,7 @@ class MetadataColumns:
     table: SourceTable
     chosen: tuple[Metadata, ...]
 
-    def extend_copied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def extend_copy(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return `batch`, whose rows are of the first copy, with the chosen columns."""
         if not self.chosen:
             return batch

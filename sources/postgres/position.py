@@ -195,7 +195,7 @@ def _write_table(table: TablePosition) -> Mapping[str, object]:
         "oid": table.oid,
         "published": table.published,
         "ahead": None if ahead is None else [format_lsn(ahead.lsn), _write_cut(ahead.cut)],
-        "copied": None if table.copied is None else _write_copied(table.copied),
+        "copied": None if table.copied is None else _write_copy(table.copied),
     }
 
 
@@ -204,13 +204,13 @@ def _read_table(table: Mapping[str, Any]) -> TablePosition:
     return TablePosition(
         TableName(table["schema"], str(table["name"])),
         int(table["oid"]),
-        None if copied is None else _read_copied(copied),
+        None if copied is None else _read_copy(copied),
         str(table["published"]),
         None if ahead is None else StreamPosition(parse_lsn(ahead[0]), _read_cut(ahead[1])),
     )
 
 
-def _write_copied(copied: CopiedChunks) -> Mapping[str, object]:
+def _write_copy(copied: CopiedChunks) -> Mapping[str, object]:
     return {
         "ends_at": format_lsn(copied.ends_at),
         "rows": copied.rows,
@@ -221,7 +221,7 @@ def _write_copied(copied: CopiedChunks) -> Mapping[str, object]:
     }
 
 
-def _read_copied(copied: Mapping[str, Any]) -> CopiedChunks:
+def _read_copy(copied: Mapping[str, Any]) -> CopiedChunks:
     ranges = [
         CopiedRange(
             _read_key(upper),

@@ -246,7 +246,7 @@ class PostgresReader(SourceReader):
         if copied.count:
             operations = [_COPIED] * copied.count
             batch = self._builders[copied.table].build_columns(copied.columns, operations)
-            batches.append((copied.table, self._metadata[copied.table].extend_copied(batch)))
+            batches.append((copied.table, self._metadata[copied.table].extend_copy(batch)))
         self._position = replace(
             position,
             tables=tuple(
@@ -343,7 +343,7 @@ class PostgresReader(SourceReader):
                 )
             if message is None or time.monotonic() > deadline:
                 return
-            for arrived in stream.receive_arrived(self._settings.batch_rows):
+            for arrived in stream.receive_available(self._settings.batch_rows):
                 if isinstance(arrived, bytes):
                     changes.add_message(arrived)
                 else:

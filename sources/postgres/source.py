@@ -369,7 +369,7 @@ class PostgresChanges(ChangesOptions, Source):
 
     def _describe(self, session: PostgresSession) -> Mapping[str, SourceTable]:
         """Return the tables as the server describes them now, by the names of their outputs."""
-        names = self._names or self._list_published(session)
+        names = self._names or self._list_publication_tables(session)
         tables: dict[str, SourceTable] = {}
         by_oid: dict[int, str] = {}
         for output, name in names.items():
@@ -389,7 +389,7 @@ class PostgresChanges(ChangesOptions, Source):
             by_oid[table.oid] = output
         return tables
 
-    def _list_published(self, session: PostgresSession) -> Mapping[str, TableName]:
+    def _list_publication_tables(self, session: PostgresSession) -> Mapping[str, TableName]:
         """Return the tables of the user's publication, by the names of their outputs."""
         assert self.publication is not None
         names = slots.find_publication(session, self.publication)

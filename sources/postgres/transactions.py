@@ -267,7 +267,7 @@ class ChangeReader:
     def _start(self, begin: pgoutput.TransactionBegin) -> None:
         self._require_cuts_before(begin.commit_lsn)
         self._begin, self._index, self._open_queued = begin, 0, 0
-        # What remains of a cut transaction is passed on at once: it was over the limit.
+        # A cut transaction was over the limit, so its other changes are passed on as they come.
         self._is_large = any(cut.commit_lsn == begin.commit_lsn for cut in self._list_cuts())
         self._choose_plain()
 

@@ -47,7 +47,7 @@ def read_to_error(reader: SourceReader) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return when `condition` holds."""
+    """Wait until `condition` holds. Fails after 90 s."""
     deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline

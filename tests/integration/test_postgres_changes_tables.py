@@ -319,15 +319,15 @@ def test_a_table_that_is_not_named_any_more_leaves_the_publication_after_its_pos
     assert "table public.b is not read any more" in caplog.text
     assert [table.name.name for table in SlotPosition.from_split(kept[0]).tables] == ["a"]
     # A checkpoint may still have the table: a start from it must lose nothing.
-    assert _list_published(database) == ["a", "b"]
+    assert _list_publication_tables(database) == ["a", "b"]
     assert _source(server, tables=["a", "b"], first_copy="none").discover(splits) == splits
     source.discover(kept)
-    assert _list_published(database) == ["a"]
+    assert _list_publication_tables(database) == ["a"]
     with pytest.raises(OffsetOutOfRange, match=r"no longer sends every change of table public\.b"):
         _source(server, tables=["a", "b"], first_copy="none").discover(splits)
 
 
-def _list_published(connection: psycopg.Connection[TupleRow]) -> list[str]:
+def _list_publication_tables(connection: psycopg.Connection[TupleRow]) -> list[str]:
     rows = connection.execute("SELECT tablename FROM pg_publication_tables ORDER BY 1").fetchall()
     return [str(name) for (name,) in rows]
 

@@ -90,7 +90,7 @@ def _read_target(url: str) -> tuple[Any, ...]:
 
 
 def _await_change(url: str, driver: DriverProcess) -> None:
-    """Return when the job has committed something since the call."""
+    """Wait until the job has committed something since the call. Fails after a time limit."""
     before = _read_target(url)
     _await(lambda: _read_target(url) != before, driver)
 

@@ -70,7 +70,7 @@ class KilledJob:
             time.sleep(0.1)
 
     def wait_for_decision(self) -> None:
-        """Return when the job has decided a checkpoint since the call: its slot has moved."""
+        """Wait until the slot moves: the job has decided a checkpoint. Fails after a time limit."""
         before = self._decided()
         self.wait_until(lambda: self._decided() not in ("", before))
 

@@ -227,9 +227,9 @@ class _Job:
         for table in new:
             count = self._draw.randrange(4)
             uppers = sorted((key,) for key in self._draw.sample(range(_KEYS), count))
-            self._set_copied(table, CopiedChunks().divide(uppers))
+            self._set_copy(table, CopiedChunks().divide(uppers))
 
-    def _set_copied(self, table: TablePosition, copied: CopiedChunks) -> None:
+    def _set_copy(self, table: TablePosition, copied: CopiedChunks) -> None:
         tables = [
             replace(old, copied=copied) if old.oid == table.oid else old
             for old in self.position.tables
@@ -265,12 +265,12 @@ class _Job:
             copied = copied.extend(at, (part[-1],), snapshot, lsn)
             if self._draw.random() < 0.1:
                 # The attempt ends within the chunk.
-                self._set_copied(table, copied)
+                self._set_copy(table, copied)
                 self.restart()
                 return
         if len(keys) < self._chunk_rows:
             copied = copied.extend(at, upper, snapshot, lsn)
-        self._set_copied(table, copied)
+        self._set_copy(table, copied)
         if not self.position.is_copying:
             self._changes = None
 

@@ -15,7 +15,7 @@ from onceflow.clients.postgres import pgoutput
 from onceflow.clients.postgres.binary_rows import (
     BinaryColumn,
     encode_tuple,
-    split_copied,
+    split_copy_rows,
     split_tuples,
 )
 from onceflow.clients.postgres.catalog import PostgresType
@@ -228,7 +228,7 @@ def test_changes_that_were_refused_keep_their_transactions() -> None:
 
 def test_a_copied_row_has_its_table_and_no_transaction() -> None:
     batch = RowBuilder(_TABLE).build([(bytes(4), None, None, None)], "r")
-    (row,) = MetadataColumns(_TABLE, _METADATA).extend_copied(batch).to_pylist()
+    (row,) = MetadataColumns(_TABLE, _METADATA).extend_copy(batch).to_pylist()
     facts = {column.value: row[column.value] for column in _METADATA}
     assert facts == {"_xid": None, "_table": "public.t", "_lsn": None, "_committed_at": None}
 
@@ -297,17 +297,17 @@ def _values(columns: Sequence[BinaryColumn] | None) -> list[list[bytes | None]]:
 
 def test_rows_of_copy_are_split_into_columns() -> None:
     rows: list[_ROW] = [(b"ab", None), (b"", b"x" * 1_000), (None, b"\0\0\0\1")]
-    messages = [encode_copied(row) for row in rows]
-    assert _values(split_copied(messages, 2)) == [
+    messages = [encode_copy_row(row) for row in rows]
+    assert _values(split_copy_rows(messages, 2)) == [
         list(column) for column in zip(*rows, strict=True)
     ]
-    assert split_copied(messages, 3) is None
-    assert split_copied([*messages, b"\xff\xff"], 2) is None
-    assert split_copied([messages[0] + messages[1]], 2) is None
-    assert split_copied([messages[0][:-1]], 2) is None
+    assert split_copy_rows(messages, 3) is None
+    assert split_copy_rows([*messages, b"\xff\xff"], 2) is None
+    assert split_copy_rows([messages[0] + messages[1]], 2) is None
+    assert split_copy_rows([messages[0][:-1]], 2) is None
 
 
-def encode_copied(row: _ROW) -> bytes:
+def encode_copy_row(row: _ROW) -> bytes:
     parts = [struct.pack("!h", len(row))]
     for value in row:
         parts += [struct.pack("!i", -1 if value is None else len(value)), value or b""]
@@ -353,7 +353,7 @@ _END = b"\xff\xff"
 def test_copied_rows_are_the_same_by_columns_and_row_by_row(seed: int) -> None:
     draw = random.Random(seed)
     rows = [_draw_row(draw)[1:] for _ in range(draw.choice((1, 2, 200)))]
-    messages = [encode_copied(row) for row in rows]
+    messages = [encode_copy_row(row) for row in rows]
     messages[0] = _HEAD + messages[0]
     arrivals: list[list[bytes]] = [[]]
     for message in (*messages, _END):
@@ -361,7 +361,7 @@ def test_copied_rows_are_the_same_by_columns_and_row_by_row(seed: int) -> None:
         if draw.randrange(4) == 0:
             arrivals.append([])
     found = [row for part in read_rows(filter(None, iter(arrivals))) for row in part]
-    assert found == [encode_copied(row) for row in rows]
+    assert found == [encode_copy_row(row) for row in rows]
     columns = split_rows(_TABLE, found)
     assert _values(columns) == [list(column) for column in zip(*rows, strict=True)]
     assert [column[-1] for column in columns] == list(rows[-1])
@@ -370,14 +370,14 @@ def test_copied_rows_are_the_same_by_columns_and_row_by_row(seed: int) -> None:
 
 
 def test_a_copy_without_rows_or_with_a_head_of_its_own_is_read() -> None:
-    row = encode_copied((b"ab", None))
+    row = encode_copy_row((b"ab", None))
     assert list(read_rows(iter([[_HEAD + _END]]))) == []
     assert list(read_rows(iter([[_HEAD], [row], [_END]]))) == [[row]]
     assert list(read_rows(iter([[_HEAD, row, _END]]))) == [[row]]
 
 
 def test_a_copy_without_its_head_or_its_end_mark_is_refused() -> None:
-    row = encode_copied((b"ab", None))
+    row = encode_copy_row((b"ab", None))
     with pytest.raises(SourceUnavailable, match="without its end mark"):
         list(read_rows(iter([[_HEAD + row]])))
     with pytest.raises(SourceUnavailable, match="signature"):
@@ -393,6 +393,6 @@ def test_a_copy_is_read_to_the_end_of_its_messages() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_message_that_is_not_one_row_is_refused(whole: bool) -> None:
-    row = encode_copied((bytes(4), b"x", None, None))
+    row = encode_copy_row((bytes(4), b"x", None, None))
     with pytest.raises(BadRecord, match=r"table public\.t .* not one row of 4 columns"):
         split_rows(_TABLE, [row, row + row if whole else row[:-1]])

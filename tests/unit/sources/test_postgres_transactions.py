@@ -45,7 +45,7 @@ _COMMITTED_MS = 946_684_800_000
 """The time 0 of Postgres, 2000-01-01, at which the transactions commit."""
 
 
-def _with_copied(copied: CopiedChunks) -> SlotPosition:
+def _set_copy(copied: CopiedChunks) -> SlotPosition:
     (table,) = _START.tables
     return replace(_START, tables=(replace(table, copied=copied),))
 
@@ -240,7 +240,7 @@ def test_a_truncate_is_refused_unless_the_copy_came_after_it() -> None:
     with pytest.raises(BadRecord, match="was truncated"):
         reader.add(truncate)
     copied = _copied("10:10:", "10:12:")
-    position = _with_copied(copied)
+    position = _set_copy(copied)
     _add(_reader(position), _begin(200, xid=9), truncate)
     with pytest.raises(BadRecord, match="was truncated"):
         _add(_reader(position), _begin(200, xid=11), truncate)
@@ -268,8 +268,8 @@ def test_a_position_survives_its_encoding() -> None:
     for position in (
         _START,
         replace(_START, cut=Cut(200, 3)),
-        _with_copied(copied),
-        _with_copied(CopiedChunks()),
+        _set_copy(copied),
+        _set_copy(CopiedChunks()),
     ):
         assert SlotPosition.from_split(position.to_split()) == position
     with pytest.raises(StateIncompatible, match="written by another source"):
