@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import cast
 
 import msgspec
 import pyarrow as pa
@@ -104,19 +105,23 @@ class SourceOperator(RunningOperator):
         outage = self.reader.find_outage()
         return () if outage is None else (Wait(self.uid, outage.what, outage.lasted_s),)
 
-    def receive_polled(self, rows: PolledRows) -> None:
+    def receive_rows(self, rows: PolledRows) -> None:
         """Emit the rows of one poll.
 
         Raises:
-            ConfigError: The reader returned other outputs than its source has.
+            ConfigError: The reader returned other outputs than its source has, or a value that the
+                contract of `SourceReader.poll` does not allow.
         """
         match rows:
+            case pa.RecordBatch():
+                self.receive(Batch(rows))
             case OutputBatch():
                 self._receive_outputs((rows,))
             case tuple():
                 self._receive_outputs(rows)
             case _:
-                self.receive(Batch(rows))
+                # Readers of other authors may return anything.
+                raise self._refuse_rows(rows)
 
     def process(self, batch: Batch) -> None:
         """Emit the rows that were read.
@@ -131,11 +136,14 @@ class SourceOperator(RunningOperator):
                 " which names the output of its rows"
             )
         self._count_record_times()
-        self._see([(None, batch.rows)])
+        if self._watermarks is not None:
+            self._see(self._watermarks, [(None, batch.rows)])
         self.emit(batch.rows)
 
     def _receive_outputs(self, batches: Sequence[OutputBatch]) -> None:
         for batch in batches:
+            if type(batch) is not OutputBatch:
+                raise self._refuse_rows(batches)
             if batch.output not in self._outputs:
                 raise ConfigError(
                     f"source {self.uid!r} has the outputs {', '.join(self._outputs) or 'none'}, and"
@@ -144,9 +152,20 @@ class SourceOperator(RunningOperator):
                 )
         self.records_in += sum(batch.rows.num_rows for batch in batches)
         self._count_record_times()
-        self._see([(batch.output, batch.rows) for batch in batches])
+        if self._watermarks is not None:
+            self._see(self._watermarks, [(batch.output, batch.rows) for batch in batches])
         for batch in batches:
             self.emit_to(batch.output, batch.rows)
+
+    def _refuse_rows(self, returned: object) -> ConfigError:
+        name = type(returned).__name__
+        if isinstance(returned, tuple):
+            elements = cast("tuple[object, ...]", returned)
+            name += f" of {', '.join(sorted({type(element).__name__ for element in elements}))}"
+        return ConfigError(
+            f"source {self.uid!r}: poll of {type(self.reader).__name__} returned a {name}: return"
+            " a RecordBatch, an OutputBatch, a tuple of OutputBatch, EndOfInput() or None"
+        )
 
     def _count_record_times(self) -> None:
         if times := self.reader.take_record_times():
@@ -166,10 +185,14 @@ class SourceOperator(RunningOperator):
             self._watermarks.on_ended(split_id)
         return self._watermarks.next(time.monotonic())
 
-    def _see(self, batches: Sequence[tuple[str | None, pa.RecordBatch]]) -> None:
-        """Update the watermarks with the event times of the rows of one poll, by output."""
-        if self._watermarks is None:
-            return
+    def _see(
+        self, watermarks: SplitWatermarks, batches: Sequence[tuple[str | None, pa.RecordBatch]]
+    ) -> None:
+        """Update the watermarks with the event times of the rows of one poll, by output.
+
+        Raises:
+            ConfigError: The reader does not return the split of each row.
+        """
         runs = self.reader.rows_by_split()
         if runs is None:
             only = self._only_split()
@@ -183,15 +206,16 @@ class SourceOperator(RunningOperator):
                 if run is None:
                     raise ConfigError(
                         f"source {self.uid!r}: rows_by_split of {type(self.reader).__name__}"
-                        f" returned {list(runs)}, which does not cover the"
-                        f" {sum(rows.num_rows for _, rows in batches)} rows of the last poll"
+                        f" returned {list(runs)}, but the batches of the last poll have"
+                        f" {[rows.num_rows for _, rows in batches]} rows: return a (split id,"
+                        " number of rows) for each split that has rows in a batch"
                     )
                 split_id, count = run
                 of_split = rows.slice(start, count)
                 start += count
                 latest_ms = None if strategy is None else strategy.latest_ms(of_split)
                 if latest_ms is not None:
-                    self._watermarks.on_rows(split_id, latest_ms, time.monotonic(), output)
+                    watermarks.on_rows(split_id, latest_ms, time.monotonic(), output)
 
     def _only_split(self) -> str:
         """Return the only split of a reader that does not report the split of each row.

@@ -338,7 +338,7 @@ class SourceSubtask(Subtask):
             case EndOfInput():
                 self._end()
             case rows:
-                self._time_work(lambda: self._source.receive_polled(rows))
+                self._time_work(lambda: self._source.receive_rows(rows))
 
     def _handle(self, mail: messages.SubtaskMail) -> None:
         match mail:

@@ -213,9 +213,9 @@ def test_rows_of_an_output_go_to_its_receivers_and_are_counted_once() -> None:
     received: dict[str, list[Batch]] = {"orders": [], "customers": []}
     for name, batches in received.items():
         operator.outlet(Feed("shop", _TABLES[name], name)).append(batches.append)
-    operator.receive_polled((_rows_of("customers", 1), _rows_of("orders", 1, 2, 3)))
-    operator.receive_polled(_rows_of("orders", 4))
-    operator.receive_polled(_rows_of("unused", 5, 6))
+    operator.receive_rows((_rows_of("customers", 1), _rows_of("orders", 1, 2, 3)))
+    operator.receive_rows(_rows_of("orders", 4))
+    operator.receive_rows(_rows_of("unused", 5, 6))
     sizes = {name: [batch.rows.num_rows for batch in of] for name, of in received.items()}
     assert sizes == {"orders": [3, 1], "customers": [1]}
     assert operator.records_in == 7
@@ -224,12 +224,28 @@ def test_rows_of_an_output_go_to_its_receivers_and_are_counted_once() -> None:
 def test_a_reader_that_returns_other_outputs_than_its_source_has_is_refused() -> None:
     operator = SourceOperator("shop", _Reader("a"), _at_once, outputs=_TABLES)
     with pytest.raises(ConfigError, match="poll of _Reader returned rows of output 'parts'"):
-        operator.receive_polled(_rows_of("parts", 1))
+        operator.receive_rows(_rows_of("parts", 1))
     with pytest.raises(ConfigError, match="poll of _Reader returned a RecordBatch: return an"):
         _read(operator, 1)
     plain = SourceOperator("in", _Reader("a"), _at_once)
     with pytest.raises(ConfigError, match="'in' has the outputs none, and poll of _Reader"):
-        plain.receive_polled(_rows_of("orders", 1))
+        plain.receive_rows(_rows_of("orders", 1))
+
+
+@pytest.mark.parametrize(
+    ("returned", "name"),
+    [
+        ([_rows_of("orders", 1)], "list"),
+        ((_rows_of("orders", 1).rows,), "tuple of RecordBatch"),
+        (pa.table({"at": [1]}), "Table"),
+    ],
+)
+def test_a_value_that_is_not_in_the_contract_of_poll_is_refused_by_its_type(
+    returned: Any, name: str
+) -> None:
+    operator = SourceOperator("shop", _Reader("a"), _at_once, outputs=_TABLES)
+    with pytest.raises(ConfigError, match=f"poll of _Reader returned a {name}: return a RecordB"):
+        operator.receive_rows(returned)
 
 
 def test_each_output_has_its_event_time_in_each_split() -> None:
@@ -241,12 +257,12 @@ def test_each_output_has_its_event_time_in_each_split() -> None:
     states = [SplitState(Split(name, b"0")) for name in "ab"]
     operator = SourceOperator("shop", reader, _at_once, strategies, states, _TABLES)
     reader.runs = [("a", 2), ("b", 1), ("b", 1), ("a", 1), ("a", 1)]
-    operator.receive_polled(
+    operator.receive_rows(
         (_rows_of("orders", 10, 30, 7), _rows_of("unused", 999), _rows_of("customers", 20, 25))
     )
     assert operator.next_watermark() is None
     reader.runs = [("b", 1)]
-    operator.receive_polled(_rows_of("customers", 40))
+    operator.receive_rows(_rows_of("customers", 40))
     assert operator.next_watermark() == 7 - 1
     no_storage: Any = None
     elements = operator.snapshot(_FIRST).upload(no_storage).lists[SPLITS]
@@ -255,5 +271,5 @@ def test_each_output_has_its_event_time_in_each_split() -> None:
         (("customers", 40), ("orders", 7)),
     ]
     reader.runs = [("b", 1)]
-    with pytest.raises(ConfigError, match=r"\[\('b', 1\)\], which does not cover the 2 rows"):
-        operator.receive_polled(_rows_of("orders", 1, 2))
+    with pytest.raises(ConfigError, match=r"\[\('b', 1\)\], but the batches .* have \[2\] rows"):
+        operator.receive_rows(_rows_of("orders", 1, 2))
