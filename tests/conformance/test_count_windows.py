@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import MAX_PARALLELISM, Job
+from tests.conformance.keyed_run import KeyedRun
+from tests.conformance.state_job import Job
 
 from onceflow import avg, count, max_, min_, sum_
 from onceflow.core.errors import UserFunctionError
@@ -20,7 +21,6 @@ from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow import count_windows
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
-from onceflow.core.state import hash_keys, key_group_of
 
 SCHEMA = pa.schema([("account", pa.string()), ("amount", pa.int64())])
 AGGREGATES = {
@@ -65,49 +65,30 @@ def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
     return (sum(known), len(amounts), low, high, mean, *of_large)
 
 
-class Running:
-    """Operators side by side, and the rows that they have emitted."""
+class Running(KeyedRun[CountAggregator]):
+    """Operators side by side, whose records are tuples."""
 
     def __init__(
         self, job: Job, size: int, parallelism: int, restored: Sequence[OperatorSnapshot] = ()
     ) -> None:
         work = AggregateCounts(("account",), size, AGGREGATES)
-        results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
+        results = {name: aggregate.result_type(SCHEMA) for name, aggregate in AGGREGATES.items()}
         schema = count_window_schema(SCHEMA, work.key, results)
-        handles = [handle for one in restored for handle in one.keyed]
-        self._job = job
-        self._made: list[pa.RecordBatch] = []
-        self.groups: list[range] = []
-        self.operators: list[CountAggregator] = []
-        for index in range(parallelism):
-            store = job.open(handles, index=index, parallelism=parallelism)
-            operator = CountAggregator("op", work, store, SCHEMA, schema)
-            operator.outputs.append(lambda batch: self._made.append(batch.rows))
-            self.groups.append(job.context(index, parallelism).key_groups)
-            self.operators.append(operator)
+        super().__init__(
+            job,
+            lambda store: CountAggregator("op", work, store, SCHEMA, schema),
+            SCHEMA,
+            key="account",
+            parallelism=parallelism,
+            restored=restored,
+        )
 
-    def take(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-        for groups, operator in zip(self.groups, self.operators, strict=True):
-            mine = [row for row in rows if key_group_of(row[0], MAX_PARALLELISM) in groups]
-            columns = [list(column) for column in zip(*mine, strict=True)] or [[], []]
-            batch = pa.record_batch(
-                [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
-            )
-            operator.receive(Batch(batch, hash_keys([batch.column("account")])))
-        return self.emitted()
+    def take_rows(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+        records = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
+        return [tuple(record.values()) for record in self.take(records)]
 
     def emitted(self) -> list[tuple[Any, ...]]:
-        made, self._made[:] = list(self._made), []
-        return [tuple(row.values()) for batch in made for row in batch.to_pylist()]
-
-    def snapshot(self, *, savepoint: bool) -> list[OperatorSnapshot]:
-        taken: list[OperatorSnapshot] = []
-        checkpoint = self._job.next_checkpoint()
-        for operator in self.operators:
-            take = operator.savepoint if savepoint else operator.snapshot
-            taken.append(take(checkpoint).upload(self._job.storage))
-            operator.on_completed(checkpoint)
-        return taken
+        return [tuple(record.values()) for record in self.take_emitted()]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 40])
@@ -121,7 +102,7 @@ def test_windows_of_a_number_equal_lists_of_records_through_snapshots_and_rescal
             (f"k{rng.randrange(rng.choice([2, 30]))}", rng.choice([None, rng.randrange(9)]))
             for _ in range(rng.choice([0, 1, 20, 100]))
         ]
-        assert Counter(running.take(rows)) == Counter(model.take(rows))
+        assert Counter(running.take_rows(rows)) == Counter(model.take(rows))
         for operator in running.operators:
             operator.on_watermark(step)
         assert not running.emitted(), "a watermark ends no window of a number of records"
@@ -137,7 +118,7 @@ def test_windows_of_a_number_equal_lists_of_records_through_snapshots_and_rescal
             operator.flush()
         assert Counter(running.emitted()) == Counter(model.end())
         rows = [("k1", 1), ("k2", 2)]
-        assert Counter(running.take(rows)) == Counter(model.take(rows))
+        assert Counter(running.take_rows(rows)) == Counter(model.take(rows))
     model.end()
     for operator in running.operators:
         operator.flush()
@@ -152,9 +133,9 @@ def test_windows_that_one_batch_fills_follow_in_the_order_of_their_records(
     monkeypatch.setattr(count_windows, "ROWS_A_BATCH", 4)
     running = Running(job, 2, 1)
     # New keys between windows of a known key: the entries are not in the order of the windows.
-    assert running.take([("a", 0), ("b", 0)]) == []
+    assert running.take_rows([("a", 0), ("b", 0)]) == []
     amounts = range(1, 2 * records_count)
-    windows = running.take([(key, amount) for amount in amounts for key in "acb"])
+    windows = running.take_rows([(key, amount) for amount in amounts for key in "acb"])
     for key, first in [("a", 0), ("b", 0), ("c", 1)]:
         totals = [total for owner, total, *_ in windows if owner == key]
         starts = range(first, 2 * records_count - 1, 2)

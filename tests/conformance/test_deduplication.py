@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import MAX_PARALLELISM, Job
+from tests.conformance.keyed_run import KeyedRun
+from tests.conformance.state_job import Job
 
 from onceflow.core.api.users_mistakes import require_order
 from onceflow.core.errors import ConfigError, UserFunctionError
@@ -21,10 +22,7 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.deduplication import Deduplicator
 from onceflow.core.state import (
     AccumulatorColumn,
-    KeyedStateStore,
     StateTtlConfig,
-    hash_keys,
-    key_group_of,
 )
 from onceflow.core.state.api.context import StateClock
 
@@ -35,45 +33,21 @@ def schema_of(order: pa.DataType) -> pa.Schema:
     return pa.schema([("key", pa.string()), ("at", order), ("id", pa.int64())])
 
 
-class Running:
-    """Operators side by side, and the rows that they emit."""
-
-    def __init__(
-        self,
-        job: Job,
-        work: Deduplicate,
-        schema: pa.Schema,
-        parallelism: int,
-        restored: Sequence[OperatorSnapshot] = (),
-    ) -> None:
-        handles = [handle for snapshot in restored for handle in snapshot.keyed]
-        self._job, self._schema = job, schema
-        self._emitted: list[Row] = []
-        self.operators: list[tuple[range, Deduplicator]] = []
-        self.stores: list[KeyedStateStore] = []
-        for index in range(parallelism):
-            store = job.open(handles, index=index, parallelism=parallelism)
-            operator = Deduplicator("op", work, store, schema)
-            operator.outputs.append(lambda batch: self._emitted.extend(batch.rows.to_pylist()))
-            self.operators.append((job.context(index, parallelism).key_groups, operator))
-            self.stores.append(store)
-
-    def take(self, rows: Sequence[Row]) -> list[Row]:
-        for groups, operator in self.operators:
-            mine = [row for row in rows if key_group_of(row["key"], MAX_PARALLELISM) in groups]
-            batch = pa.RecordBatch.from_pylist(mine, self._schema)
-            operator.receive(Batch(batch, hash_keys([batch.column("key")])))
-        emitted, self._emitted[:] = list(self._emitted), []
-        return emitted
-
-    def snapshot(self, *, savepoint: bool) -> list[OperatorSnapshot]:
-        checkpoint = self._job.next_checkpoint()
-        taken: list[OperatorSnapshot] = []
-        for _, operator in self.operators:
-            take = operator.savepoint if savepoint else operator.snapshot
-            taken.append(take(checkpoint).upload(self._job.storage))
-            operator.on_completed(checkpoint)
-        return taken
+def run(
+    job: Job,
+    work: Deduplicate,
+    schema: pa.Schema,
+    parallelism: int,
+    restored: Sequence[OperatorSnapshot] = (),
+) -> KeyedRun[Deduplicator]:
+    return KeyedRun(
+        job,
+        lambda store: Deduplicator("op", work, store, schema),
+        schema,
+        key="key",
+        parallelism=parallelism,
+        restored=restored,
+    )
 
 
 class Model:
@@ -115,7 +89,7 @@ def test_each_key_has_the_record_of_the_model_through_snapshots_and_rescaling(
     rng = random.Random(f"{keep} {order}")
     kind, draw = ORDERS[order or "int"]
     work, schema = Deduplicate(("key",), keep, "at" if order else None), schema_of(kind)
-    model, running = Model(work), Running(job, work, schema, 2)
+    model, running = Model(work), run(job, work, schema, 2)
     for step in range(24):
         rows: list[Row] = [
             {"key": f"k{rng.randrange(rng.choice([2, 40]))}", "at": draw(rng), "id": number}
@@ -126,7 +100,7 @@ def test_each_key_has_the_record_of_the_model_through_snapshots_and_rescaling(
         assert len({row["key"] for row in emitted}) == len(emitted), "one record a key and batch"
         if step % 6 == 5:
             snapshots = running.snapshot(savepoint=step == 11)
-            running = Running(job, work, schema, rng.choice([1, 2, 3]), snapshots)
+            running = run(job, work, schema, rng.choice([1, 2, 3]), snapshots)
 
 
 OF_EACH_TYPE: dict[str, tuple[pa.DataType, object, object]] = {
@@ -171,18 +145,16 @@ def test_values_of_each_type_that_is_accepted_have_an_order(job: Job, name: str)
     schema = schema_of(kind)
     require_order("at", schema, ("key",), "deduplicate")
     work = Deduplicate(("key",), Keep.LAST, "at")
-    running = Running(job, work, schema, 1)
+    running = run(job, work, schema, 1)
 
     def take(*values: object) -> list[int]:
         keys, ids = pa.array(["a"] * len(values)), pa.array(range(len(values)), pa.int64())
         columns = [keys, pa.array(list(values), kind), ids]
-        (_, operator), emitted = running.operators[0], list[int]()
-        operator.outputs[0] = lambda batch: emitted.extend(batch.rows.column("id").to_pylist())
-        operator.receive(Batch(pa.record_batch(columns, schema=schema)))
-        return emitted
+        running.operators[0].receive(Batch(pa.record_batch(columns, schema=schema)))
+        return [record["id"] for record in running.take_emitted()]
 
     assert take(low, high, low) == [1]
-    running = Running(job, work, schema, 1, running.snapshot(savepoint=False))
+    running = run(job, work, schema, 1, running.snapshot(savepoint=False))
     assert take(low) == []
     assert take(low, high) == [1]
 
@@ -199,7 +171,7 @@ def test_a_type_without_an_order_is_refused_by_name(kind: pa.DataType) -> None:
 
 def test_the_last_record_by_arrival_needs_no_state(job: Job) -> None:
     work = Deduplicate(("key",), Keep.LAST, None)
-    running = Running(job, work, schema_of(pa.int64()), 1)
+    running = run(job, work, schema_of(pa.int64()), 1)
     running.take([{"key": f"k{number}", "at": 0, "id": number} for number in range(5_000)])
     assert sum(handle.size_bytes for handle in running.snapshot(savepoint=True)[0].keyed) < 1_200
 
@@ -207,7 +179,7 @@ def test_the_last_record_by_arrival_needs_no_state(job: Job) -> None:
 def test_a_key_without_a_record_for_its_time_to_live_is_new_again(job: Job) -> None:
     now_s = 1_000.0
     work = Deduplicate(("key",), Keep.FIRST, None, StateTtlConfig(10))
-    running = Running(job, work, schema_of(pa.int64()), 1)
+    running = run(job, work, schema_of(pa.int64()), 1)
     mark = AccumulatorColumn("onceflow.kept", "last", pa.bool_())
     table = running.stores[0].accumulators("deduplicate", [pa.string()], [mark], ttl=work.ttl)
     assert table.expiry is not None
@@ -223,6 +195,6 @@ def test_a_key_without_a_record_for_its_time_to_live_is_new_again(job: Job) -> N
 
 def test_a_record_without_a_place_in_the_order_fails_by_name(job: Job) -> None:
     work = Deduplicate(("key",), Keep.LAST, "at")
-    running = Running(job, work, schema_of(pa.int64()), 1)
+    running = run(job, work, schema_of(pa.int64()), 1)
     with pytest.raises(UserFunctionError, match=r"by='at'.*no value in this column.*'id': 7"):
         running.take([{"key": "a", "at": 1, "id": 6}, {"key": "a", "at": None, "id": 7}])

@@ -8,16 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import MAX_PARALLELISM, Job
+from tests.conformance.keyed_run import KeyedRun
+from tests.conformance.state_job import Job
 
 from onceflow import desc
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.work import KeepTop, Order
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow import top_rows
-from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.top_rows import TopKeeper
-from onceflow.core.state import hash_keys, key_group_of
 
 Row = dict[str, Any]
 SCHEMA = pa.schema(
@@ -34,38 +33,17 @@ SCHEMA = pa.schema(
 WITH_RANK = SCHEMA.append(pa.field("rank", pa.int64()))
 
 
-class Running:
-    """Operators side by side, and the table that their records make of a target with upserts."""
-
-    def __init__(
-        self, job: Job, work: KeepTop, parallelism: int, restored: Sequence[OperatorSnapshot] = ()
-    ) -> None:
-        handles = [handle for snapshot in restored for handle in snapshot.keyed]
-        self._job = job
-        self.emitted: list[Row] = []
-        self.operators: list[tuple[range, TopKeeper]] = []
-        for index in range(parallelism):
-            store = job.open(handles, index=index, parallelism=parallelism)
-            operator = TopKeeper("op", work, store, SCHEMA, WITH_RANK)
-            operator.outputs.append(lambda batch: self.emitted.extend(batch.rows.to_pylist()))
-            self.operators.append((job.context(index, parallelism).key_groups, operator))
-
-    def take(self, rows: Sequence[Row]) -> list[Row]:
-        for groups, operator in self.operators:
-            mine = [row for row in rows if key_group_of(row["key"], MAX_PARALLELISM) in groups]
-            batch = pa.RecordBatch.from_pylist(mine, SCHEMA)
-            operator.receive(Batch(batch, hash_keys([batch.column("key")])))
-        emitted, self.emitted[:] = list(self.emitted), []
-        return emitted
-
-    def snapshot(self, *, savepoint: bool) -> list[OperatorSnapshot]:
-        checkpoint = self._job.next_checkpoint()
-        taken: list[OperatorSnapshot] = []
-        for _, operator in self.operators:
-            take = operator.savepoint if savepoint else operator.snapshot
-            taken.append(take(checkpoint).upload(self._job.storage))
-            operator.on_completed(checkpoint)
-        return taken
+def run(
+    job: Job, work: KeepTop, parallelism: int, restored: Sequence[OperatorSnapshot] = ()
+) -> KeyedRun[TopKeeper]:
+    return KeyedRun(
+        job,
+        lambda store: TopKeeper("op", work, store, SCHEMA, WITH_RANK),
+        SCHEMA,
+        key="key",
+        parallelism=parallelism,
+        restored=restored,
+    )
 
 
 def rank(rows: Sequence[Row], n: int) -> dict[tuple[str, int], Row]:
@@ -104,7 +82,7 @@ def test_the_table_has_the_ranks_of_the_model_through_snapshots_and_rescaling(
     monkeypatch.setattr(top_rows, "ENTRIES_AT_ONCE", entries_at_once)
     rng = random.Random(n)
     work = KeepTop(("key",), n, (desc("price"), Order("at")))
-    running, every = Running(job, work, 2), list[Row]()
+    running, every = run(job, work, 2), list[Row]()
     table: dict[tuple[str, int], Row] = {}
     for step in range(20):
         rows = [draw(rng, len(every) + number) for number in range(rng.choice([0, 1, 20, 60]))]
@@ -116,11 +94,11 @@ def test_the_table_has_the_ranks_of_the_model_through_snapshots_and_rescaling(
         assert table == rank(every, n)
         if step % 5 == 4:
             snapshots = running.snapshot(savepoint=step == 9)
-            running = Running(job, work, rng.choice([1, 2, 3]), snapshots)
+            running = run(job, work, rng.choice([1, 2, 3]), snapshots)
 
 
 def test_a_record_without_a_place_in_the_order_fails_by_name(job: Job) -> None:
-    running = Running(job, KeepTop(("key",), 2, (desc("price"),)), 1)
+    running = run(job, KeepTop(("key",), 2, (desc("price"),)), 1)
     record = draw(random.Random(0), 7)
     with pytest.raises(UserFunctionError, match=r"top_n\(by='price'\).*no value in this column"):
         running.take([record, record | {"price": None}])
