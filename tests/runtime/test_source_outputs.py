@@ -52,14 +52,15 @@ def _pipeline(
         retired_sinks=retired,
     )
     sinks = {name: DirectorySink(str(directory / name)) for name in outputs}
-    streams = pipeline.read_outputs(source, uid="shop")
+    letters = DirectorySink(str(directory / "letters")) if source.has_dead_letters else None
+    streams = pipeline.read_outputs(source, uid="shop", dead_letters=letters)
     for name, sink in sinks.items():
         stream = streams[name]
         if name == "orders":
             # An exchange by key: the rows of an output leave the slot, and barriers overtake them.
             stream = stream.key_by("amount").running(n=count(), uid="totals")
         stream.write(sink, uid=name)
-    return pipeline, sinks
+    return pipeline, sinks if letters is None else {**sinks, "letters": letters}
 
 
 def _has_restored(job: Job, kills: int) -> bool:
@@ -74,13 +75,17 @@ def _expect_once(source: TwoOutputs, sinks: Mapping[str, DirectorySink]) -> None
     if customers := sinks.get("customers"):
         assert Counter(row["name"] for row in customers.rows()) == Counter(source.list_customers())
         assert customers.prepared() == []
+    if letters := sinks.get("letters"):
+        assert Counter(row["offset"] for row in letters.rows()) == Counter(source.list_bad())
+        assert letters.prepared() == []
 
 
 @pytest.mark.parametrize("unaligned", [False, True])
-def test_rows_of_each_output_are_there_once_though_slots_are_killed(
+def test_rows_and_dead_letters_of_each_output_are_there_once_though_slots_are_killed(
     tmp_path: Path, unaligned: bool
 ) -> None:
-    source = replace(SOURCE, waits_at=900, goes_on_with=str(tmp_path / "killed"))
+    killed = str(tmp_path / "killed")
+    source = replace(SOURCE, waits_at=900, goes_on_with=killed, has_dead_letters=True)
     pipeline, sinks = _pipeline(tmp_path, source, ["orders", "customers"], unaligned=unaligned)
     job = pipeline.start()
     for kill in range(2):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -18,6 +19,7 @@ from onceflow.core.spi import (
     SourceReader,
     Split,
 )
+from onceflow.core.spi.dead_letters import DeadLetter
 
 OUTPUTS: Mapping[str, pa.Schema] = {
     "orders": pa.schema([("id", pa.int64()), ("at", pa.int64()), ("amount", pa.int64())]),
@@ -25,6 +27,11 @@ OUTPUTS: Mapping[str, pa.Schema] = {
 }
 EVERY = 4
 """Each number is an order, and every fourth is a customer, too."""
+
+
+def is_bad(number: int) -> bool:
+    """Return True if the number is a bad record of a source that `has_dead_letters`."""
+    return number % 25 == 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,9 @@ class TwoOutputs(Source):
     """The path of a file. If it exists, the readers go on after `waits_at`."""
     names: tuple[str, ...] = ("orders", "customers")
     schemas: Mapping[str, pa.Schema] = field(default_factory=lambda: OUTPUTS)
+    has_dead_letters: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    """True if the readers refuse the numbers that `is_bad`."""
+    reader_class: ClassVar[type[TwoOutputsReader]]
 
     @property
     def schema(self) -> pa.Schema:
@@ -60,7 +70,7 @@ class TwoOutputs(Source):
         return [Split(str(number), b"0") for number in range(self.splits_count)]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
-        return _Reader(self, splits)
+        return self.reader_class(self, splits)
 
     def count_readable(self) -> int:
         """Return the number of transactions of a split that readers may return now."""
@@ -75,13 +85,27 @@ class TwoOutputs(Source):
         """Return the name of every customer."""
         return [f"customer {number}" for number in self._list_numbers() if number % EVERY == 0]
 
-    def _list_numbers(self) -> range:
+    def list_bad(self) -> list[int]:
+        """Return every number that is a dead letter."""
+        return [number for number in self._list_all() if self.refuses(number)]
+
+    def refuses(self, number: int) -> bool:
+        """Return True if the number is a dead letter, and neither an order nor a customer."""
+        return self.has_dead_letters and is_bad(number)
+
+    def _list_numbers(self) -> list[int]:
+        return [number for number in self._list_all() if not self.refuses(number)]
+
+    def _list_all(self) -> range:
         return range(self.splits_count * self.transactions)
 
 
-class _Reader(SourceReader):
+class TwoOutputsReader(SourceReader):
+    """Reads some transactions of a split at a time, each split in turn."""
+
     def __init__(self, source: TwoOutputs, splits: Sequence[Split]) -> None:
         self._source = source
+        self._rejected: list[DeadLetter] = []
         self._next = {split.id: int(split.position) for split in splits}
         self._runs: list[tuple[str, int]] = []
 
@@ -102,7 +126,13 @@ class _Reader(SourceReader):
         return self._make_batches(split_id, range(first, last))
 
     def _make_batches(self, split_id: str, of_split: range) -> PolledRows:
-        numbers = [number * self._source.splits_count + int(split_id) for number in of_split]
+        read = [number * self._source.splits_count + int(split_id) for number in of_split]
+        numbers = [number for number in read if not self._source.refuses(number)]
+        self._rejected += [
+            DeadLetter("a bad number", "shop", int(split_id), number)
+            for number in read
+            if self._source.refuses(number)
+        ]
         orders = [{"id": number, "at": number, "amount": number % 100} for number in numbers]
         named = [number for number in numbers if number % EVERY == 0]
         customers = [{"name": f"customer {number}", "at": number} for number in named]
@@ -114,6 +144,10 @@ class _Reader(SourceReader):
         self._runs = [(split_id, batch.rows.num_rows) for batch in batches]
         # One batch alone is returned without a tuple: both forms are in the contract.
         return batches[0] if len(batches) == 1 else batches
+
+    def take_rejected(self) -> Sequence[DeadLetter]:
+        rejected, self._rejected = self._rejected, []
+        return rejected
 
     def rows_by_split(self) -> Sequence[tuple[str, int]]:
         return self._runs
@@ -130,3 +164,6 @@ class _Reader(SourceReader):
 
     def close(self) -> None:
         pass
+
+
+TwoOutputs.reader_class = TwoOutputsReader
