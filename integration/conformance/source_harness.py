@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from typing_extensions import assert_never
 
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import AttemptId
@@ -65,6 +66,8 @@ class Reading:
         self.keys: list[object] = []
         """The keys in the order in which the reader returned their rows."""
         self.has_ended = False
+        self.batch_sizes: Sequence[int] = ()
+        """The number of rows of each batch of the last poll; several if a source has outputs."""
 
     def poll(self, timeout_s: float = POLL_S) -> Sequence[object]:
         """Poll once. Return the keys of the returned rows; empty if there were none."""
@@ -74,6 +77,7 @@ class Reading:
         if result is None or isinstance(result, EndOfInput):
             return ()
         self._harness.expect_schema(result)
+        self.batch_sizes = [batch.num_rows for batch in _list_batches(result)]
         keys = self._harness.list_keys(result)
         self.keys += keys
         return keys
@@ -203,8 +207,14 @@ class SourceHarness:
         return [(batch.output, key) for batch in batches for key in self.input.keys(batch.rows)]
 
     def expect_schema(self, rows: PolledRows) -> None:
-        """Raise Violation if the rows of a poll are not of an output, or have another schema."""
+        """Raise Violation if the rows of a poll have another type, output or schema."""
         outputs = self.source.outputs
+        expect(
+            isinstance(rows, (pa.RecordBatch, OutputBatch))
+            or (type(rows) is tuple and all(type(batch) is OutputBatch for batch in rows)),
+            f"poll returned {type(rows).__name__}: return a RecordBatch, an OutputBatch, a tuple of"
+            " OutputBatch, EndOfInput() or None",
+        )
         if isinstance(rows, pa.RecordBatch):
             expect(
                 not outputs,
@@ -368,13 +378,19 @@ class SourceHarness:
 
 def count_rows(rows: PolledRows) -> int:
     """Return the number of rows of a poll."""
+    return sum(batch.num_rows for batch in _list_batches(rows))
+
+
+def _list_batches(rows: PolledRows) -> list[pa.RecordBatch]:
     match rows:
+        case pa.RecordBatch():
+            return [rows]
         case OutputBatch():
-            return rows.rows.num_rows
+            return [rows.rows]
         case tuple():
-            return sum(batch.rows.num_rows for batch in rows)
+            return [batch.rows for batch in rows]
         case _:
-            return rows.num_rows
+            assert_never(rows)
 
 
 class Call:

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.conformance.broken_outputs import OUTPUTS_GALLERY, BrokenOutputs
 from tests.conformance.broken_sources import GALLERY, BrokenSource
 from tests.conformance.reference_source import ReferenceInput, ReferenceReader
 from tests.conformance.test_sources_conform import TwoOutputsInput
 
 from onceflow.core.spi import Split
-from onceflow.integration.conformance import ClauseOutcome, run_clauses, source_harness
+from onceflow.integration.conformance import (
+    ClauseOutcome,
+    SourceInput,
+    run_clauses,
+    source_harness,
+)
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import ending
 from onceflow.integration.conformance.harness import Effort
@@ -47,6 +53,24 @@ def test_broken_source_fails_on_no_other_clause(
     broken: type[BrokenSource], tmp_path: Path, onceflow_processes: Processes
 ) -> None:
     failed = _failed(broken, SOURCE_CLAUSES, tmp_path, onceflow_processes)
+    assert set(failed) == {broken.breaks}, failed
+
+
+@pytest.mark.parametrize("broken", OUTPUTS_GALLERY, ids=lambda source: source.__name__)
+def test_broken_source_with_outputs_fails_on_the_clause_that_it_breaks(
+    broken: type[BrokenOutputs], onceflow_processes: Processes
+) -> None:
+    clauses = [clause for clause in SOURCE_CLAUSES if clause.id == broken.breaks]
+    failed = _list_failed(lambda: TwoOutputsInput(broken), clauses, onceflow_processes)
+    assert set(failed) == {broken.breaks}, failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", OUTPUTS_GALLERY, ids=lambda source: source.__name__)
+def test_broken_source_with_outputs_fails_on_no_other_clause(
+    broken: type[BrokenOutputs], onceflow_processes: Processes
+) -> None:
+    failed = _list_failed(lambda: TwoOutputsInput(broken), SOURCE_CLAUSES, onceflow_processes)
     assert set(failed) == {broken.breaks}, failed
 
 
@@ -128,7 +152,13 @@ def test_rows_are_compared_output_by_output(
 def _failed(
     broken: type[BrokenSource], clauses: Sequence[Clause], directory: Path, processes: Processes
 ) -> dict[str, str]:
-    results = run_clauses(_inputs(directory, broken), clauses, processes, Effort(rounds=2))
+    return _list_failed(_inputs(directory, broken), clauses, processes)
+
+
+def _list_failed(
+    make_input: Callable[[], SourceInput], clauses: Sequence[Clause], processes: Processes
+) -> dict[str, str]:
+    results = run_clauses(make_input, clauses, processes, Effort(rounds=2))
     return {
         result.clause.id: result.reason
         for result in results

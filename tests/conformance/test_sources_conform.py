@@ -39,12 +39,15 @@ class TestDatagenSource(SourceConformance):
 class TwoOutputsInput(SourceInput):
     """Generated transactions: split k of 2 has the numbers k, k + 2, k + 4, …."""
 
+    def __init__(self, source_class: type[TwoOutputs] = TwoOutputs) -> None:
+        self._source_class = source_class
+
     def fill(self, rows: int) -> Mapping[str, Sequence[object]]:
         self._transactions = rows
         return {str(split): list(_list_keys(range(split, 2 * rows, 2))) for split in range(2)}
 
     def source(self) -> Source:
-        return TwoOutputs(transactions=self._transactions, batch_transactions=3)
+        return self._source_class(transactions=self._transactions, batch_transactions=3)
 
 
 def _list_keys(numbers: range) -> Iterator[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import accumulate
 from typing import Any
 
 from onceflow.core.protocol.splits import assign_splits
@@ -152,6 +153,12 @@ def rows_by_split_are_exact(harness: SourceHarness) -> None:
         expect(
             named == actual,
             f"rows_by_split returned {list(runs)}, and the rows are of the splits {actual}",
+        )
+        sizes = reading.batch_sizes
+        expect(
+            set(accumulate(sizes)) <= {0, *accumulate(count for _, count in runs)},
+            f"rows_by_split returned {list(runs)}, but the batches have {list(sizes)} rows: name a"
+            " split again for each batch in which it has rows",
         )
 
 
