@@ -81,7 +81,7 @@ SIBLINGS = (
     "tests/runtime/test_windows.py::test_windows_come_out_once_through_kills_and_rescaling[tumbling",
     # MariaDB's twins of what is shown on MySQL.
     "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[mariadb",
-    "tests/integration/test_mysql_durability.py::test_server_that_forgets_commits_when_killed_is_refused_with_what_mends_it[EmbeddedMariaDB",
+    "tests/integration/test_mysql_durability.py::test_server_that_forgets_commits_when_killed_is_refused_with_what_fixes_it[EmbeddedMariaDB",
     "tests/integration/test_mysql_durability.py::test_doctor_says_which_crash_is_not_covered[EmbeddedMariaDB",
     "tests/integration/test_mysql_durability.py::test_every_setting_that_a_crash_gets_through_is_known[EmbeddedMariaDB",
     "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMariaDB",

@@ -143,12 +143,12 @@ def ask_committer(call: Callable[[], OutcomeT]) -> OutcomeT | Unknown:
     try:
         return call()
     except (errors.BadRow, errors.TargetRefused) as error:
-        return Unknown(_describe_error(error), until_mended=True)
+        return Unknown(_describe_error(error), until_fixed=True)
     except (errors.OnceflowError, InvariantViolation):
         raise
     except Exception as error:
         _logger.debug("a committer raised an error of its own", exc_info=True)
-        return Unknown(_describe_error(error), until_mended=not may_pass(error))
+        return Unknown(_describe_error(error), until_fixed=not may_pass(error))
 
 
 def _describe_error(error: Exception) -> str:

@@ -302,7 +302,7 @@ class StepQueue(ABC, Generic[S]):
 
     def _retry_or_give_up(self, step: S, outcome: RetryLater | Unknown, now_s: float) -> StepEnd:
         kind: Literal["unknown", "failed"] = "unknown" if isinstance(outcome, Unknown) else "failed"
-        if outcome.until_mended and not self._retry.waits_for_people:
+        if outcome.until_fixed and not self._retry.waits_for_people:
             return StepFailed(kind, f"{step} needs a person: {outcome.reason}", outcome)
         return self._again(step, kind, outcome, now_s)
 
@@ -328,7 +328,7 @@ class StepQueue(ABC, Generic[S]):
             )
         tries.next_at_s = at_s
         tries.refusals = (
-            tries.refusals.add(outcome.reason) if outcome.until_mended else RefusalCount()
+            tries.refusals.add(outcome.reason) if outcome.until_fixed else RefusalCount()
         )
         self._tries = tries
         return RetryAt(at_s, outcome.reason, tries.count, tries.refusals.is_stuck)

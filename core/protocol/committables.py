@@ -62,7 +62,7 @@ class RetryLater:
     """
 
     reason: str
-    until_mended: bool = False
+    until_fixed: bool = False
     """True if the call will not succeed until a person changes something: a row, a constraint."""
 
 
@@ -81,7 +81,7 @@ class Unknown:
     """
 
     reason: str
-    until_mended: bool = False
+    until_fixed: bool = False
     """True if the outcome stays unknown until a person changes a right or a setting."""
 
 

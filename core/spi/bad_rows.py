@@ -68,7 +68,7 @@ def is_data_at_fault(error: BaseException) -> bool:
 def waits_for_person(error: BaseException) -> bool:
     """Return True if a commit that fails by `error` fails until a person changes something.
 
-    A committer then returns `RetryLater(…, until_mended=True)`, and the status calls the commit
+    A committer then returns `RetryLater(…, until_fixed=True)`, and the status calls the commit
     stuck.
     """
     return isinstance(error, (BadRow, TargetRefused)) or is_data_at_fault(error)

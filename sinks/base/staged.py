@@ -157,7 +157,7 @@ class StagedCommitter(spi.Committer):
             applied = self._sink.apply(transaction, rows)
         except (SinkError, StorageError) as error:
             if not staged.are_gone:
-                return committables.RetryLater(str(error), until_mended=waits_for_person(error))
+                return committables.RetryLater(str(error), until_fixed=waits_for_person(error))
         finally:
             # Closing the generator closes the file from which the rows are read.
             rows.close()

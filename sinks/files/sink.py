@@ -65,7 +65,7 @@ class FileCommitter(Committer):
         except PublicationBegun as error:
             return committables.Unknown(str(error))
         except FAILURES as error:
-            return committables.RetryLater(str(error), until_mended=waits_for_person(error))
+            return committables.RetryLater(str(error), until_fixed=waits_for_person(error))
 
     @override
     def abort(self, committable: committables.Committable) -> committables.AbortOutcome:

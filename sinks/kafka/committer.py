@@ -363,7 +363,7 @@ class KafkaCommitter(Committer):
             f" {transaction}'), which produces them. If they are there, start it with"
             f" stale_rows='discard {transaction}', which counts them as committed. Separate"
             " several transactions by commas",
-            until_mended=True,
+            until_fixed=True,
         )
 
     def _after_fencing(
@@ -393,13 +393,13 @@ class KafkaCommitter(Committer):
         if not sent:
             return RetryLater(
                 f"transaction {transaction} was not produced: {reason}",
-                until_mended=waits_for_person,
+                until_fixed=waits_for_person,
             )
         return Unknown(
             f"the commit of transaction {transaction} was sent to {self._settings.where} and not"
             f" answered, and its commit offset could not be read within"
             f" {self._settings.deadline_s:g} s: {reason}",
-            until_mended=waits_for_person,
+            until_fixed=waits_for_person,
         )
 
     def _proven(self, subtask: int) -> frozenset[TransactionId]:

@@ -96,7 +96,7 @@ class LakeCommitter(GlobalCommitter):
             return self._look_for(checkpoint, committables, error)
         except _NOT_NOW as error:
             # A value or a column that the table cannot accept stays so for any committer.
-            return RetryLater(str(error), until_mended=waits_for_person(error))
+            return RetryLater(str(error), until_fixed=waits_for_person(error))
         return RetryLater(f"{CONFLICTS_MAX} other commits to the table came first, one by one")
 
     @override
@@ -153,7 +153,7 @@ class LakeCommitter(GlobalCommitter):
         record = version.record
         refusal = self._find_refusal(version, record)
         if record is None or refusal:
-            return RetryLater(refusal, until_mended=True)
+            return RetryLater(refusal, until_fixed=True)
         # 2.
         if record.through >= checkpoint:
             self._forget(committables)

@@ -373,8 +373,8 @@ class SqlCommitter(Committer):
                 # The next call opens a new session, which may be able to write.
                 self.close()
             waits = isinstance(error, (AccessDenied, BinaryLogRefuses))
-            answer = RetryLater(f"the server cannot be asked: {error}", until_mended=waits)
-        if isinstance(answer, RetryLater) and answer.until_mended:
+            answer = RetryLater(f"the server cannot be asked: {error}", until_fixed=waits)
+        if isinstance(answer, RetryLater) and answer.until_fixed:
             # MySQL applies settings, and privileges on a database, to new sessions alone.
             self.close()
         return answer

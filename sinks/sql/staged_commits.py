@@ -248,7 +248,7 @@ def _to_retry(transaction: TransactionId, error: SqlError | BadRow | ConfigError
     return RetryLater(
         f"{text}. They stay in checkpoint storage, and nothing after them is committed, until"
         f" {condition}",
-        until_mended=True,
+        until_fixed=True,
     )
 
 
@@ -273,5 +273,5 @@ def _label_and_schema(part: tuple[str, pa.RecordBatch]) -> tuple[str, pa.Schema]
 def _no_storage(transaction: TransactionId) -> RetryLater:
     return RetryLater(
         f"{transaction} is staged in the job's checkpoint storage, which was not given",
-        until_mended=True,
+        until_fixed=True,
     )

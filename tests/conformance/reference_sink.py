@@ -149,7 +149,7 @@ class ReferenceCommitter(Committer):
         return committables.Committed()
 
     def refused(self, why: str) -> committables.CommitOutcome:
-        return committables.RetryLater(why, until_mended=True)
+        return committables.RetryLater(why, until_fixed=True)
 
     def apply(self, connection: sqlite3.Connection, rows: str) -> None:
         connection.executemany(

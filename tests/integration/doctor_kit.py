@@ -26,5 +26,5 @@ def examine(*arguments: str) -> tuple[int, Findings]:
 
 
 def worst(findings: Findings) -> Findings:
-    """Return what there is to mend."""
+    """Return what there is to fix."""
     return [finding for finding in findings if finding["level"] != "ok"]

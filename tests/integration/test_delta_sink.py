@@ -56,7 +56,7 @@ def test_a_table_that_was_restored_is_noticed_at_start_and_at_a_commit(tmp_path:
     DeltaTable(job.path).restore(2)
     outcome = job.commit(2, prepared, attempt=2)
     assert isinstance(outcome, RetryLater), outcome
-    assert outcome.until_mended
+    assert outcome.until_fixed
     DeltaTable(job.path).restore(1)
     with pytest.raises(PreparedTransactionLost, match=r"version 4 restored .* version 3"):
         job.sink.target_record(job.context(3))
@@ -162,7 +162,7 @@ def test_rows_that_wait_are_not_added_to_a_table_that_has_got_a_rule(tmp_path: P
     DeltaTable(job.path).alter.add_constraint({"positive": "id > 0"})
     outcome = job.commit(1, prepared)
     assert isinstance(outcome, RetryLater), outcome
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert "delta.constraints.positive" in outcome.reason
     assert "wait for their commit" in outcome.reason
     DeltaTable(job.path).alter.drop_constraint("positive")

@@ -72,7 +72,7 @@ def stranger(misconfigured: EmbeddedPostgres) -> str:
     return role
 
 
-def test_the_statement_mends_it(misconfigured: EmbeddedPostgres, stranger: str) -> None:
+def test_the_statement_fixes_it(misconfigured: EmbeddedPostgres, stranger: str) -> None:
     query(misconfigured.url, "DROP SCHEMA IF EXISTS onceflow CASCADE")
     url = url_of(misconfigured, stranger)
     _, findings = examine("--url", url, "--table", "payments")
@@ -94,7 +94,7 @@ def test_the_statement_mends_it(misconfigured: EmbeddedPostgres, stranger: str) 
     assert not [one for one in worst(findings) if f"role {stranger}" in one["found"]]
 
 
-def test_each_refused_login_has_the_statement_that_mends_it(
+def test_each_refused_login_has_the_statement_that_fixes_it(
     misconfigured: EmbeddedPostgres, stranger: str
 ) -> None:
     bank = f"bank_{stranger}"
@@ -199,7 +199,7 @@ def test_a_paused_database_does_not_keep_the_other_checks_from_being_told(tmp_pa
 # --- Kafka ----------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_set_up_right_has_nothing_to_mend(
+def test_a_broker_that_is_set_up_right_has_nothing_to_fix(
     onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(2)

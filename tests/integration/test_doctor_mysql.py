@@ -33,7 +33,7 @@ def user_of(url: str, *grants: str) -> Generator[str, None, None]:
         query(url, f"DROP USER {name}")
 
 
-def test_what_a_user_lacks_is_named_and_the_grants_mend_it(url: str) -> None:
+def test_what_a_user_lacks_is_named_and_the_grants_fix_it(url: str) -> None:
     database = urlsplit(url).path[1:]
     query(url, "CREATE TABLE payments (id bigint PRIMARY KEY)")
     with user_of(url) as unknown:

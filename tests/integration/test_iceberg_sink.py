@@ -59,7 +59,7 @@ def test_a_table_that_was_rolled_back_is_noticed_at_start_and_at_a_commit(tmp_pa
         table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
     outcome = job.commit(2, prepared)
     assert isinstance(outcome, RetryLater), outcome
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert "was rolled back or replaced" in outcome.reason
     with pytest.raises(PreparedTransactionLost, match="the last one of sink id 'job.rows'"):
         job.sink.target_record(job.context(2))

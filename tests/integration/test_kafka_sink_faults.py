@@ -258,7 +258,7 @@ def test_records_that_a_topic_takes_no_more_wait_for_a_person_and_are_committed_
     for _ in range(2):
         outcome = committer.commit(committable)
         assert isinstance(outcome, RetryLater)
-        assert outcome.until_mended
+        assert outcome.until_fixed
         assert "max.message.bytes was lowered" in outcome.reason
     _set_message_bytes_max(servers, topic, 1_000_000)
     assert settled(committer, committable) == Committed()
@@ -273,7 +273,7 @@ def test_rows_of_a_deleted_topic_wait_for_a_person_and_are_committed_when_it_is_
     delete_topic(broker.bootstrap_servers, topic)
     outcome = job.committer().commit(committable)
     assert isinstance(outcome, RetryLater)
-    assert outcome.until_mended, outcome
+    assert outcome.until_fixed, outcome
     assert "create it again" in outcome.reason
     broker.create_topic(topic, 2)
     assert settled(job.committer(), committable) == Committed()
@@ -363,7 +363,7 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
     _age(job, committable, days=30)
     outcome = job.committer(2).commit(committable)
     assert isinstance(outcome, Unknown)
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(5))
     told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows="produce")
     with KafkaJob(told, directory=tmp_path, sink_id=job.sink_id) as resigned:

@@ -261,7 +261,7 @@ def _overwrite(job: DeltaJob, columns: list[pa.Field], partition_by: list[str]) 
 
 def _refuse(outcome: object, reason: str) -> None:
     assert isinstance(outcome, RetryLater), outcome
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert reason in outcome.reason
 
 

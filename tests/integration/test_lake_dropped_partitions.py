@@ -201,5 +201,5 @@ def _remove_former_schemas(job: IcebergJob) -> None:
 def _require_stuck(job: IcebergJob, prepared: Committable, reason: str, attempt: int = 1) -> None:
     outcome = job.commit(1, prepared, attempt=attempt)
     assert isinstance(outcome, RetryLater), outcome
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert reason in outcome.reason

@@ -45,7 +45,7 @@ def _job(url: str, mode: _Mode, directory: Path) -> Job:
 
 
 @pytest.mark.parametrize("mode", ["ledger", "two_phase", "auto"])
-def test_server_that_logs_statements_is_refused_at_the_start_with_what_mends_it(
+def test_server_that_logs_statements_is_refused_at_the_start_with_what_fixes_it(
     url: str, mode: _Mode, tmp_path: Path
 ) -> None:
     query(url, f"{_FORMAT}'STATEMENT'")
@@ -70,7 +70,7 @@ def test_commit_to_a_server_that_logs_statements_is_stuck_until_it_logs_rows(
         query(url, f"{_FORMAT}'STATEMENT'")
         outcome = committer.commit(committable)
         assert isinstance(outcome, RetryLater)
-        assert outcome.until_mended
+        assert outcome.until_fixed
         assert _ADVICE in outcome.reason
         assert ids_in(url) == []
         query(url, f"{_FORMAT}'ROW'")

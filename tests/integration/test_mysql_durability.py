@@ -80,7 +80,7 @@ def test_mariadb_that_flushes_once_a_second_forgets_commits_when_it_is_killed(
 
 
 @pytest.mark.parametrize("settings", [{}, {"delivery": "at_least_once"}], ids=str)
-def test_server_that_forgets_commits_when_killed_is_refused_with_what_mends_it(
+def test_server_that_forgets_commits_when_killed_is_refused_with_what_fixes_it(
     careless: _Server, settings: dict[str, Any]
 ) -> None:
     _set(careless, 0)

@@ -51,7 +51,7 @@ def test_a_decided_commit_goes_on_once_its_right_is_granted(
                 committer.close()
         refused = committer.commit(committable)
         assert isinstance(refused, RetryLater)
-        assert refused.until_mended
+        assert refused.until_fixed
         assert table in refused.reason
         query(url, f"GRANT INSERT ON {scope} TO {_USER}")
         assert committer.commit(committable) == Committed()

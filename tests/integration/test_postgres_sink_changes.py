@@ -160,14 +160,14 @@ def test_one_key_in_two_forms_never_leaves_the_older_change(
 
 
 @pytest.mark.parametrize(
-    ("partition", "mend"),
+    ("partition", "fix"),
     [
         ("CREATE UNLOGGED TABLE p0", "ALTER TABLE p0 SET LOGGED"),
         ("CREATE TABLE p0", None),
     ],
 )
-def test_partition_that_a_crash_of_the_server_empties_is_refused_with_what_mends_it(
-    postgres_database: str, partition: str, mend: str | None
+def test_partition_that_a_crash_of_the_server_empties_is_refused_with_what_fixes_it(
+    postgres_database: str, partition: str, fix: str | None
 ) -> None:
     """The parent says of itself that it is permanent; rows are in partitions, at any depth."""
     query(postgres_database, "CREATE TABLE t (id bigint, note text) PARTITION BY RANGE (id)")
@@ -177,11 +177,11 @@ def test_partition_that_a_crash_of_the_server_empties_is_refused_with_what_mends
     query(postgres_database, f"{partition} {below}")
     schema = pa.schema([("id", pa.int64()), ("note", pa.string())])
     with Job(PostgresSink(postgres_database, table="t"), schema=schema) as job:
-        if mend is not None:
+        if fix is not None:
             with pytest.raises(ConfigError, match="its partition p0 is unlogged") as failure:
                 job.check()
-            assert str(failure.value).endswith(f"Fix: {mend}")
-            query(postgres_database, mend)
+            assert str(failure.value).endswith(f"Fix: {fix}")
+            query(postgres_database, fix)
         job.check(2)
 
 

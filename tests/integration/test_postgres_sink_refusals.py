@@ -215,7 +215,7 @@ def test_a_decided_commit_whose_column_is_gone_waits_for_a_person(
         query(postgres_database, "ALTER TABLE t RENAME TO elsewhere")
         refused = committer.commit(committable)
         assert isinstance(refused, RetryLater), refused
-        assert refused.until_mended
+        assert refused.until_fixed
         query(postgres_database, "ALTER TABLE elsewhere RENAME TO t")
         assert committer.commit(committable) == Committed()
     assert ids_in(postgres_database, "t") == [1, 2]
@@ -237,7 +237,7 @@ def test_a_decided_commit_whose_right_is_revoked_waits_for_the_grant(
                 query(postgres_database, f"REVOKE INSERT ON t FROM {user}")
         refused = committer.commit(committable)
         assert isinstance(refused, RetryLater), refused
-        assert refused.until_mended
+        assert refused.until_fixed
         assert "permission denied for table t" in refused.reason
         assert refused.reason.endswith("grant the privilege that the server asks for")
         query(postgres_database, f"GRANT INSERT ON t TO {user}")

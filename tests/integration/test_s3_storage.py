@@ -322,7 +322,7 @@ def test_credentials_revoked_in_mid_upload_are_refused_and_renewed_ones_found_ag
         ("QuotaExceeded", "quota is used up"),
     ],
 )
-def test_what_only_people_can_mend_is_told_with_the_remedy(
+def test_what_only_people_can_fix_is_told_with_the_remedy(
     s3_bucket: str, word: str, remedy: str
 ) -> None:
     del s3_bucket

@@ -134,7 +134,7 @@ def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropp
 ) -> None:
     fixed = tmp_path / "fixed"
     words = "row 7 is in the way: remove it"
-    answer = error(words) if error else RetryLater(words, until_mended=True)
+    answer = error(words) if error else RetryLater(words, until_fixed=True)
     # Its target refuses every commit until the file `fixed` is there.
     steps = {"commit": When(fixed, answer, there=False)}
     sink = ScriptedSink(str(tmp_path / "out"), steps)

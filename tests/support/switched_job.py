@@ -131,7 +131,7 @@ class SwitchedSink(DirectorySink):
             if self.switches.is_on("shut"):
                 return RetryLater("the target is shut")
             if self.switches.is_on("barred"):
-                return RetryLater("a row is in the way", until_mended=True)
+                return RetryLater("a row is in the way", until_fixed=True)
             return commit(committable)
 
         committer.commit = commit_unless_hindered  # type: ignore[method-assign]

@@ -38,8 +38,8 @@ def _is_lost(outcome: CommitOutcome) -> bool:
     match outcome:
         case Lost():
             return True
-        case RetryLater(until_mended=until_mended):
-            return until_mended
+        case RetryLater(until_fixed=until_fixed):
+            return until_fixed
         case _:
             return False
 

@@ -166,9 +166,9 @@ def refused_commit_waits_for_a_person(harness: Harness) -> None:
     for _ in range(3):
         outcome, error = _commit_refused(committer, prepared)
         expect(
-            error is not None or (isinstance(outcome, RetryLater) and outcome.until_mended),
+            error is not None or (isinstance(outcome, RetryLater) and outcome.until_fixed),
             f"commit of rows that the target refuses returned {outcome}, and should be"
-            " RetryLater(…, until_mended=True): otherwise nobody is told that it is stuck",
+            " RetryLater(…, until_fixed=True): otherwise nobody is told that it is stuck",
         )
     harness.expect_in_doubt(prepared, when="after a commit that the target refused")
     harness.target.remove_obstacle()
@@ -189,10 +189,10 @@ def own_error_of_a_refused_commit_waits_for_a_person(harness: Harness) -> None:
     outcome, error = _commit_refused(harness.job.committer(), prepared)
     harness.target.remove_obstacle()
     expect(
-        error is None or (isinstance(outcome, Unknown) and outcome.until_mended),
+        error is None or (isinstance(outcome, Unknown) and outcome.until_fixed),
         f"commit of rows that the target refuses raised {error!r}: a job takes an error of this"
         " name, or with this cause, for a network or a disk that fails, and nobody is told that the"
-        " commit is stuck; return RetryLater(…, until_mended=True), or raise an error class that"
+        " commit is stuck; return RetryLater(…, until_fixed=True), or raise an error class that"
         " has no word for a connection in its name",
     )
     harness.commit_all(prepared)

@@ -227,7 +227,7 @@ def never_wake_for_the_clock() -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mend that is undone, and a program that finds it."""
+    """A fix that is undone, and a program that finds it."""
 
     undo: Undo
     seed: int

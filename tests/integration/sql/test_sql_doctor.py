@@ -64,17 +64,17 @@ def dialect(kind: type[Database]) -> _Dialect:
     return _DIALECTS[kind.name]
 
 
-def test_a_database_that_is_set_up_right_has_nothing_to_mend(
+def test_a_database_that_is_set_up_right_has_nothing_to_fix(
     database: Database, dialect: _Dialect
 ) -> None:
     database.query("CREATE TABLE payments (id bigint PRIMARY KEY)")
     status, findings = examine("--url", database.url, "--table", "payments")
-    to_mend = [
+    to_fix = [
         one
         for one in worst(findings)
         if not any(word in one["found"] for word in dialect.owners_affairs)
     ]
-    assert (status, to_mend) == (0, [])
+    assert (status, to_fix) == (0, [])
     said = " ".join(finding["found"] for finding in findings)
     for part in dialect.said_when_right:
         assert part in said
@@ -107,7 +107,7 @@ def test_a_wrong_password_and_a_closed_port_are_told_apart(
     assert finding["remedy"].endswith(create)
 
 
-def test_a_table_that_would_not_keep_rows_is_a_problem_and_the_statement_mends_it(
+def test_a_table_that_would_not_keep_rows_is_a_problem_and_the_statement_fixes_it(
     database: Database, dialect: _Dialect
 ) -> None:
     database.query(dialect.loose_table)

@@ -113,7 +113,7 @@ def test_staged_rows_wait_until_a_column_has_its_type_again(
         # The next try has looked at the table, and says what a person has to change.
         outcome = committer.commit(committable)
         assert isinstance(outcome, RetryLater)
-        assert outcome.until_mended
+        assert outcome.until_fixed
         database.retype("v", change.before, "altered")
         assert committer.commit(committable) == Committed()
     assert database.query("SELECT v FROM altered WHERE id = 2") == [(change.value,)]
@@ -220,7 +220,7 @@ def test_staged_rows_wait_while_their_key_is_altered(
         # The next try has looked at the table, and says what a person has to change.
         outcome = committer.commit(committable)
         assert isinstance(outcome, RetryLater)
-        assert outcome.until_mended
+        assert outcome.until_fixed
         assert database.query("SELECT id, v FROM altered") == left
         database.query("DROP TABLE altered", _CREATE_KEYED)
         assert committer.commit(committable) == Committed()

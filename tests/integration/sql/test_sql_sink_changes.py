@@ -364,7 +364,7 @@ def test_table_without_the_unique_index_is_told_the_statement(
     job.check(5)
 
 
-def test_key_that_ignores_case_is_refused_with_what_mends_it(
+def test_key_that_ignores_case_is_refused_with_what_fixes_it(
     make: Make, database: Database
 ) -> None:
     make()

@@ -238,7 +238,7 @@ def test_what_a_user_may_not_is_told_with_the_grant_until_nothing_is_missing(
             _run_what_is_said(database, told[-1])
         assert database.ids_in() == [1, 2]
     assert len(told) == dialect.grants[write_mode], told
-    assert len(set(told)) == len(told), "each statement mended what it was said for"
+    assert len(set(told)) == len(told), "each statement fixed what it was said for"
     assert ("GRANT XA_RECOVER_ADMIN" in " ".join(told)) == (not dialect.lists_for_all)
 
 

@@ -108,7 +108,7 @@ def test_everything_waits_for_a_server_that_is_down_and_nothing_is_called_lost(
             committer.in_doubt()
         with pytest.raises(SinkError, match=database.said_when_down) as failure:
             job.check(attempt=2)
-        assert not isinstance(failure.value, ConfigError), "a restart of the job may mend it"
+        assert not isinstance(failure.value, ConfigError), "a restart of the job may fix it"
         committer.prune(CheckpointId(9))
     finally:
         server.start()

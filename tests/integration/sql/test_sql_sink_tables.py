@@ -298,7 +298,7 @@ _SPACED = pa.schema([("ends in a space ", pa.int64())])
 
 
 def test_a_table_of_too_many_columns_is_refused_at_the_start(database: Database) -> None:
-    """Not a failure that another attempt may mend."""
+    """Not a failure that another attempt may fix."""
     _require_no_table(database, _WIDE)
 
 

@@ -153,8 +153,8 @@ def test_an_abort_of_what_is_committed_is_given_up_at_once() -> None:
     assert target.asked == ["abort j.out/1/1/0/0"]
 
 
-def test_what_a_person_must_mend_is_asked_again_only_where_somebody_waits_for_it() -> None:
-    refused = RetryLater("a row breaks a constraint", until_mended=True)
+def test_what_a_person_must_fix_is_asked_again_only_where_somebody_waits_for_it() -> None:
+    refused = RetryLater("a row breaks a constraint", until_fixed=True)
     for waits, ends in ((True, RetryAt), (False, StepFailed)):
         steps = PlannedSteps(to_commits([tx(1)]), recovery_retries(9.0, waits_for_people=waits))
         step = steps.next_commit(0.0)
@@ -187,7 +187,7 @@ def test_an_error_that_a_committer_lets_through_is_an_unknown_outcome(
 
     outcome = loop.ask_committer(fail)
     assert isinstance(outcome, Unknown)
-    assert outcome.until_mended is waits
+    assert outcome.until_fixed is waits
     assert f"the sink raised {type(error).__name__}: {error} (raised at " in outcome.reason
 
 

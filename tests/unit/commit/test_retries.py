@@ -35,5 +35,5 @@ def test_a_running_job_waits_for_a_person_who_must_fix_a_row() -> None:
     waiting = Committable(TransactionId("sink", 1, 1, 0), rows=7)
     queue.pre_committed(CheckpointId(1), [waiting])
     queue.note_decision(CheckpointId(1))
-    refused = RetryLater("a row breaks a constraint", until_mended=True)
+    refused = RetryLater("a row breaks a constraint", until_fixed=True)
     assert isinstance(queue.outcome(waiting, refused, 0.0), RetryAt)

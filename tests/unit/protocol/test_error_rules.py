@@ -91,7 +91,7 @@ class OfAUser(SinkError):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_only_what_the_environment_can_mend_is_tried_again_once_the_job_has_run(
+def test_only_what_the_environment_can_fix_is_tried_again_once_the_job_has_run(
     error: BaseException, at_first: bool, later: bool
 ) -> None:
     assert (is_final(error, has_run=False), is_final(error, has_run=True)) == (at_first, later)

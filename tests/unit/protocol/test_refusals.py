@@ -105,9 +105,9 @@ def refuse(outcomes: list[committables.CommitOutcome]) -> list[bool]:
 
 
 def test_a_commit_is_stuck_after_the_same_refusal_several_times_until_it_succeeds() -> None:
-    refused = committables.RetryLater("try {}: a row is in the way", until_mended=True)
+    refused = committables.RetryLater("try {}: a row is in the way", until_fixed=True)
     tries = [
-        committables.RetryLater(refused.reason.format(n), until_mended=True)
+        committables.RetryLater(refused.reason.format(n), until_fixed=True)
         for n in range(STUCK_TRIES)
     ]
     assert refuse([*tries, *tries]) == [False] * (STUCK_TRIES - 1) + [True] * (STUCK_TRIES + 1)
@@ -115,16 +115,16 @@ def test_a_commit_is_stuck_after_the_same_refusal_several_times_until_it_succeed
 
 
 def test_a_commit_whose_outcome_stays_unknown_until_a_person_helps_is_stuck() -> None:
-    assert refuse([committables.Unknown("a right is missing", until_mended=True)] * STUCK_TRIES)[-1]
+    assert refuse([committables.Unknown("a right is missing", until_fixed=True)] * STUCK_TRIES)[-1]
 
 
 def test_a_target_that_is_away_or_answers_otherwise_is_not_stuck() -> None:
-    other = committables.RetryLater("another row is in the way", until_mended=True)
-    mended = committables.RetryLater("a row is in the way", until_mended=True)
+    other = committables.RetryLater("another row is in the way", until_fixed=True)
+    fixed = committables.RetryLater("a row is in the way", until_fixed=True)
     assert not any(refuse([committables.RetryLater("no answer")] * 20))
     assert not any(refuse([committables.Unknown("no answer")] * 20))
-    assert not any(refuse([mended, other] * 10))
-    assert not any(refuse([mended, mended, committables.RetryLater("no answer")] * 5))
+    assert not any(refuse([fixed, other] * 10))
+    assert not any(refuse([fixed, fixed, committables.RetryLater("no answer")] * 5))
 
 
 def test_a_commit_that_was_stuck_is_done_as_any_other() -> None:
@@ -133,5 +133,5 @@ def test_a_commit_that_was_stuck_is_done_as_any_other() -> None:
     queue.pre_committed(ONE, [commit])
     queue.note_decision(ONE)
     for n in range(STUCK_TRIES):
-        queue.outcome(commit, committables.RetryLater("no", until_mended=True), float(n))
+        queue.outcome(commit, committables.RetryLater("no", until_fixed=True), float(n))
     assert queue.outcome(commit, committables.Committed(), 9.0) == Done(already=False)

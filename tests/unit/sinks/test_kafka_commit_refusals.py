@@ -86,7 +86,7 @@ def test_what_kafka_refuses_until_a_person_helps_is_stuck_and_says_what_to_do(
 ) -> None:
     outcome = commit(job, failing, KafkaError(getattr(KafkaError, code)))
     assert isinstance(outcome, RetryLater)
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert f"({code})" in outcome.reason
     assert advice in outcome.reason
 
@@ -97,7 +97,7 @@ def test_a_right_that_is_lost_while_the_commit_is_sent_is_unknown_until_a_person
     code = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     outcome = commit(job, "commit_transaction", KafkaError(code))
     assert isinstance(outcome, Unknown)
-    assert outcome.until_mended
+    assert outcome.until_fixed
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_a_right_that_is_lost_while_the_commit_is_sent_is_unknown_until_a_person
         ("commit_transaction", "NOT_ENOUGH_REPLICAS"),
     ],
 )
-def test_what_the_next_try_or_a_broker_mends_waits_for_no_person(
+def test_what_the_next_try_or_a_broker_fixes_waits_for_no_person(
     job: KafkaJob, failing: str, code: str
 ) -> None:
     outcome = commit(job, failing, KafkaError(getattr(KafkaError, code)))
     assert isinstance(outcome, RetryLater | Unknown)
-    assert not outcome.until_mended
+    assert not outcome.until_fixed
 
 
 def test_a_lane_that_is_fenced_is_told_as_such_though_its_client_raises_again(
@@ -134,7 +134,7 @@ def test_a_lane_that_is_fenced_is_told_as_such_though_its_client_raises_again(
     monkeypatch.setattr(clients, "Producer", Fenced)
     outcome = commit(job, "init_transactions", fenced)
     assert isinstance(outcome, RetryLater)
-    assert not outcome.until_mended
+    assert not outcome.until_fixed
     assert "another committer has taken over" in outcome.reason
 
 
@@ -153,7 +153,7 @@ def test_a_refused_password_behind_a_timeout_waits_for_a_person(
     code = KafkaError._TIMED_OUT  # pyright: ignore[reportPrivateUsage]
     outcome = commit(job, "init_transactions", KafkaError(code))
     assert isinstance(outcome, RetryLater)
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert "refuses to authenticate" in outcome.reason
     assert "Check the mechanism, the user and the password" in outcome.reason
 
@@ -167,5 +167,5 @@ def test_a_client_that_refuses_its_settings_waits_for_a_person(
     monkeypatch.setattr(clients, "Producer", refuse)
     outcome = commit(job, "", KafkaError(0))
     assert isinstance(outcome, RetryLater)
-    assert outcome.until_mended
+    assert outcome.until_fixed
     assert "ssl.ca.location" in outcome.reason

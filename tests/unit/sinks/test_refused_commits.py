@@ -68,7 +68,7 @@ def test_a_staged_commit_says_whether_a_person_has_to_help(
         committable = job.prepare(1, pa.RecordBatch.from_pylist([{"id": 1}], schema=SCHEMA))
         outcome = job.committer().commit(committable)
     assert isinstance(outcome, connectors.RetryLater)
-    assert outcome.until_mended is waits
+    assert outcome.until_fixed is waits
 
 
 @pytest.mark.parametrize("on_bad_row", [connectors.OnBadRow.FAIL, connectors.OnBadRow.DROP])
