@@ -204,7 +204,7 @@ class ResultColumn:
 
 
 class WireConnection:
-    """A connection on which every wait has a timeout. Raises `SqlError`s. Used by one thread."""
+    """A connection on which every wait has a timeout. Raises `SqlError`. Used by one thread."""
 
     def __init__(self, arguments: dict[str, Any], *, timeout_s: float, reply_timeout_s: float):
         """Connect and log in, `timeout_s` per step; later replies may take `reply_timeout_s`."""

@@ -17,7 +17,7 @@ Sessions translate the errors of a server or its driver into a closed set:
       StatementRefused       any other error
 
 A connected session of each dialect's `connection` raises only these errors, with the driver's error
-as the cause, so no caller depends on a driver. They are not `OnceflowError`s: writers, committers
+as the cause, so no caller depends on a driver. None is an `OnceflowError`: writers, committers
 and preflights add what they were doing, and raise the error of their own contract.
 
 Limits on silence:
@@ -267,7 +267,7 @@ _SAVEPOINT = "onceflow_rows"
 class Session(ABC):
     """A connection in autocommit mode on which every wait has a timeout. Used by one thread.
 
-    All methods raise only `SqlError`s and no errors of the driver. After `ConnectionLost` the
+    All methods raise only `SqlError` and no errors of the driver. After `ConnectionLost` the
     session is closed. Statements contain their values as the dialect's literals.
     """
 

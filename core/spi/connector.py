@@ -4,7 +4,7 @@ The tools are those for the connector's server. An entry point names such a desc
 passed to `connectors.catalog`. The command line then finds it by its name or by the scheme of a
 URL. It is loaded only when it is needed.
 
-A `Diagnosis` answers with `Finding`s: the state of the server, and the fix.
+A `Diagnosis` answers with one or more `Finding`: the state of the server, and the fix.
 
 A `ResourceManager` holds transactions in doubt, which it lists and settles.
 """

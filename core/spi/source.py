@@ -97,7 +97,7 @@ class SourceReader(ABC):
         """Return (split id, number of rows) for the last `poll`, in the order of its rows.
 
         For watermarks, which are kept for each split. Called if `ReaderContext.by_split` is true.
-        If the `poll` returned several `OutputBatch`es, the numbers go on from one batch to the
+        If the `poll` returned more than one `OutputBatch`, the numbers go on from one batch to the
         next, and a split that has rows in two batches is named for each of them.
         None means that all rows are of the reader's one split. A reader with several splits must
         return them.
@@ -131,8 +131,8 @@ class SourceReader(ABC):
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Read `splits`, too, from their positions; `snapshot` includes them from now on.
 
-        Called between two `poll`s, once the decision log holds `splits`. Called only if the source
-        has a `discovery_interval_s`.
+        Called between two calls of `poll`, once the decision log holds `splits`. Called only if
+        the source has a `discovery_interval_s`.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no splits while it reads")
 

@@ -3,7 +3,7 @@
 Their names are those of `lake.data_files`. A staged description is one row:
 
     table_id       string   the table that the files were written for
-    files          binary   the `DeltaFile`s, as JSON
+    files          binary   each `DeltaFile`, as JSON
     columns        string   the table's schema when the writer began, as JSON of Delta's log
     partition_by   list     its partition columns
 

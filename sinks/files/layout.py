@@ -80,7 +80,7 @@ class SinkPaths:
         return f"{self.directory}/open"
 
     def data(self, attempt: AttemptId, subtask: int, token: str, number: int) -> str:
-        """Return the path of the `number`th file of a writer.
+        """Return the path of file `number` of a writer.
 
         `token` is from `draw_writer_token`.
         """
@@ -128,7 +128,7 @@ class SinkPaths:
         return sorted(transactions, key=lambda t: (t.checkpoint, t.attempt, t.subtask, t.sequence))
 
     def part(self, transaction: TransactionId, number: int, token: str, suffix: str) -> str:
-        """Return the public name of a transaction's `number`th file, without its directory."""
+        """Return the public name of a transaction's file `number`, without its directory."""
         sink = safe_name(self.sink_id)
         return f"part-{sink}-{name_of(transaction)}-{number:05}-{token}.{suffix}"
 

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 
 
 class InsertStream(ABC):
-    """A stream of inserts into one table, sent to the server as rows arrive. Raises `SqlError`s.
+    """A stream of inserts into one table, sent to the server as rows arrive. Raises `SqlError`.
 
     The server may report a refused row one or more calls later, at `finish` at the latest.
     """
@@ -106,7 +106,7 @@ class InsertStream(ABC):
 class DmlExecutor(ABC):
     """An executor that writes converted rows by the write mode, and deletes keys.
 
-    Raises `SqlError`s.
+    Raises `SqlError`.
     """
 
     def __init__(self, mode: WriteMode, key: Sequence[str]) -> None:
@@ -150,7 +150,7 @@ CONNECTIONS_OF_DRIVER = 2
 
 
 class Dialect(ABC):
-    """A kind of server. Methods that take a session raise `SqlError`s."""
+    """A kind of server. Methods that take a session raise `SqlError`."""
 
     log: ClassVar[logging.Logger]
     product: ClassVar[str]

@@ -41,7 +41,8 @@ checkpoints have fewer."""
 class Ledger:
     """The bookkeeping tables in one schema. Each call runs in the session's transaction.
 
-    Errors are `SqlError`s. A missing ledger proves nothing, so it raises and never returns False.
+    Errors are raised as `SqlError`. A missing ledger proves nothing: it raises, too, and never
+    returns False.
     """
 
     dialect: Dialect

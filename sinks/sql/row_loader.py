@@ -32,7 +32,7 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 class RowLoader(ABC):
     """A loader that takes rows, and completes the writing of all of them in `finish`.
 
-    Used by one writer. Errors of the server are `SqlError`s and end the transaction.
+    Used by one writer. Errors of the server are raised as `SqlError` and end the transaction.
     """
 
     @property

@@ -90,7 +90,7 @@ def _not_ours(split: Split) -> str:
 
 
 def describe_gap(topic: str, partition: int, *, offset_next: int, low: int, high: int) -> str:
-    """Return a description of the records of `topic`-`partition` that are gone."""
+    """Return a description of the records of `topic` and `partition` that are gone."""
     where = f"{topic}-{partition}: offset {offset_next} was to be read next"
     if offset_next < low:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import itertools
 import pickle
 import re
 import subprocess
@@ -335,6 +336,32 @@ def test_every_document_has_one_title() -> None:
     }
     assert titles
     assert {name: count for name, count in titles.items() if count != 1} == {}
+
+
+def test_headings_leave_out_no_level() -> None:
+    """The documentation site refuses a document whose headings do."""
+    wrong = list[str]()
+    for path in documents():
+        levels = [len(marks) for marks in re.findall(r"^(#{1,6}) ", prose(path), re.MULTILINE)]
+        wrong += [
+            f"{place(path)}: H{level} to H{next_level}"
+            for level, next_level in itertools.pairwise(levels)
+            if next_level > level + 1
+        ]
+    assert wrong == []
+
+
+def test_names_in_docstrings_end_with_their_quote() -> None:
+    """The documentation site reads them as reStructuredText: no letter may follow a quote."""
+    quoted = re.compile(r"(?<!`)`[^`\s]+`[A-Za-z]")
+    found = [
+        f"{place(path, node.lineno)} {name}: {match.group()}"
+        for path in product_modules()
+        for name, node in public_definitions(tree(path).body)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for match in quoted.finditer(ast.get_docstring(node) or "")
+    ]
+    assert found == []
 
 
 def test_every_decision_has_the_same_form() -> None:

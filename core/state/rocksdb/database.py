@@ -219,7 +219,7 @@ class Database:
 
     @contextmanager
     def _translate_errors(self, work: str) -> Generator[None, None, None]:
-        """Convert rocksdict's errors, which are plain `Exception`s, to StateError."""
+        """Convert rocksdict's errors, which are plain instances of `Exception`, to StateError."""
         try:
             yield
         except Exception as error:
