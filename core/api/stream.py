@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import pyarrow as pa
@@ -46,6 +46,8 @@ from onceflow.core.plan.process_functions import (
     BroadcastProcessFunction,
     ProcessFunction,
 )
+from onceflow.core.plan.projection import plan_projection, quote
+from onceflow.core.plan.sql_functions import NO_FUNCTIONS, QueryFunction, name_functions
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.plan.work import (
@@ -73,7 +75,6 @@ from onceflow.core.setting_values import choice_of
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
-from onceflow.core.state.keys.key_columns import check_key_type, check_rows_can_be_divided
 from onceflow.core.state.states.kept_rows import check_rows_can_be_kept
 
 if TYPE_CHECKING:
@@ -229,21 +230,47 @@ class Stream:
         return self._then(work, uid, lookup.to_joined_schema(self.schema, how))
 
     @check_arguments
-    def sql(self, query: str, *, uid: str | None = None) -> Stream:
+    def sql(
+        self,
+        query: str,
+        *,
+        functions: Mapping[str, QueryFunction] = NO_FUNCTIONS,
+        uid: str | None = None,
+    ) -> Stream:
         """Replace the records by the result of `query`, a SELECT from the table `stream`.
 
         A query may use what needs only one record at a time: columns, expressions, WHERE and
         unnest(). Aggregates, DISTINCT, ORDER BY, LIMIT, joins, windows and subqueries are refused,
         because the grouping of records into batches is arbitrary. The dialect and the functions are
-        those of DataFusion. Column names are case-sensitive. Needs `onceflow[sql]` on the driver
-        and in the slots.
+        those of DataFusion. `functions` are further ones by name: Python functions of values, with
+        annotations, or `SqlFunction` objects of whole arrays. Column names are case-sensitive.
+        Needs `onceflow[sql]` on the driver and in the slots.
 
         Raises:
             ConfigError: The query is invalid or refused. The message names the part of its plan, or
-                the word.
+                the word. Or a function does not declare its types.
         """
-        sql = StreamSql(query, self.schema)
+        sql = StreamSql(query, self.schema, name_functions(functions))
         return self._then(SelectSql(sql), uid, sql.resolve_schema())
+
+    @check_arguments
+    def project(
+        self,
+        *columns: str,
+        functions: Mapping[str, QueryFunction] = NO_FUNCTIONS,
+        uid: str | None = None,
+    ) -> Stream:
+        """Keep, rename or compute `columns`: `"id"`, `"price AS bid"`, `"price * 2 AS twice"`.
+
+        `"*"` stands for all columns. Expressions are those of `sql`, and need `onceflow[sql]`.
+        Columns that are only kept or renamed do not need it.
+
+        Raises:
+            ConfigError: A column does not exist, two get the same name, or an expression is
+                invalid.
+        """
+        work, schema = plan_projection(columns, self.schema, functions, "project()")
+        return self._then(work, uid, schema)
 
     def filter(
         self, function: Callable[[functions.Record], Any], *, uid: str | None = None
@@ -253,14 +280,32 @@ class Stream:
         return self._then(FilterRecords(function), uid, None)
 
     @check_arguments
-    def key_by(self, *columns: str) -> KeyedStream:
+    def key_by(self, *columns: str, **expressions: str) -> KeyedStream:
         """Group the records by key: one subtask gets all records of a key.
 
+        `expressions` are further columns of the key, computed by SQL as in `sql`, which records get
+        in addition: `key_by("channel", day="CAST(at AS DATE)")`.
+
         Raises:
-            ConfigError: No column is named, a column does not exist, or its type cannot be a key.
+            ConfigError: No column is named, a column does not exist, its type cannot be a key, or
+                an expression is invalid or gets the name of a column.
         """
-        _check_key(columns, self.schema)
-        return KeyedStream(self._graph, self._feeds, columns)
+        stream = self._with_expressions(expressions) if expressions else self
+        key = (*columns, *expressions)
+        users_mistakes.require_key(key, stream.schema)
+        return KeyedStream(self._graph, stream._feeds, key)
+
+    def _with_expressions(self, expressions: Mapping[str, str]) -> Stream:
+        """Return the stream with a further column for each expression."""
+        columns = [f"{text}\n AS {quote(name)}" for name, text in expressions.items()]
+        work, schema = plan_projection(["*", *columns], self.schema, NO_FUNCTIONS, "key_by()")
+        expected = [*self.schema.names, *expressions]
+        if schema.names != expected:
+            raise ConfigError(
+                f"key_by({', '.join(expressions)}) makes the columns {schema.names}: give one"
+                " expression for each name"
+            )
+        return self._then(work, None, schema)
 
     def process(self, function: ProcessFunction, *, uid: str) -> Stream:
         """Apply `function` to each record, with state of its subtask.
@@ -648,30 +693,3 @@ class BroadcastConnectedStream:
         work = ProcessBroadcast(self._key, function, self._broadcast.states)
         operator = self._graph.add(work, self._feeds, self._broadcast.feeds, uid=uid, schema=schema)
         return Stream(self._graph, Feed(operator.uid, schema))
-
-
-def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:
-    if not columns:
-        raise ConfigError("key_by() needs at least one column")
-    for column in columns:
-        if column not in schema.names:
-            raise ConfigError(
-                f"key_by({column!r}): no such column; there are {', '.join(schema.names)}"
-                f"{_advise_on_nested_key(column, schema)}"
-            )
-        check_key_type(schema.field(column).type, column)
-    check_rows_can_be_divided(schema)
-
-
-def _advise_on_nested_key(column: str, schema: pa.Schema) -> str:
-    """Return a hint how to key by a struct's field if `column` is "column.field", or ""."""
-    outer, dot, field = column.partition(".")
-    if not dot or outer not in schema.names or not pa.types.is_struct(schema.field(outer).type):
-        return ""
-    path = "".join(f"[{part!r}]" for part in field.split("."))
-    name = column.replace(".", "_")
-    select = f"SELECT *, {outer}{path} AS {name} FROM stream"  # noqa: S608 - only shown
-    return (
-        f". A key is a column, and {field!r} is a field of column {outer!r}: make it a column"
-        f' before, such as .sql("{select}").key_by({name!r})'
-    )

@@ -21,6 +21,7 @@ from onceflow.core.plan.functions import KeyedBatchFunction, KeyedFunction
 from onceflow.core.plan.join_functions import ProcessJoinFunction
 from onceflow.core.plan.window_batches import CoGroupBatchFunction
 from onceflow.core.plan.window_functions import CoGroupFunction, ProcessWindowFunction
+from onceflow.core.state.keys.key_columns import check_key_type, check_rows_can_be_divided
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -148,6 +149,34 @@ def require_order(column: str, schema: pa.Schema, key: Sequence[str], method: st
             f"{method}(by={column!r}): values of type {kind} have no order; give a column of"
             " numbers, decimals, text, bytes, dates, times or timestamps"
         )
+
+
+def require_key(columns: Sequence[str], schema: pa.Schema) -> None:
+    """Raise ConfigError unless `columns` of `schema` can be the key of a stream."""
+    if not columns:
+        raise ConfigError("key_by() needs at least one column")
+    for column in columns:
+        if column not in schema.names:
+            raise ConfigError(
+                f"key_by({column!r}): no such column; there are {', '.join(schema.names)}"
+                f"{_advise_on_nested_key(column, schema)}"
+            )
+        check_key_type(schema.field(column).type, column)
+    check_rows_can_be_divided(schema)
+
+
+def _advise_on_nested_key(column: str, schema: pa.Schema) -> str:
+    """Return a hint how to key by a struct's field if `column` is "column.field", or ""."""
+    outer, dot, field = column.partition(".")
+    if not dot or outer not in schema.names or not pa.types.is_struct(schema.field(outer).type):
+        return ""
+    path = "".join(f"[{part!r}]" for part in field.split("."))
+    name = column.replace(".", "_")
+    select = f"SELECT *, {outer}{path} AS {name} FROM stream"  # noqa: S608 - only shown
+    return (
+        f". A key is a column, and {field!r} is a field of column {outer!r}: make it a column"
+        f' before, such as .sql("{select}").key_by({name!r})'
+    )
 
 
 def _describe(given: object) -> str:

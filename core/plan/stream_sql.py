@@ -7,7 +7,7 @@ node (aggregate, sort, limit, join, window, subquery) is refused with an error t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -19,6 +19,7 @@ from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports import naming_extras
 from onceflow.core.plan.integer_overflow import check_integers, computes_integers
+from onceflow.core.plan.sql_functions import NamedFunction, QueryFunction, name_functions
 
 _TABLE = "stream"
 _ROW_BY_ROW = frozenset({"EmptyRelation", "Filter", "Projection", "SubqueryAlias", "Unnest"})
@@ -44,6 +45,8 @@ class StreamSql:
 
     query: str
     schema: pa.Schema
+    functions: tuple[NamedFunction, ...] = ()
+    """The functions that the query may call in addition to those of DataFusion."""
 
     def resolve_schema(self) -> pa.Schema:
         """Return the schema of the result.
@@ -70,7 +73,15 @@ class StreamSql:
             OverflowError: An integer overflows, or a decimal has more digits than its type. The
                 message names the expression and both values, or the column and the value.
         """
-        context = self._context
+        try:
+            yield from self._run(self._context, rows)
+        except Exception:
+            # The engine has turned an error of a user's function into text.
+            if self._failures:
+                raise self._failures[0] from None
+            raise
+
+    def _run(self, context: Any, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         # Plan again for each batch, because a plan holds the rows of its table.
         context.deregister_table(_TABLE)
         context.register_record_batches(_TABLE, [[rows]])
@@ -93,8 +104,13 @@ class StreamSql:
     def _context(self) -> Any:
         return self._engine(_make_empty_rows(self.schema))
 
+    @cached_property
+    def _failures(self) -> list[Exception]:
+        """The errors of the user's functions."""
+        return []
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"query": self.query, "schema": self.schema}
+        return {"query": self.query, "schema": self.schema, "functions": self.functions}
 
     def _engine(self, rows: pa.RecordBatch) -> Any:
         with naming_extras():
@@ -105,6 +121,8 @@ class StreamSql:
         settings = settings.set("datafusion.sql_parser.enable_ident_normalization", "false")
         context = datafusion.SessionContext(settings)
         context.register_record_batches(_TABLE, [[rows]])
+        for function in self.functions:
+            function.register(context, self._failures)
         return context
 
     def _plan(self, context: Any) -> Any:
@@ -142,6 +160,15 @@ class StreamSql:
         except Exception as error:
             raise ConfigError(f"sql({self.query!r}): {error}") from error
         return [name for name in names if name not in _PHYSICAL]
+
+
+def select_columns(
+    columns: Sequence[str], schema: pa.Schema, functions: Mapping[str, QueryFunction]
+) -> StreamSql:
+    """Return the query of SQL `columns`, expressions with or without a name."""
+    # The line break ends a comment in a column.
+    text = "\n, ".join(columns)
+    return StreamSql(f"SELECT {text}\nFROM {_TABLE}", schema, name_functions(functions))
 
 
 def select_conditions(conditions: Sequence[str], schema: pa.Schema) -> StreamSql:

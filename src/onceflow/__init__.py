@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         CoProcessFunction,
         ProcessFunction,
     )
+    from onceflow.core.plan.sql_functions import SqlFunction
     from onceflow.core.plan.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
     from onceflow.core.plan.window_functions import (
         CoGroupFunction,
@@ -206,6 +207,7 @@ else:
             "onceflow.core.api.stream": (
                 "BroadcastConnectedStream ConnectedStreams KeyedStream Stream"
             ),
+            "onceflow.core.plan.sql_functions": "SqlFunction",
             "onceflow.core.plan.window_batches": "CoGroupBatch CoGroupBatchFunction WindowRows",
             "onceflow.core.plan.window_functions": (
                 "CoGroupFunction ProcessWindowFunction TimeWindow"
@@ -326,6 +328,7 @@ __all__ = [
     "SlotsDeployed",
     "SlotsJoined",
     "SplitsDiscovered",
+    "SqlFunction",
     "StateAccess",
     "StateBackend",
     "StateDropped",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,14 @@ from tests.runtime.test_batch_iterators import begin
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 
-from onceflow import NoRestart
+from onceflow import NoRestart, count
 from onceflow.core.errors import UserFunctionError
 
 pytest.importorskip("datafusion")
+
+
+def mark(account: str) -> str:
+    return f"<{account}>"
 
 
 def test_rows_of_a_query_are_written_once_while_slots_are_killed(
@@ -23,9 +28,11 @@ def test_rows_of_a_query_are_written_once_while_slots_are_killed(
     source = CountingSource(10_000, pause_s=0.002, ends_with=str(tmp_path / "killed"))
     pipeline, records, sink = begin(cluster, tmp_path, source)
     rows = records.sql(
-        "SELECT id, amount * 2 AS doubled, upper(account) AS a FROM stream WHERE id % 3 = 0"
+        "SELECT id, amount * 2 AS doubled, mark(account) AS a FROM stream WHERE id % 3 = 0",
+        functions={"mark": mark},
     )
-    rows.write(sink, uid="out")
+    counted = rows.key_by("a", even="id % 2 = 0").running(n=count(), uid="counted")
+    counted.project("id", "doubled", "a", "even AS is_even", "n").write(sink, uid="out")
     job = pipeline.start()
     for kill in range(2):
         job.wait_for(checkpoints=2 * (kill + 1))
@@ -33,8 +40,11 @@ def test_rows_of_a_query_are_written_once_while_slots_are_killed(
     (tmp_path / "killed").touch()
     assert job.wait(60).restores >= 1
     assert sorted((row["id"], row["doubled"], row["a"]) for row in sink.rows()) == [
-        (one, 2 * amount_of(one), str(one % 100)) for one in range(0, source.records, 3)
+        (one, 2 * amount_of(one), f"<{one % 100}>") for one in range(0, source.records, 3)
     ]
+    keys = Counter((row["a"], row["is_even"]) for row in sink.rows())
+    assert all(row["is_even"] == (row["id"] % 2 == 0) for row in sink.rows())
+    assert {(row["a"], row["is_even"]) for row in sink.rows() if row["n"] == 1} == keys.keys()
 
 
 def test_a_value_that_an_expression_cannot_take_names_the_operator(

@@ -70,6 +70,14 @@ def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
     assert doubled == [(payment["id"], 2 * payment["amount"]) for payment in payments()]
     selected = sorted((one["id"], one["euros"]) for one in rows_in(tmp_path / "target/selected"))
     assert selected == [(one["id"], one["amount"] / 100) for one in large]
+    projected = {
+        (one["id"], one["payer"], one["euros"]) for one in rows_in(tmp_path / "target/projected")
+    }
+    assert projected == {(one["id"], one["account"], one["amount"] / 100) for one in payments()}
+    called = rows_in(tmp_path / "target/called")
+    assert sorted((one["id"], one["vowels"], one["euros"]) for one in called) == [
+        (one["id"], 1, one["amount"] / 100) for one in payments()
+    ]
 
 
 def test_programs_of_the_dataframes_page_run_as_shown(spark: SparkSession, tmp_path: Path) -> None:
