@@ -8,6 +8,7 @@ from onceflow.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onceflow.sinks.delta import DeltaSink
+    from onceflow.sinks.discard import DiscardSink
     from onceflow.sinks.files import FileSink, PublishedFiles, list_committed_files
     from onceflow.sinks.iceberg import IcebergSink
     from onceflow.sinks.kafka import KafkaSink
@@ -19,6 +20,7 @@ else:
         __name__,
         {
             "onceflow.sinks.delta": "DeltaSink",
+            "onceflow.sinks.discard": "DiscardSink",
             "onceflow.sinks.files": "FileSink PublishedFiles list_committed_files",
             "onceflow.sinks.iceberg": "IcebergSink",
             "onceflow.sinks.kafka": "KafkaSink",
@@ -30,6 +32,7 @@ else:
 
 __all__ = [
     "DeltaSink",
+    "DiscardSink",
     "FileSink",
     "IcebergSink",
     "KafkaSink",

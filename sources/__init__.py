@@ -7,17 +7,24 @@ from typing import TYPE_CHECKING
 from onceflow.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from onceflow.sources.datagen import DatagenSource, GeneratedPayments
+    from onceflow.sources.datagen import DatagenSource, GeneratedPayments, NexmarkSource
     from onceflow.sources.kafka import KafkaSource, ValueFormat
     from onceflow.sources.postgres import PostgresChanges
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "onceflow.sources.datagen": "DatagenSource GeneratedPayments",
+            "onceflow.sources.datagen": "DatagenSource GeneratedPayments NexmarkSource",
             "onceflow.sources.kafka": "KafkaSource ValueFormat",
             "onceflow.sources.postgres": "PostgresChanges",
         },
     )
 
-__all__ = ["DatagenSource", "GeneratedPayments", "KafkaSource", "PostgresChanges", "ValueFormat"]
+__all__ = [
+    "DatagenSource",
+    "GeneratedPayments",
+    "KafkaSource",
+    "NexmarkSource",
+    "PostgresChanges",
+    "ValueFormat",
+]

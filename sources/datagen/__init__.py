@@ -1,5 +1,6 @@
-"""A source of generated records. They are the same every time, and need no server."""
+"""Sources of generated records. They are the same every time, and need no server."""
 
-from onceflow.sources.datagen.source import DatagenReader, DatagenSource, GeneratedPayments
+from onceflow.sources.datagen.nexmark import NexmarkSource
+from onceflow.sources.datagen.source import DatagenSource, GeneratedPayments
 
-__all__ = ["DatagenReader", "DatagenSource", "GeneratedPayments"]
+__all__ = ["DatagenSource", "GeneratedPayments", "NexmarkSource"]

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.conformance.reference_source import ReferenceInput
 from tests.support.two_outputs import EVERY, TwoOutputs
 
 from onceflow.core.spi import Source
 from onceflow.integration.conformance import SourceConformance, SourceInput
-from onceflow.sources import DatagenSource
+from onceflow.sources import DatagenSource, NexmarkSource
+
+_FIRST_TIME_MS = 1_436_918_400_000
+"""The time of the first event of Nexmark: 2015-07-15 00:00 UTC."""
 
 
 class TestReferenceSource(SourceConformance):
@@ -34,6 +38,39 @@ class DatagenInput(SourceInput):
 class TestDatagenSource(SourceConformance):
     def make_input(self) -> SourceInput:
         return DatagenInput()
+
+
+class NexmarkInput(SourceInput):
+    """Events of Nexmark: split k of 2 has the epochs k, k + 2, k + 4, … of 50 events each."""
+
+    def fill(self, rows: int) -> Mapping[str, Sequence[object]]:
+        epochs = rows // 50 + 1
+        self._events = 2 * epochs * 50
+        kinds = ["person", *["auction"] * 3, *["bid"] * 46]
+        return {
+            f"nexmark-{split}": [
+                (kinds[offset], 50 * epoch + offset)
+                for epoch in range(split, 2 * epochs, 2)
+                for offset in range(50)
+            ]
+            for split in range(2)
+        }
+
+    def source(self) -> Source:
+        return NexmarkSource(
+            events=self._events, splits_count=2, batch_events=15, event_interval_us=1_000
+        )
+
+    def keys(self, batch: pa.RecordBatch) -> Sequence[object]:
+        """Return the numbers of the events: there is one each millisecond."""
+        times_ms = batch.column("date_time").cast(pa.int64()).to_numpy()
+        return list(map(int, times_ms - _FIRST_TIME_MS))
+
+
+@pytest.mark.servers
+class TestNexmarkSource(SourceConformance):
+    def make_input(self) -> SourceInput:
+        return NexmarkInput()
 
 
 class TwoOutputsInput(SourceInput):

@@ -91,4 +91,5 @@ def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:
         "onceflow.WatermarkStrategy",
         "onceflow.sources.DatagenSource",
         "onceflow.sources.KafkaSource",
+        "onceflow.sources.NexmarkSource",
     }

@@ -115,10 +115,10 @@ def test_wheel_names_its_license_version_and_command(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in license_text
     assert entry_points["console_scripts"]["onceflow"] == "onceflow.cli.entry:main"
-    assert {"files", "kafka", "mariadb", "mysql", "postgres"} <= entry_points[
+    assert {"discard", "files", "kafka", "mariadb", "mysql", "postgres"} <= entry_points[
         "onceflow.sinks"
     ].keys()
-    assert {"datagen", "kafka"} <= entry_points["onceflow.sources"].keys()
+    assert {"datagen", "kafka", "nexmark"} <= entry_points["onceflow.sources"].keys()
     assert {"heap", "rocksdb"} == entry_points["onceflow.state_backends"].keys()
 
 
