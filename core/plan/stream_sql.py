@@ -73,6 +73,7 @@ class StreamSql:
             OverflowError: An integer overflows, or a decimal has more digits than its type. The
                 message names the expression and both values, or the column and the value.
         """
+        self._failures.clear()
         try:
             yield from self._run(self._context, rows)
         except Exception:
