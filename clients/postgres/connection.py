@@ -311,10 +311,13 @@ class PostgresSession(Session):
         with _translate_errors(self._connection):
             return self._connection.execute(statement.encode()).rowcount
 
-    def execute_arrays(self, statement: str, parameters: Sequence[BinaryArray]) -> None:
-        """Carry out `statement` with `parameters`, to which it refers as $1 and so on."""
+    def execute_arrays(self, statement: str, parameters: Sequence[BinaryArray]) -> int:
+        """Carry out `statement` with `parameters`, to which it refers as $1 and so on.
+
+        Return the number of rows that the server has found or changed.
+        """
         with _translate_errors(self._connection), psycopg.RawCursor(self._connection) as cursor:
-            cursor.execute(statement.encode(), parameters)
+            return cursor.execute(statement.encode(), parameters).rowcount
 
     def end_transaction(self, statement: str, answer: str) -> None:
         """Carry out `statement`; raise StatementRefused unless the server replies `answer`.

@@ -153,7 +153,7 @@ def put_statements(
     """Return the statements that write rows by `key`, in order; none if nothing would change."""
     others = [number for number, fit in enumerate(fits_of(target)) if fit.name not in key]
     if mode is WriteMode.UPDATE:
-        return (_update(target, key, others, mariadb=mariadb),) if others else ()
+        return (update_statement(target, key, mariadb=mariadb),) if others else ()
     changes = others if mode is WriteMode.UPSERT else []
     if len(target.table.unique_keys) == 1 and not target.table.other_unique:
         by_rows = _on_duplicate_key(target, key, changes, mariadb=mariadb)
@@ -161,7 +161,7 @@ def put_statements(
             return (by_rows,)
         return (ColumnsStatement(target, tuple(changes), _keep_row(target, key), by_rows),)
     # ON DUPLICATE KEY matches any unique index, so it could change the row of another key.
-    update = (_update(target, key, changes, mariadb=mariadb),) if changes else ()
+    update = (update_statement(target, key, mariadb=mariadb),) if changes else ()
     return (*update, _insert_absent(target, key, mariadb=mariadb))
 
 
@@ -188,12 +188,28 @@ def _keep_row(target: Target, key: Sequence[str]) -> str:
     return f"{quote(key[0])} = {identifier(target.name)}.{quote(key[0])}"
 
 
-def _update(
-    target: Target, key: Sequence[str], others: Sequence[int], *, mariadb: bool
-) -> RowsStatement:
+def count_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+    """Return the statement that counts and locks the rows of the given keys.
+
+    The server counts only the rows that an UPDATE changes.
+    """
+    fits = fits_of(target, key)
+    tail = (
+        f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, range(len(fits)))}"
+        " FOR UPDATE"
+    )
+    return _around_rows(fits, "SELECT COUNT(*) FROM ", tail, mariadb=mariadb)
+
+
+def update_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+    """Return the statement that sets the columns of existing rows outside their key."""
     numbers = _numbers(target, key)
     fits = fits_of(target)
-    assigned = ", ".join(f"t.{quote(fits[number].name)} = r.c{number}" for number in others)
+    assigned = ", ".join(
+        f"t.{quote(fit.name)} = r.c{number}"
+        for number, fit in enumerate(fits)
+        if fit.name not in key
+    )
     tail = (
         f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, numbers)} SET {assigned}"
     )
@@ -624,6 +640,21 @@ class MySQLDmlExecutor(DmlExecutor):
                     is_awaited = True
         if is_awaited:
             _require_taken(connection, connection.receive(), None)
+
+    @override
+    def update(self, session: Session, target: Target, rows: pa.RecordBatch) -> int:
+        connection, fits, keys = own(session), fits_of(target), fits_of(target, self.key)
+        count = count_statement(target, self.key, mariadb=connection.is_mariadb)
+        statement = update_statement(target, self.key, mariadb=connection.is_mariadb)
+        has_others = len(fits) > len(keys)
+        row_count = 0
+        for part in statement_sized(rows):
+            for _, spelled in spell(connection, count, keys, part.select(list(self.key))):
+                ((number,),) = connection.query(spelled.decode())
+                row_count += int(number)
+            for _, spelled in spell(connection, statement, fits, part) if has_others else ():
+                execute_checked(connection, spelled)
+        return row_count
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:

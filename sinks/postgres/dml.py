@@ -195,6 +195,10 @@ class PostgresDmlExecutor(DmlExecutor):
         _execute(session, statement, fits_of(target), rows)
 
     @override
+    def update(self, session: Session, target: Target, rows: pa.RecordBatch) -> int:
+        return _execute(session, update_statement(target, self.key), fits_of(target), rows)
+
+    @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         statement = delete_statement(target, self.key)
         _execute(session, statement, fits_of(target, self.key), rows.select(list(self.key)))
@@ -202,12 +206,15 @@ class PostgresDmlExecutor(DmlExecutor):
 
 def _execute(
     session: Session, statement: str, fits: Sequence[PostgresFit], rows: pa.RecordBatch
-) -> None:
+) -> int:
+    """Carry out `statement` for all rows; return the number of rows that the server counted."""
     if any(fit.is_text_form and fit.type.name == "money" for fit in fits):
         # The texts of money are those of this locale, whatever the server's is.
         session.execute("SET LOCAL lc_monetary = 'C'")
-    for part in _split_into_statements(rows):
+    return sum(
         own(session).execute_arrays(statement, array_parameters(fits, part))
+        for part in _split_into_statements(rows)
+    )
 
 
 def _split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -227,7 +234,7 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | 
     fits = fits_of(target)
     others = [number for number, fit in enumerate(fits) if fit.name not in key]
     if mode is WriteMode.UPDATE:
-        return _update(target, key, others) if others else None
+        return update_statement(target, key) if others else None
     columns = ", ".join(quote(fit.name) for fit in fits)
     values = ", ".join(_value(number, fit) for number, fit in enumerate(fits))
     statement = (
@@ -250,11 +257,22 @@ def delete_statement(target: Target, key: Sequence[str]) -> str:
     return f"DELETE FROM {identifier(target.name)} AS t USING {_rows(fits)} WHERE {_same(fits)}"
 
 
-def _update(target: Target, key: Sequence[str], others: Sequence[int]) -> str:
+def update_statement(target: Target, key: Sequence[str]) -> str:
+    """Return the statement that sets the columns of existing rows outside their key.
+
+    Without such columns it only finds the rows.
+    """
     fits = fits_of(target)
     assigned = ", ".join(
-        f"{quote(fits[number].name)} = {_value(number, fits[number])}" for number in others
+        f"{quote(fit.name)} = {_value(number, fit)}"
+        for number, fit in enumerate(fits)
+        if fit.name not in key
     )
+    if not assigned:
+        return (
+            f"SELECT FROM {identifier(target.name)} AS t, {_rows(fits)} "
+            f"WHERE {_same(fits, key)} FOR KEY SHARE OF t"
+        )
     return (
         f"UPDATE {identifier(target.name)} AS t SET {assigned} FROM {_rows(fits)} "
         f"WHERE {_same(fits, key)}"

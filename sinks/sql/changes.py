@@ -25,6 +25,10 @@ together with later changes. The rules per key, in arrival order:
     update   the last put, if there is no delete at all: after one there is no row to update
     each     the last delete, which is applied before the put
 
+A put may lack the values of some columns, which its change left as they were. It takes them from
+the last earlier put of the key that has them, if no delete came in between. A put that still lacks
+values is an update of the table's row: `updates`.
+
 Keys are equal if Arrow finds them equal. The database must not treat more keys as equal (for
 example text that ignores case), or its rows must be looked up one by one.
 """
@@ -34,6 +38,7 @@ from __future__ import annotations
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -42,9 +47,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from onceflow.clients.sql.tables import Target
 from onceflow.core.arrow.kinds import cast_batch
-from onceflow.core.arrow.nested_rows import filter_batch, take_batch
+from onceflow.core.arrow.nested_rows import filter_batch, take_batch, take_rows
 from onceflow.core.errors import SinkError
+from onceflow.sinks.sql.row_validator import GIVEN
+from onceflow.sinks.sql.unchanged import WHOLE, Numbers, UnchangedSets, split_by_set
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
@@ -52,10 +60,42 @@ MEMORY_BYTES_MAX = 64 * 1024 * 1024
 
 ROWS_A_BATCH = 50_000
 
-_DELETES = "deletes"
+# No column of a database has a name with NUL.
+_DELETES = "\0\0deletes"
+_UNCHANGED = "\0\0unchanged"
 
 Flags = NDArray[np.bool_]
 Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRows:
+    """Rows to put that all lack the values of the same columns."""
+
+    rows: pa.RecordBatch
+    """The rows with all columns; those of `unchanged` are null."""
+    unchanged: frozenset[str]
+
+    def select_present(self, target: Target) -> Target:
+        """Return `target` with the fits of the columns that the rows have."""
+        fits = tuple(fit for fit in target.fits if fit.name not in self.unchanged)
+        return replace(target, fits=fits)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The rules by which the changes of a key are reduced."""
+
+    key: tuple[str, ...]
+    mode: WriteMode
+    sets: UnchangedSets | None = None
+    """The sets of columns that rows lack; None if every row has all of its values."""
+    unchanged_column: str | None = None
+
+    @property
+    def mark_count(self) -> int:
+        """The number of columns behind those of the rows."""
+        return 1 if self.sets is None else 2
 
 
 class TableChanges:
@@ -65,10 +105,10 @@ class TableChanges:
     rows. For a delete only the key columns have a meaning.
     """
 
-    def __init__(self, table: str, runs: Sequence[_Run], rules: ChangeRules) -> None:
+    def __init__(self, table: str, runs: Sequence[_Run], reduction: Reduction) -> None:
         self.table = table
         self._runs = runs
-        self._rules = rules
+        self._reduction = reduction
 
     def deletes(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose keys are deleted, sorted by key, each key once."""
@@ -76,10 +116,24 @@ class TableChanges:
             yield from self._select(deletes=True)
 
     def puts(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows to put, sorted by key, each key once. Apply them after the deletes."""
+        """Yield the rows to put, sorted by key, each key once. Apply them after the deletes.
+
+        Rows that lack values are left out: see `updates`.
+        """
         yield from self._select(deletes=False)
 
+    def updates(self) -> Iterator[PartialRows]:
+        """Yield the rows to put that lack values. Apply them after the deletes."""
+        sets = self._reduction.sets
+        if sets is None or not sets.is_needed:
+            return
+        for block in self._blocks():
+            numbers = read_unchanged(block.rows)
+            for number, rows in split_by_set(self._drop_marks(block.rows), numbers):
+                yield PartialRows(rows, sets.names(number))
+
     def _select(self, *, deletes: bool) -> Iterator[pa.RecordBatch]:
+        sets = self._reduction.sets
         for block in self._blocks():
             marked = block.rows.column(block.rows.num_columns - 1)
             # Most blocks contain only deletes or only puts; the filter would copy them needlessly.
@@ -87,14 +141,19 @@ class TableChanges:
                 chosen = block.rows
             else:
                 chosen = filter_batch(block.rows, marked if deletes else pc.invert(marked))
+            if sets is not None and sets.is_needed:
+                chosen = filter_batch(chosen, pa.array(read_unchanged(chosen) == WHOLE))
             if chosen.num_rows:
-                yield chosen.select(range(chosen.num_columns - 1))
+                yield self._drop_marks(chosen)
+
+    def _drop_marks(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(range(rows.num_columns - self._reduction.mark_count))
 
     def _blocks(self) -> Iterator[SortedChanges]:
         blocks = [run.blocks() for run in self._runs]
         if len(blocks) == 1:
             return blocks[0]
-        return merge_runs(blocks, self._rules.primary_key, self._rules.mode)
+        return merge_runs(blocks, self._reduction)
 
 
 class ChangeBuffer:
@@ -107,12 +166,19 @@ class ChangeBuffer:
     def __init__(
         self,
         rules: ChangeRules,
+        unchanged_sets: UnchangedSets | None = None,
         *,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         rows_a_batch: int = ROWS_A_BATCH,
     ) -> None:
         """Hold nothing yet; `rules` must have a mode that changes rows in place."""
-        self._rules = rules
+        has_partial_rows = rules.unchanged_column is not None
+        self._reduction = Reduction(
+            rules.primary_key,
+            rules.mode,
+            unchanged_sets or UnchangedSets() if has_partial_rows else None,
+            rules.unchanged_column,
+        )
         self._memory_bytes_max = memory_bytes_max
         self._rows_a_batch = rows_a_batch
         self._fresh: dict[str, list[pa.RecordBatch]] = {}
@@ -121,8 +187,10 @@ class ChangeBuffer:
         self.rows = 0
         """The number of rows added since the last `clear`, before reduction."""
 
-    def add(self, classified: Classified, table: str) -> None:
+    def add(self, classified: Classified, table: str, unchanged: Numbers | None = None) -> None:
         """Add rows in the sink's schema for `table`; their columns must be plain (`decoded_rows`).
+
+        `unchanged` has the number of the set of columns that each row lacks.
 
         Raises:
             SinkError: The rows have another schema than the rows before.
@@ -130,7 +198,11 @@ class ChangeBuffer:
         if not classified.rows.num_rows:
             return
         # The flag is the last column, so that every sort and filter below moves it with its row.
-        marked = classified.rows.append_column(_DELETES, classified.deletes)
+        marked = classified.rows
+        if self._reduction.sets is not None:
+            numbers = np.zeros(marked.num_rows, np.int32) if unchanged is None else unchanged
+            marked = marked.append_column(_UNCHANGED, pa.array(numbers, pa.int32()))
+        marked = marked.append_column(_DELETES, classified.deletes)
         fresh = self._fresh.setdefault(table, [])
         if fresh and not fresh[0].schema.equals(marked.schema):
             marked = _as_before(marked, fresh[0].schema)
@@ -152,7 +224,7 @@ class ChangeBuffer:
                     *self._runs.get(table, ()),
                     *([_MemoryRun(self._reduce(table), self._rows_a_batch)] if fresh else ()),
                 ],
-                self._rules,
+                self._reduction,
             )
             for table, fresh in sorted(self._fresh.items())
         ]
@@ -168,9 +240,7 @@ class ChangeBuffer:
         self.rows = 0
 
     def _reduce(self, table: str) -> SortedChanges:
-        sorted_changes = reduce_changes(
-            self._fresh[table], self._rules.primary_key, self._rules.mode
-        )
+        sorted_changes = reduce_changes(self._fresh[table], self._reduction)
         self._fresh[table] = [sorted_changes.rows]
         return sorted_changes
 
@@ -303,24 +373,77 @@ class SortedChanges:
             start = end
 
 
-def reduce_changes(
-    changes: Sequence[pa.RecordBatch], key: Sequence[str], mode: WriteMode
-) -> SortedChanges:
-    """Return the reduced `changes`, which are in arrival order, sorted by `key`.
+def reduce_changes(changes: Sequence[pa.RecordBatch], reduction: Reduction) -> SortedChanges:
+    """Return the reduced `changes`, which are in arrival order, sorted by key.
 
-    The last column of each batch is boolean: True if the row deletes its key.
+    The last column of each batch is boolean: True if the row deletes its key. If rows may lack
+    values, the column before has the numbers of the sets of their columns.
     """
+    key, sets = reduction.key, reduction.sets
     rows = pa.concat_batches(list(changes)) if len(changes) > 1 else changes[0]
     order = _order([rows.column(name) for name in key])
     keys = [rows.column(name).take(order) for name in key]
     starts = _group_starts(keys)
     deletes = rows.column(rows.num_columns - 1).take(order).to_numpy(zero_copy_only=False)
-    kept = _find_remaining(starts, deletes, mode)
-    return SortedChanges(take_batch(rows, order.take(pa.array(kept)).to_numpy()), key)
+    kept = _find_remaining(starts, deletes, reduction.mode)
+    sorted_at: Positions = order.to_numpy()
+    reduced = take_batch(rows, sorted_at[kept])
+    if sets is not None and sets.is_needed:
+        reduced = _fill_values(rows, sorted_at, starts, kept, reduced, reduction)
+    return SortedChanges(reduced, key)
+
+
+def read_unchanged(rows: pa.RecordBatch) -> Numbers:
+    """Return the numbers of the sets of columns that the marked `rows` lack."""
+    numbers: Numbers = rows.column(rows.num_columns - 2).to_numpy()
+    return numbers
+
+
+def _fill_values(
+    rows: pa.RecordBatch,
+    order: Positions,
+    starts: Positions,
+    kept: Positions,
+    reduced: pa.RecordBatch,
+    reduction: Reduction,
+) -> pa.RecordBatch:
+    """Return `reduced`, the sorted rows at `kept`, with the values that earlier puts have."""
+    sets = reduction.sets
+    assert sets is not None
+    numbers = read_unchanged(rows)[order]
+    kept_numbers = numbers[kept]
+    partial_rows = np.flatnonzero(kept_numbers)
+    if not len(partial_rows):
+        return reduced
+    at = np.arange(len(order))
+    deletes = rows.column(rows.num_columns - 1).to_numpy(zero_copy_only=False)[order]
+    # The position from which on puts of the same key count: after its last delete.
+    first = np.repeat(starts, np.diff(np.append(starts, len(order))))
+    first = np.maximum.accumulate(np.maximum(first, np.where(deletes, at + 1, 0)))
+    remaining = {row: set(sets.names(int(kept_numbers[row]))) for row in partial_rows}
+    columns = dict(zip(reduced.schema.names, reduced.columns, strict=True))
+    for name in sets.list_columns(kept_numbers):
+        lacks = sets.lack(numbers, name)
+        source = np.maximum.accumulate(np.where(deletes | lacks, -1, at))[kept]
+        is_filled = lacks[kept] & (source >= first[kept])
+        indexes = order[np.where(is_filled, source, kept)]
+        for column in (name, GIVEN + name):
+            if column in columns:
+                columns[column] = take_rows(rows.column(column), indexes)
+        for row in np.flatnonzero(is_filled):
+            remaining[row].discard(name)
+    left = np.zeros(len(kept), np.int32)
+    for row, names in remaining.items():
+        left[row] = sets.add(frozenset(names))
+    columns[_UNCHANGED] = pa.array(left, pa.int32())
+    given = f"{GIVEN}{reduction.unchanged_column}"
+    if given in columns:
+        columns[given] = sets.decode(left, columns[given].type)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def merge_runs(
-    runs: Sequence[Iterator[SortedChanges]], key: Sequence[str], mode: WriteMode
+    runs: Sequence[Iterator[SortedChanges]], reduction: Reduction
 ) -> Iterator[SortedChanges]:
     """Merge and reduce `runs`, which are sorted, reduced and in arrival order.
 
@@ -344,7 +467,7 @@ def merge_runs(
             heads[position] = (
                 next(runs[position], None) if count == head.rows.num_rows else head.slice(count)
             )
-        yield reduce_changes(parts, key, mode)
+        yield reduce_changes(parts, reduction)
 
 
 def _order(keys: Sequence[pa.Array]) -> pa.Array:

@@ -60,7 +60,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from onceflow.clients.sql.session import Session, SqlEndpoint, session_name
+from onceflow.clients.sql.session import RowRefused, Session, SqlEndpoint, session_name
 from onceflow.clients.sql.tables import (
     ColumnFacts,
     ColumnFit,
@@ -125,6 +125,36 @@ class DmlExecutor(ABC):
     @abstractmethod
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         """Delete the table's rows that have the keys of `rows`. `rows` may have further columns."""
+
+    @abstractmethod
+    def update(self, session: Session, target: Target, rows: pa.RecordBatch) -> int:
+        """Set the columns of `target` in the table's rows that have the keys of `rows`.
+
+        `target` may lack columns of the table, which stay as they are. Returns the number of rows
+        that the table has.
+        """
+
+    def update_existing(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+        """Set the columns of `target` in the table's rows that have the keys of `rows`.
+
+        Raises:
+            RowRefused: The mode inserts rows, and the table has no row with a key: the values of
+                its other columns are not known.
+        """
+        if self.update(session, target, rows) == rows.num_rows or self.mode is WriteMode.UPDATE:
+            return
+        if rows.num_rows > 1:
+            # Find a missing row for the message. An update that is repeated changes nothing more.
+            half = rows.num_rows // 2
+            self.update_existing(session, target, rows.slice(0, half))
+            self.update_existing(session, target, rows.slice(half))
+            return
+        key = {name: rows.column(name)[0].as_py() for name in self.key}
+        raise RowRefused(
+            f"table {target.name} has no row with the key {key!r}, and the change of this row left"
+            " columns as they were, so their values are not known here. Insert the row with the"
+            " values that it has in the source"
+        )
 
     def put(self, session: Session, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
         """Insert `batches`, or write them by key. On return the server has accepted all rows."""

@@ -283,7 +283,7 @@ class _Preflight:
 
 
 def _select_known_columns(table: Table, schema: pa.Schema, rules: ChangeRules) -> pa.Schema:
-    control = {rules.operation_column, rules.table_column}
+    control = rules.control_columns
     return pa.schema(
         [field for field in schema if field.name in control or table.column(field.name) is not None]
     )

@@ -18,11 +18,12 @@ from onceflow.clients.sql.session import RowRefused, Session
 from onceflow.clients.sql.tables import ColumnFit, TableName, Target
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import RowStager
-from onceflow.sinks.sql.changes import ChangeBuffer
+from onceflow.sinks.sql.changes import ChangeBuffer, PartialRows
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.row_validator import ValidRows, as_given
 from onceflow.sinks.sql.transactions import Transactions
-from onceflow.sinks.sql.write_mode import ChangeRules, Classified, StagedOperation
+from onceflow.sinks.sql.unchanged import UnchangedSets
+from onceflow.sinks.sql.write_mode import ChangeRules, Classified, StagedOperation, StagedVerb
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024
@@ -101,6 +102,10 @@ class Destination(ABC):
         """Write `batches`; return the number of accepted rows."""
 
     @abstractmethod
+    def update(self, target: Target, batches: Iterable[PartialRows]) -> int:
+        """Set columns of existing rows; return the number of accepted rows."""
+
+    @abstractmethod
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
         """Delete the keys of `batches`; return the number of accepted rows."""
 
@@ -130,6 +135,24 @@ class OpenTransaction(Destination):
         session = self._transactions.begin()
         put = partial(self._executor.put, session, target)
         return self._apply_batches(session, target, batches, lambda rows: put([rows]))
+
+    @override
+    def update(self, target: Target, batches: Iterable[PartialRows]) -> int:
+        session, done = self._transactions.begin(), 0
+        for partial_rows in batches:
+            present = partial_rows.select_present(target)
+            names = [fit.name for fit in present.fits]
+            update = partial(self._executor.update_existing, session, present)
+
+            def apply(
+                rows: pa.RecordBatch,
+                update: Callable[[pa.RecordBatch], None] = update,
+                names: Sequence[str] = names,
+            ) -> None:
+                update(rows.select(names))
+
+            done += self._apply_batches(session, target, [partial_rows.rows], apply)
+        return done
 
     @override
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
@@ -209,13 +232,25 @@ class StagedChanges(Destination):
 
     @override
     def put(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
-        return self._stage(target, batches, target.fits, deletes=False)
+        return self._stage(target, batches, target.fits, StagedVerb.PUT)
+
+    @override
+    def update(self, target: Target, batches: Iterable[PartialRows]) -> int:
+        return sum(
+            self._stage(
+                target,
+                [partial_rows.rows],
+                partial_rows.select_present(target).fits,
+                StagedVerb.UPDATE,
+            )
+            for partial_rows in batches
+        )
 
     @override
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
         # For a delete only the key is staged; its other columns have no meaning.
         fits = [fit for fit in target.fits if fit.name in self._rules.primary_key]
-        return self._stage(target, batches, fits, deletes=True)
+        return self._stage(target, batches, fits, StagedVerb.DELETE)
 
     @override
     def give_up(self) -> None:
@@ -226,14 +261,13 @@ class StagedChanges(Destination):
         target: Target,
         batches: Iterable[pa.RecordBatch],
         fits: Sequence[ColumnFit],
-        *,
-        deletes: bool,
+        verb: StagedVerb,
     ) -> int:
         operation = StagedOperation(
             target.name,
             self._rules.mode,
             self._rules.primary_key,
-            deletes,
+            verb,
             tuple(fit.shown for fit in fits),
         )
         names = [fit.name for fit in fits]
@@ -293,9 +327,11 @@ class BatchedInserts(RowLoader):
 class BufferedChanges(RowLoader):
     """A loader of changes by key, applied in sorted order. No row is locked before the barrier."""
 
-    def __init__(self, rules: ChangeRules, destination: Destination) -> None:
-        """Hold nothing yet."""
-        self._buffer = ChangeBuffer(rules)
+    def __init__(
+        self, rules: ChangeRules, destination: Destination, unchanged_sets: UnchangedSets
+    ) -> None:
+        """Hold nothing yet; rows that lack values name their columns by `unchanged_sets`."""
+        self._buffer = ChangeBuffer(rules, unchanged_sets)
         self._targets: dict[str, Target] = {}
         self._destination = destination
 
@@ -308,7 +344,7 @@ class BufferedChanges(RowLoader):
     def load(self, part: ValidRows) -> None:
         table = str(part.target.name)
         self._targets[table] = part.target
-        self._buffer.add(Classified(part.rows, part.deletes), table)
+        self._buffer.add(Classified(part.rows, part.deletes), table, part.unchanged)
 
     @override
     def finish(self) -> int:
@@ -318,6 +354,7 @@ class BufferedChanges(RowLoader):
             # Deletes first: a key may have a delete and a later put.
             applied += self._destination.delete(target, changes.deletes())
             applied += self._destination.put(target, changes.puts())
+            applied += self._destination.update(target, changes.updates())
         self._buffer.clear()
         return applied
 

@@ -17,11 +17,13 @@ from onceflow.core.arrow.nested_rows import filter_batch, filter_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.settings import SqlSettings
+from onceflow.sinks.sql.unchanged import WHOLE, Numbers, UnchangedSets
 from onceflow.sinks.sql.write_mode import Classified, StagedOperation
 
 _ALONE = " (row 0 of its batch)"
 # A column name of a database cannot contain NUL.
-_GIVEN = "\0"
+GIVEN = "\0"
+"""The beginning of the name of a column that holds values as they were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class ValidRows:
     columns follow that restore a row as it was given: see `as_given`."""
     deletes: pa.BooleanArray
     """True for rows that delete their key. Only their key columns are not null."""
+    unchanged: Numbers | None = None
+    """The set of columns that each row lacks, by its number; None if no row lacks any."""
 
 
 class RowValidator:
@@ -59,6 +63,8 @@ class RowValidator:
         self._bad_rows = bad_rows
         self._names: dict[str | None, TableName] = {None: settings.table}
         self._refusing: dict[TableName, Target] = {}
+        self.unchanged_sets = UnchangedSets()
+        """The sets of columns that rows lack."""
 
     def take_refusing(self) -> Sequence[Target]:
         """Return the tables, as then known, whose columns refused a value since the last call."""
@@ -113,8 +119,8 @@ class RowValidator:
             return None
 
     def _convert(self, target: Target, classified: Classified) -> ValidRows:
-        part = _Part(classified.rows, classified.deletes)
-        _require_columns(target.fits, part.rows)
+        _require_columns(target.fits, classified.rows)
+        part = self._find_unchanged(target, _Part(classified.rows, classified.deletes))
         has_deletes = pc.any(part.deletes).as_py() is True
         # Convert column by column: a row that is bad in one column is removed before the next
         # column.
@@ -124,8 +130,13 @@ class RowValidator:
                 # For a delete only the key counts; the other columns may hold any value, for
                 # example a null.
                 column = _set_null(column, part.deletes)
+            given = pc.invert(part.deletes)
+            if part.unchanged is not None:
+                lacks = pa.array(self.unchanged_sets.lack(part.unchanged, fit.name))
+                column = _set_null(column, lacks)
+                given = pc.and_not(given, lacks)
             if column.null_count and not fit.nullable:
-                missing = pc.and_(column.is_null(), pc.invert(part.deletes))
+                missing = pc.and_(column.is_null(), given)
                 if pc.any(missing).as_py():
                     self._refusing[target.name] = target
                 why = f"column {fit.name!r} of type {fit.shown} is NOT NULL, and the value is null"
@@ -137,7 +148,32 @@ class RowValidator:
                 self._refusing[target.name] = target
                 column = self._convert_fitting(fit, part, column, error)
             part.converted.append(column)
-        return ValidRows(target, self._join_columns(target.fits, part), part.deletes)
+        return ValidRows(
+            target, self._join_columns(target.fits, part), part.deletes, part.unchanged
+        )
+
+    def _find_unchanged(self, target: Target, part: _Part) -> _Part:
+        """Note the sets of columns that rows lack. A set of other columns makes a bad row."""
+        name = self._rules.unchanged_column
+        if name is None:
+            return part
+        sets = self.unchanged_sets
+        numbers = sets.encode(part.rows.column(name))
+        # Only the key of a delete counts.
+        numbers[part.deletes.to_numpy(zero_copy_only=False)] = WHOLE
+        part.unchanged = numbers
+        written = {fit.name for fit in target.fits} - set(self._rules.primary_key)
+        for column in sets.list_columns(numbers):
+            if column not in written:
+                lacking = pa.array(sets.lack(part.unchanged, column))
+                self._bad_rows.sift(
+                    part.rows,
+                    lacking,
+                    f"unchanged_column {name!r} names {column!r}, which is not among the columns"
+                    f" that are written outside the key: {', '.join(sorted(written))}",
+                )
+                part.without(lacking, part.rows.column(name))
+        return part
 
     def _convert_fitting(
         self, fit: ColumnFit, part: _Part, column: pa.Array, error: BadRow
@@ -162,7 +198,7 @@ class RowValidator:
             for name, column in zip(part.rows.schema.names, part.rows.columns, strict=True):
                 # A column that conversion did not change is not kept twice.
                 if types.get(name) != column.type:
-                    names.append(_GIVEN + name)
+                    names.append(GIVEN + name)
                     columns.append(column)
         return pa.RecordBatch.from_arrays(columns, names=names)
 
@@ -173,12 +209,15 @@ class _Part:
 
     rows: pa.RecordBatch
     deletes: pa.BooleanArray
+    unchanged: Numbers | None = None
     converted: list[pa.Array] = field(default_factory=list[pa.Array])
 
     def without(self, bad: pa.BooleanArray, column: pa.Array) -> pa.Array:
         """Remove the rows that are `bad`; return the remaining values of `column`."""
         kept = pc.invert(bad)
         self.rows, self.deletes = filter_batch(self.rows, kept), self.deletes.filter(kept)
+        if self.unchanged is not None:
+            self.unchanged = self.unchanged[kept.to_numpy(zero_copy_only=False)]
         self.converted = [filter_rows(array, kept) for array in self.converted]
         return filter_rows(column, kept)
 
@@ -190,7 +229,7 @@ def as_given(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     names = frozenset(rows.schema.names)
     columns = [
-        rows.column(_GIVEN + name if _GIVEN + name in names else name) for name in schema.names
+        rows.column(GIVEN + name if GIVEN + name in names else name) for name in schema.names
     ]
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 

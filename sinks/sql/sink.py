@@ -127,6 +127,15 @@ class SqlSink(DatabaseAccess, Sink):
             spark="tableColumn",
         ),
     )
+    unchanged_column: str | None = field(
+        default=None,
+        metadata=option(
+            "Column of lists of texts with the names of the columns that a change left as they were"
+            " and did not send. With `upsert` and `update` the row of the key keeps their values;"
+            " with `upsert` a missing row is a bad row. The column is not written",
+            spark="unchangedColumn",
+        ),
+    )
     overflow: Literal["error", "null"] = field(
         default="error",
         metadata=option(
@@ -351,6 +360,7 @@ class SqlSink(DatabaseAccess, Sink):
                 tombstones=self.tombstones,
                 operation_column=self.operation_column,
                 table_column=self.table_column,
+                unchanged_column=self.unchanged_column,
             ),
             create=self.create,
             evolve=self.evolve,

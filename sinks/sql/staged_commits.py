@@ -48,7 +48,7 @@ from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.sql.row_validator import convert_staged
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver, require_unaltered
-from onceflow.sinks.sql.write_mode import StagedOperation, StagedRules
+from onceflow.sinks.sql.write_mode import StagedOperation, StagedRules, StagedVerb, WriteMode
 
 _Outcome = TypeVar("_Outcome")
 
@@ -180,11 +180,15 @@ class StagedCommits:
                 written[operation, schema] = target
                 executor = self._settings.dialect.executor(session, operation.mode, operation.key)
                 batches = (convert_staged(target.fits, operation, rows) for _, rows in group)
-                if operation.deletes:
-                    for rows in batches:
-                        executor.delete(session, target, rows)
-                else:
-                    executor.put(session, target, batches)
+                match operation.verb:
+                    case StagedVerb.DELETE:
+                        for rows in batches:
+                            executor.delete(session, target, rows)
+                    case StagedVerb.UPDATE:
+                        for rows in batches:
+                            executor.update_existing(session, target, rows)
+                    case StagedVerb.PUT:
+                        executor.put(session, target, batches)
         # Check after the last row: the written rows prevent other sessions from altering the
         # tables.
         require_unaltered(self._settings, session, written.values())
@@ -196,11 +200,14 @@ class StagedCommits:
         """
         target = self._targets.get((operation, schema))
         if target is None:
-            rules = StagedRules(operation.mode, operation.key)
+            # Updates need no values for the columns that they lack, whatever the mode.
+            is_update = operation.verb is StagedVerb.UPDATE
+            mode = WriteMode.UPDATE if is_update else operation.mode
+            rules = StagedRules(mode, operation.key)
             tables = TableResolver(self._settings, schema, lambda: session, rules)
             target = self._targets[operation, schema] = (
                 tables.find_key_target(operation.table)
-                if operation.deletes
+                if operation.verb is StagedVerb.DELETE
                 else tables.ensure_target(operation.table)
             )
         return target

@@ -354,8 +354,7 @@ def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> Config
     """Return the error that says how to create the table."""
     rules = settings.rules
     key = rules.primary_key if set(rules.primary_key) <= set(schema.names) else ()
-    controls = {rules.operation_column, rules.table_column}
-    columns = pa.schema([field for field in schema if field.name not in controls])
+    columns = pa.schema([field for field in schema if field.name not in rules.control_columns])
     from onceflow.sinks.sql.ddl import creation
 
     return ConfigError(

@@ -17,7 +17,7 @@ from pyarrow import types as arrow
 from typing_extensions import override
 
 from onceflow.clients.sql.tables import TableName
-from onceflow.core.arrow.kinds import is_text, to_plain_column, to_plain_type
+from onceflow.core.arrow.kinds import is_list, is_text, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError, StateCorrupt
 from onceflow.core.spi.bad_rows import BadRows
 
@@ -48,6 +48,10 @@ contains inserts of rows that exist and updates of rows that do not.
 """
 
 
+UNCHANGED = "_unchanged"
+"""The name by which sources add a column for `unchanged_column`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Classified:
     """Rows that may be written, in the sink's schema, and the marks of those that delete."""
@@ -72,6 +76,8 @@ class ChangeRules:
     """The column that names the row's operation by `OPERATIONS`; it is not written."""
     table_column: str | None = None
     """The column that names the row's table; null means the default table. It is not written."""
+    unchanged_column: str | None = None
+    """The column that names the columns whose values a change did not send. It is not written."""
 
     def __post_init__(self) -> None:
         deleting = "tombstones" if self.tombstones else "operation_column"
@@ -81,6 +87,7 @@ class ChangeRules:
                     f"{deleting} deletes rows by their key, which write_mode='insert' never looks "
                     "at; pass write_mode='upsert' (or 'ignore', 'update') with primary_key=(…)"
                 )
+            self._check_unchanged()
             return
         if not self.primary_key:
             raise ConfigError(
@@ -92,6 +99,35 @@ class ChangeRules:
                 f"{', '.join(map(repr, control))} is in primary_key, and also names the operation "
                 "or the table, which is not written"
             )
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """Raise ConfigError unless rows without some of their values can be written."""
+        if self.unchanged_column is None:
+            return
+        if self.mode not in (WriteMode.UPSERT, WriteMode.UPDATE):
+            raise ConfigError(
+                f"unchanged_column={self.unchanged_column!r} leaves columns of an existing row as"
+                f" they are, which write_mode={self.mode.value!r} never updates; pass"
+                " write_mode='upsert' or 'update' with primary_key=(…)"
+            )
+        if self.tombstones:
+            raise ConfigError(
+                "unchanged_column and tombstones=True contradict each other: a row whose values"
+                " were not sent would be a delete. Omit tombstones=True, and say by"
+                " operation_column= which rows are to be deleted"
+            )
+        if self.unchanged_column in self.primary_key:
+            raise ConfigError(
+                f"{self.unchanged_column!r} is in primary_key, and is unchanged_column, too, which"
+                " is not written"
+            )
+
+    @property
+    def control_columns(self) -> frozenset[str]:
+        """The columns that are not written."""
+        names = (self.operation_column, self.table_column, self.unchanged_column)
+        return frozenset(name for name in names if name is not None)
 
     @property
     def uses_key(self) -> bool:
@@ -114,7 +150,8 @@ class ChangeRules:
         if self.uses_key:
             for name in self.primary_key:
                 _require_key(schema, name)
-        control = {self.operation_column, self.table_column}
+            _require_unchanged(schema, self.unchanged_column)
+        control = self.control_columns
         columns = pa.schema([field for field in schema if field.name not in control])
         if self.tombstones and not set(columns.names) - set(self.primary_key):
             raise ConfigError(
@@ -199,6 +236,29 @@ def _require_text(schema: pa.Schema, setting: str, name: str) -> None:
         raise ConfigError(f"{setting}={name!r} has Arrow type {kind}, and must be text")
 
 
+def _require_unchanged(schema: pa.Schema, name: str | None) -> None:
+    """Raise ConfigError if rows may lack values that would be written as nulls."""
+    known = UNCHANGED if name is None else name
+    is_there = known in schema.names and _is_list_of_texts(schema.field(known).type)
+    if name is None and is_there:
+        raise ConfigError(
+            f"the rows have column {UNCHANGED!r}, which names columns whose values are not in the"
+            " row: they would be written as nulls. If the sink has the option unchanged_column,"
+            f" give unchanged_column={UNCHANGED!r}. Otherwise the sink cannot leave columns as they"
+            " are: let the source send whole rows (ALTER TABLE … REPLICA IDENTITY FULL, and no"
+            f" {UNCHANGED!r} in metadata=)"
+        )
+    if name is not None and not is_there:
+        raise ConfigError(
+            f"unchanged_column={name!r} must be a column of lists of texts, and the rows have the"
+            f" columns {', '.join(f'{field.name}: {field.type}' for field in schema)}"
+        )
+
+
+def _is_list_of_texts(kind: pa.DataType) -> bool:
+    return is_list(kind) and is_text(to_plain_type(kind.value_type))
+
+
 def _require_key(schema: pa.Schema, name: str) -> None:
     if name not in schema.names:
         raise ConfigError(
@@ -215,6 +275,17 @@ def _require_key(schema: pa.Schema, name: str) -> None:
         )
 
 
+class StagedVerb(Enum):
+    """The effect of a batch of staged rows."""
+
+    PUT = "put"
+    """Write the rows as the write mode says."""
+    UPDATE = "update"
+    """Set the columns of the rows in existing rows, and leave other columns as they are."""
+    DELETE = "delete"
+    """Delete the rows of the keys."""
+
+
 _LABEL_VERSION = 2
 """The version of labels. The rows are converted to the types of the columns."""
 
@@ -227,15 +298,13 @@ class StagedOperation:
     """The table's name with its schema, as the server spelled it."""
     mode: WriteMode
     key: tuple[str, ...]
-    deletes: bool
-    """True if the rows are keys to delete; False if they are rows to write."""
+    verb: StagedVerb
     types: tuple[str, ...]
     """The types of the table's columns to which the rows are converted, in the server's words."""
 
     def to_label(self) -> str:
         """Return the label under which the rows are staged."""
-        verb = "delete" if self.deletes else "put"
-        head = [verb, self.table.schema, self.table.name, self.mode.value]
+        head = [self.verb.value, self.table.schema, self.table.name, self.mode.value]
         return json.dumps([_LABEL_VERSION, *head, list(self.key), list(self.types)])
 
     @classmethod
@@ -247,13 +316,13 @@ class StagedOperation:
         """
         try:
             version, verb, schema, name, mode, *details = json.loads(label)
-            if version == _LABEL_VERSION and verb in ("delete", "put"):
+            if version == _LABEL_VERSION and verb in {known.value for known in StagedVerb}:
                 key, types = details
                 return cls(
                     TableName(schema, name),
                     WriteMode(mode),
                     tuple(key),
-                    verb == "delete",
+                    StagedVerb(verb),
                     tuple(types),
                 )
         except (ValueError, TypeError) as error:

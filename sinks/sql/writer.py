@@ -265,7 +265,7 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
         )
         if rules.uses_key:
             transactions.order_changes()
-            return row_loader.BufferedChanges(rules, destination)
+            return row_loader.BufferedChanges(rules, destination, self._validator.unchanged_sets)
         if self._bad_rows.fail and rules.table_column is None:
             return row_loader.StreamedInserts(transactions, executor.inserts(target))
         return row_loader.BatchedInserts(destination)
@@ -426,7 +426,7 @@ class SqlStagedWriter(SqlWriter):
         rules = self._settings.rules
         destination = row_loader.StagedChanges(self._stager, rules)
         if rules.uses_key:
-            return row_loader.BufferedChanges(rules, destination)
+            return row_loader.BufferedChanges(rules, destination, self._validator.unchanged_sets)
         return row_loader.BatchedInserts(destination)
 
     @override

@@ -58,11 +58,7 @@ class SQLiteDmlExecutor(DmlExecutor):
         others = [name for name in names if name not in self.key]
         if self.mode is WriteMode.UPDATE:
             if others:
-                assigned = ", ".join(f"{quote(name)} = ?" for name in others)
-                statement = (
-                    f"UPDATE {quote(target.name.name)} SET {assigned} WHERE {self._match_key()}"
-                )
-                own(session).execute_many(statement, _values(rows, [*others, *self.key]))
+                self.update(session, target, rows)
             return
         put = "DO NOTHING"
         if self.mode is WriteMode.UPSERT and others:
@@ -71,6 +67,15 @@ class SQLiteDmlExecutor(DmlExecutor):
             )
         conflict = f"ON CONFLICT ({', '.join(map(quote, self.key))}) {put}"
         own(session).execute_many(f"{_insert(target)} {conflict}", _values(rows, names))
+
+    @override
+    def update(self, session: Session, target: Target, rows: pa.RecordBatch) -> int:
+        others = [fit.name for fit in target.fits if fit.name not in self.key]
+        # Without other columns, the key is set to itself, so that the rows are counted.
+        assigned = ", ".join(f"{quote(name)} = ?" for name in others or self.key)
+        statement = f"UPDATE {quote(target.name.name)} SET {assigned} WHERE {self._match_key()}"
+        names = [*(others or self.key), *self.key]
+        return own(session).execute_many(statement, _values(rows, names))
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:

@@ -1,6 +1,9 @@
 """The metadata columns of changes: facts about each row's transaction and table. No I/O.
 
 A row of the first copy is of no transaction that the stream sends: these facts are then null.
+
+An update does not send a large value that it leaves as it was. `_unchanged` tells such columns from
+columns that are null. Without it such an update ends the job.
 """
 
 from __future__ import annotations
@@ -11,13 +14,12 @@ from enum import Enum
 
 import numpy as np
 import pyarrow as pa
-from typing_extensions import assert_never
 
 from onceflow.clients.postgres.pgoutput import TransactionBegin
 from onceflow.clients.postgres.replication import format_lsn, to_unix_us
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import choice_of
-from onceflow.sources.postgres.queued_changes import CountedTransactions
+from onceflow.sources.postgres.queued_changes import ChangedRows
 from onceflow.sources.postgres.table import SourceTable, format_name
 
 
@@ -32,6 +34,8 @@ class Metadata(Enum):
     """The transaction's id: the lower 32 bits, as `xmin` of the row shows them."""
     TABLE = "_table"
     """The table's name with its schema, as the option `tables` takes it."""
+    UNCHANGED = "_unchanged"
+    """The columns whose large values an update left as they were and did not send."""
 
     @property
     def field(self) -> pa.Field:
@@ -45,8 +49,8 @@ class Metadata(Enum):
                 return pa.field(self.value, pa.int64())
             case Metadata.TABLE:
                 return pa.field(self.value, pa.string(), nullable=False)
-            case _:
-                assert_never(self)
+            case Metadata.UNCHANGED:
+                return pa.field(self.value, pa.list_(pa.string()))
 
 
 def parse_metadata(names: Sequence[str]) -> tuple[Metadata, ...]:
@@ -92,21 +96,30 @@ class MetadataColumns:
             return batch
         return self._extend(batch, (), pa.nulls(batch.num_rows, pa.int64()))
 
-    def extend_changes(
-        self, batch: pa.RecordBatch, transactions: CountedTransactions
-    ) -> pa.RecordBatch:
-        """Return `batch` with the chosen columns. `transactions` are those of its rows."""
+    def extend_changes(self, batch: pa.RecordBatch, changed: ChangedRows) -> pa.RecordBatch:
+        """Return `batch`, whose rows are those of `changed`, with the chosen columns."""
         if not self.chosen:
             return batch
+        transactions = changed.transactions
         counts = [count for _, count in transactions]
         assert sum(counts) == batch.num_rows, (self.table.name, batch.num_rows, counts)
         indexes = pa.array(np.repeat(np.arange(len(counts)), counts), pa.int64())
-        return self._extend(batch, [transaction for transaction, _ in transactions], indexes)
+        begins = [transaction for transaction, _ in transactions]
+        return self._extend(batch, begins, indexes, changed.unchanged)
 
     def _extend(
-        self, batch: pa.RecordBatch, transactions: Sequence[TransactionBegin], indexes: pa.Array
+        self,
+        batch: pa.RecordBatch,
+        transactions: Sequence[TransactionBegin],
+        indexes: pa.Array,
+        unchanged: Sequence[Sequence[str]] = (),
     ) -> pa.RecordBatch:
-        added = [self._build(column, transactions, indexes) for column in self.chosen]
+        added = [
+            _build_lists(unchanged, batch.num_rows)
+            if column is Metadata.UNCHANGED
+            else self._build(column, transactions, indexes)
+            for column in self.chosen
+        ]
         schema = extend_schema(batch.schema, self.chosen)
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
 
@@ -126,6 +139,14 @@ class MetadataColumns:
             case Metadata.TABLE:
                 name = pa.scalar(format_name(self.table.name), pa.string())
                 return pa.repeat(name, len(indexes))
-            case _:
-                assert_never(column)
+            case Metadata.UNCHANGED:
+                raise AssertionError("the rows name these columns, and not their transactions")
         return values.take(indexes)
+
+
+def _build_lists(unchanged: Sequence[Sequence[str]], count: int) -> pa.Array:
+    """Return the names in `unchanged` for each row, and null for a row that has all values."""
+    kind = Metadata.UNCHANGED.field.type
+    if not unchanged:
+        return pa.nulls(count, kind)
+    return pa.array([list(names) or None for names in unchanged], kind)

@@ -52,6 +52,8 @@ class ChangedRows:
     """The values of each column, if all of them are binary."""
     transactions: CountedTransactions = ()
     """The transactions of the changes; empty if no metadata column needs them."""
+    unchanged: Sequence[Sequence[str]] = ()
+    """The columns of each row that the server did not send; empty if it sent all values."""
 
 
 class QueuedChanges:
@@ -63,9 +65,13 @@ class QueuedChanges:
         position: TablePosition,
         *,
         are_sent_as_text: bool,
+        tells_unchanged: bool,
         copy_anew: str,
     ) -> None:
-        """`are_sent_as_text` is true if the stream sends texts, `copy_anew` an advice for users."""
+        """`are_sent_as_text` is true if the stream sends texts, `copy_anew` an advice for users.
+
+        If `tells_unchanged` is false, an update that does not send a large value is refused.
+        """
         self.table = table
         self.filter = None if position.copied is None else CopyFilter(position.copied)
         """The filter of the changes that the first copy contains; None once it is passed."""
@@ -73,6 +79,7 @@ class QueuedChanges:
         """The position up to which changes were returned before; None once it is passed."""
         self.complete = 0
         """The number of changes of transactions that ended."""
+        self._tells_unchanged = tells_unchanged
         self._copy_anew = copy_anew
         self._operations: list[str] = []
         self._rows: list[list[Value] | bytes] = []
@@ -165,7 +172,22 @@ class QueuedChanges:
                 )
                 if columns is not None and self._have_keys(operations, columns):
                     return ChangedRows(self.table.oid, operations, (), columns)
-        return ChangedRows(self.table.oid, operations, [self._read_row(row) for row in rows])
+        values = [self._read_row(row) for row in rows]
+        unchanged: list[Sequence[str]] = [()] * len(values)
+        for at, row in enumerate(values):
+            if UNCHANGED in row:
+                unchanged[at] = self._name_unchanged(row)
+                values[at] = [None if value is UNCHANGED else value for value in row]
+        return ChangedRows(
+            self.table.oid, operations, values, unchanged=unchanged if any(unchanged) else ()
+        )
+
+    def _name_unchanged(self, row: Sequence[Value]) -> Sequence[str]:
+        return [
+            column.name
+            for column, value in zip(self.table.columns, row, strict=True)
+            if value is UNCHANGED
+        ]
 
     def drop(self, count: int) -> None:
         """Forget the first `count` changes."""
@@ -178,6 +200,26 @@ class QueuedChanges:
     def key(self, row: Sequence[Value]) -> tuple[Value, ...]:
         """Return the values of the key in `row`."""
         return tuple(row[at] for at in self._key_indexes)
+
+    def fill_key(self, new: list[Value], old: Sequence[Value]) -> None:
+        """Replace values of the key in `new` that were not sent by those in `old`."""
+        for at in self._key_indexes:
+            if new[at] is UNCHANGED:
+                new[at] = old[at]
+
+    def require_whole(self, row: Sequence[Value]) -> None:
+        """Raise BadRecord if `row`, whose key was changed, lacks a large value.
+
+        The target has no row with the new key that could keep the value.
+        """
+        if names := self._name_unchanged(row):
+            raise BadRecord(
+                f"an update of table {self.table.name} changed the key of a row to"
+                f" {self.key(row)!r} and left the large value of column {names[0]!r} as it was."
+                " Postgres does not send the value under the table's replica identity, and the"
+                " target has no row with the new key. Run ALTER TABLE"
+                f" {identifier(self.table.name)} REPLICA IDENTITY FULL. {self._copy_anew}"
+            )
 
     def pick(self, row: Row) -> list[Value]:
         """Return the values of the table's columns, in binary format or as the bytes of texts."""
@@ -264,13 +306,18 @@ class QueuedChanges:
 
     def _require_sent(self, row: Sequence[Value]) -> None:
         table = self.table
+        if self._tells_unchanged:
+            return
         for column, value in zip(table.columns, row, strict=True):
             if value is UNCHANGED:
                 raise BadRecord(
                     f"an update of table {table.name} left the large value of column"
                     f" {column.name!r} as it was, and Postgres does not send such values under the"
-                    f" table's replica identity. The row has the key {self.key(row)!r}. Run ALTER"
-                    f" TABLE {identifier(table.name)} REPLICA IDENTITY FULL. {self._copy_anew}"
+                    f" table's replica identity. The row has the key {self.key(row)!r}. If the sink"
+                    " has the option unchanged_column, start the job again with '_unchanged' in"
+                    " metadata= and unchanged_column='_unchanged': the target keeps the value."
+                    f" Otherwise run ALTER TABLE {identifier(table.name)} REPLICA IDENTITY FULL."
+                    f" {self._copy_anew}"
                 )
 
 

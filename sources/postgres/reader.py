@@ -40,7 +40,7 @@ from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
 from onceflow.sources.postgres.copy_alone import check_copy
 from onceflow.sources.postgres.copying import UNORDERED, CopyThreads, TableCopy
-from onceflow.sources.postgres.metadata import MetadataColumns
+from onceflow.sources.postgres.metadata import Metadata, MetadataColumns
 from onceflow.sources.postgres.position import SlotPosition, StreamPosition
 from onceflow.sources.postgres.queued_changes import ChangedRows
 from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
@@ -292,6 +292,7 @@ class PostgresReader(SourceReader):
                 position,
                 cut_changes=self._settings.transaction_rows_max,
                 keeps_transactions=bool(self._settings.metadata),
+                tells_unchanged=Metadata.UNCHANGED in self._settings.metadata,
             )
             self._stream = self._open_stream(position, self._changes)
             self._check_at = time.monotonic() + PUBLICATION_CHECK_S
@@ -318,7 +319,7 @@ class PostgresReader(SourceReader):
 
     def _build_changes(self, changed: ChangedRows) -> pa.RecordBatch:
         batch = self._builders[changed.table].build_changes(changed)
-        return self._metadata[changed.table].extend_changes(batch, changed.transactions)
+        return self._metadata[changed.table].extend_changes(batch, changed)
 
     def _receive(self, stream: ReplicationStream, changes: ChangeReader, timeout_s: float) -> None:
         """Take in messages until a batch is full, no more come, or the time is over."""

@@ -91,7 +91,8 @@ class ChangesOptions(DatabaseAccess):
         default=(),
         metadata=option(
             "Metadata columns to add behind `_op`: `_lsn` (LSN of the commit), `_committed_at`,"
-            " `_xid`, `_table` (`schema.table`). The first three are null in copied rows",
+            " `_xid`, `_table` (`schema.table`), `_unchanged` (the columns that an update left as"
+            " they were and did not send). All but `_table` are null in copied rows",
             NAMES,
         ),
     )

@@ -9,6 +9,7 @@ from typing import cast
 
 import pyarrow as pa
 
+from onceflow.clients.postgres.catalog import identifier
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession, endpoint_of
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.argument_types import check_fields
@@ -232,14 +233,15 @@ class PostgresChanges(ChangesOptions, Source):
             if self.publication is not None:
                 slots.check_publication(session, self.publication, tables)
         for table in tables:
-            if table.unsent_columns:
+            if table.unsent_columns and Metadata.UNCHANGED not in self._metadata:
                 slots.logger.warning(
                     "table %s: an update that leaves a large value of %s as it was ends the job,"
-                    " because Postgres does not send the value. Run: ALTER TABLE %s REPLICA"
-                    " IDENTITY FULL",
+                    " because Postgres does not send the value. For a sink with the option"
+                    " unchanged_column, add '_unchanged' to metadata=. Otherwise run: ALTER TABLE"
+                    " %s REPLICA IDENTITY FULL",
                     table.name,
                     ", ".join(table.unsent_columns),
-                    table.name,
+                    identifier(table.name),
                 )
 
     def splits(self) -> Sequence[Split]:

@@ -7,7 +7,8 @@ that were returned before are skipped: the server sends a transaction's changes 
 each time.
 
     insert                  c
-    update                  u; d of the old key first, if the update changed the key
+    update                  u; d of the old key first, if the update changed the key. A large value
+                            that it left as it was comes from the old row, or is not known
     delete                  d
     truncate                refused: it changes no single row
     message, origin, type   ignored
@@ -62,6 +63,7 @@ class ChangeReader:
         *,
         cut_changes: int,
         keeps_transactions: bool = False,
+        tells_unchanged: bool = False,
     ) -> None:
         known = {table.oid: table for table in position.tables}
         self.are_sent_as_text = any(table.is_sent_as_text for table in tables)
@@ -71,6 +73,7 @@ class ChangeReader:
                 table,
                 known[table.oid],
                 are_sent_as_text=self.are_sent_as_text,
+                tells_unchanged=tells_unchanged,
                 copy_anew=position.copy_anew,
             )
             for table in tables
@@ -354,7 +357,10 @@ class ChangeReader:
         before = old if update.key is None else changes.pick(update.key)
         if before is not None:
             changes.require_key(before)
+            # The server also sends the old key if a large value of the key is as it was.
+            changes.fill_key(new, before)
             if changes.key(before) != changes.key(new):
+                changes.require_whole(new)
                 self._emit(changes, DELETE, before)
         self._emit(changes, UPDATE, new)
 

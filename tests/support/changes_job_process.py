@@ -1,6 +1,9 @@
 """Runs a job in a process of its own that copies a table and follows its changes.
 
-    python -m tests.support.changes_job_process DIRECTORY --url URL --append|--upsert
+    python -m tests.support.changes_job_process DIRECTORY --url URL [--append] [--keeps MODE]
+
+With `--append` it appends, otherwise it upserts. With `--keeps` it upserts in that commit mode, and
+keeps the values that updates leave as they were and do not send.
 
 It reads the table `original`, and writes the table `copy` of the same database until it is killed.
 """
@@ -24,9 +27,16 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--url", required=True)
     parser.add_argument("--append", action="store_true")
+    parser.add_argument("--keeps", default="")
     arguments = parser.parse_args()
     fork_own_host()
-    source = PostgresChanges(arguments.url, table="original", chunk_rows=40, batch_rows=15)
+    source = PostgresChanges(
+        arguments.url,
+        table="original",
+        chunk_rows=40,
+        batch_rows=15,
+        metadata=["_unchanged"] if arguments.keeps else (),
+    )
     if arguments.append:
         sink = PostgresSink(arguments.url, table="copy")
     else:
@@ -36,6 +46,8 @@ def main() -> None:
             write_mode="upsert",
             primary_key=("id",),
             operation_column="_op",
+            unchanged_column="_unchanged" if arguments.keeps else None,
+            commit_mode=arguments.keeps or "auto",
         )
     pipeline = Pipeline(
         LocalProcesses(arguments.directory / "logs"),

@@ -470,3 +470,98 @@ def test_more_changes_than_fit_into_memory_are_applied_once(
     _commit(two_phase, writer, 1)
     assert len(files) > 3, "they did not fit"
     assert database.ids_in("t") == list(range(45_000))
+
+
+_PARTIAL = pa.schema([*SCHEMA, ("note", pa.string()), ("_unchanged", pa.list_(pa.string()))])
+
+
+def _partial(*rows: tuple[int, str | None, str, str | None, list[str] | None]) -> pa.RecordBatch:
+    turned = zip(*rows, strict=True)
+    columns = [
+        pa.array(list(column), field.type) for column, field in zip(turned, _PARTIAL, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_PARTIAL)
+
+
+def test_values_that_a_change_did_not_send_stay_for_each_row_its_own(
+    make: Make, database: Database
+) -> None:
+    database.query("ALTER TABLE t ADD other int DEFAULT 7")
+    database.query(
+        "INSERT INTO t VALUES (1, 'n1', 'o1', 1), (2, 'n2', 'o2', 2), (3, 'n3', 'o3', 3),"
+        " (4, 'n4', 'o4', 4), (5, 'n5', 'o5', 5)"
+    )
+    job = make(_PARTIAL, unchanged_column="_unchanged")
+    writer = job.writer()
+    writer.write(
+        _partial(
+            (1, None, "u", "x", ["name"]),
+            (2, "y", "u", None, ["note"]),
+            (3, None, "u", None, ["name", "note"]),
+            (4, None, "u", None, ["note"]),
+            (5, "early", "u", "x", None),
+        )
+    )
+    # Coalesced: the value of `name` is one of this checkpoint, and not the table's.
+    writer.write(_partial((5, None, "u", "late", ["name"]), (6, "c", "c", "c", [])))
+    writer.write(_partial((6, None, "u", "d", ["name"]), (1, None, "d", None, None)))
+    writer.write(_partial((1, "back", "c", "z", None), (1, None, "u", "zz", ["name"])))
+    _commit(job, writer, 1)
+    assert _table(database, "*") == [
+        (1, "back", "zz", 7),
+        (2, "y", "o2", 2),
+        (3, "n3", "o3", 3),
+        (4, None, "o4", 4),
+        (5, "early", "late", 5),
+        (6, "c", "d", 7),
+    ]
+
+
+def test_a_missing_row_whose_values_were_not_sent_is_refused_and_never_written_with_nulls(
+    make: Make, database: Database, mode: str
+) -> None:
+    job = make(_PARTIAL, unchanged_column="_unchanged")
+    database.query("INSERT INTO t VALUES (1, 'n', 'o'), (2, 'n', 'o')")
+    writer = job.writer()
+    writer.write(_partial(*((key, None, "u", "x", ["name"]) for key in (1, 2, 3))))
+    refused = r"no row with the key \{'id': 3\}.*Insert the row"
+    if mode == "two_phase":
+        with pytest.raises(BadRow, match=refused):
+            writer.pre_commit(CheckpointId(1))
+        assert _table(database) == [(1, "n"), (2, "n")]
+        return
+    (committable,) = writer.pre_commit(CheckpointId(1))
+    outcome = job.committer().commit(committable)
+    assert isinstance(outcome, RetryLater)
+    assert re.search(refused, outcome.reason)
+    assert outcome.until_fixed
+    # As the error says: the row is inserted, and the decided rows are committed after it.
+    database.query("INSERT INTO t VALUES (3, 'from the source', 'o')")
+    assert job.committer().commit(committable) == Committed()
+    assert _table(database, "id, name, note")[-1] == (3, "from the source", "x")
+
+
+def test_a_name_that_is_no_written_column_makes_a_bad_row(make: Make) -> None:
+    """A column that was renamed before the sink would be written as null."""
+    job = make(_PARTIAL, unchanged_column="_unchanged")
+    for name in ("renamed", "id"):
+        writer = job.writer()
+        with pytest.raises(BadRow, match=f"names '{name}', which is not among"):
+            writer.write(_partial((1, None, "u", "x", [name])))
+
+
+def test_a_column_that_may_not_be_null_may_be_left_as_it_is(make: Make, database: Database) -> None:
+    database.query("INSERT INTO t VALUES (1, 'n', 'o')")
+    is_postgres = database.name == "postgres"
+    database.query(
+        "ALTER TABLE t ALTER name SET NOT NULL"
+        if is_postgres
+        else "ALTER TABLE t MODIFY name varchar(99) NOT NULL"
+    )
+    job = make(_PARTIAL, unchanged_column="_unchanged")
+    writer = job.writer()
+    writer.write(_partial((1, None, "u", "x", ["name"])))
+    _commit(job, writer, 1)
+    assert _table(database, "id, name, note") == [(1, "n", "x")]
+    with pytest.raises(BadRow, match="NOT NULL"):
+        job.writer().write(_partial((1, None, "u", "x", None)))

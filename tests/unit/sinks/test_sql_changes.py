@@ -19,6 +19,7 @@ from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges
+from onceflow.sinks.sql.unchanged import UnchangedSets
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.int64())])
@@ -353,3 +354,120 @@ def test_a_million_changes_are_reduced_and_sorted_within_a_second() -> None:
         buffer.clear()
     assert put + gone > 600_000
     assert best_s < 3.0
+
+
+_WIDE = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
+_UNSENT = st.sets(st.sampled_from(["a", "b"])).map(frozenset)
+_PARTIAL_STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 99), _UNSENT, st.booleans()), max_size=40
+)
+
+
+def _put_values(
+    table: dict[int, dict[str, Any]], step: tuple[int, int, frozenset[str], bool]
+) -> bool:
+    """Apply a step to `table`. Return False if no row can keep the values that it lacks."""
+    key, number, unsent, is_delete = step
+    if is_delete:
+        table.pop(key, None)
+        return True
+    if unsent and key not in table:
+        return False
+    values = {"a": str(number), "b": number}
+    table.setdefault(key, {}).update({n: v for n, v in values.items() if n not in unsent})
+    return True
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    mode=st.sampled_from([WriteMode.UPSERT, WriteMode.UPDATE]),
+    batches=st.lists(_PARTIAL_STEPS, min_size=1, max_size=6),
+    memory_bytes_max=st.sampled_from([1, 500, 1 << 20]),
+    rows_a_batch=st.integers(1, 5),
+)
+def test_values_that_were_not_sent_are_those_of_the_row_before(
+    mode: WriteMode,
+    batches: list[list[tuple[int, int, frozenset[str], bool]]],
+    memory_bytes_max: int,
+    rows_a_batch: int,
+) -> None:
+    sets = UnchangedSets()
+    buffer = ChangeBuffer(
+        ChangeRules(mode, ("id",), unchanged_column="_unchanged"),
+        sets,
+        memory_bytes_max=memory_bytes_max,
+        rows_a_batch=rows_a_batch,
+    )
+    expected: dict[int, dict[str, Any]] = {key: {"a": "old", "b": -key} for key in range(3)}
+    written = {key: dict(row) for key, row in expected.items()}
+    for batch in batches:
+        if mode is WriteMode.UPDATE:
+            taken = batch
+            for step in batch:
+                if step[3] or step[0] in expected:
+                    _put_values(expected, step)
+        else:
+            taken = [step for step in batch if _put_values(expected, step)]
+        rows = pa.RecordBatch.from_pylist(
+            [
+                {
+                    "id": key,
+                    "a": None if "a" in unsent else str(number),
+                    "b": None if "b" in unsent else number,
+                }
+                for key, number, unsent, _ in taken
+            ],
+            schema=_WIDE,
+        )
+        deletes = pa.array([step[3] for step in taken], pa.bool_())
+        numbers = [0 if step[3] else sets.add(step[2]) for step in taken]
+        buffer.add(Classified(rows, deletes), "t", np.array(numbers, np.int32))
+    for change in buffer.changes():
+        for deleted in change.deletes():
+            for row in deleted.to_pylist():
+                written.pop(row["id"], None)
+        for put in change.puts():
+            for row in put.to_pylist():
+                if mode is WriteMode.UPSERT or row["id"] in written:
+                    written[row["id"]] = {"a": row["a"], "b": row["b"]}
+        for part in change.updates():
+            for row in part.rows.to_pylist():
+                assert mode is WriteMode.UPDATE or row["id"] in written
+                if row["id"] in written:
+                    present = {n: row[n] for n in ("a", "b") if n not in part.unchanged}
+                    written[row["id"]].update(present)
+    assert written == expected
+    buffer.clear()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"mode": WriteMode.IGNORE, "primary_key": ("id",)}, "write_mode='ignore' never updates"),
+        ({}, "write_mode='insert' never updates"),
+        (
+            {"mode": WriteMode.UPSERT, "primary_key": ("id",), "tombstones": True},
+            "would be a delete",
+        ),
+        ({"mode": WriteMode.UPSERT, "primary_key": ("u",)}, "'u' is in primary_key"),
+    ],
+)
+def test_settings_that_cannot_keep_values_are_refused(
+    settings: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ChangeRules(unchanged_column="u", **settings)
+
+
+def test_rows_that_may_lack_values_are_refused_unless_the_sink_keeps_them() -> None:
+    lists = pa.list_(pa.string())
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string()), ("_unchanged", lists)])
+    by_key: dict[str, Any] = {"mode": WriteMode.UPSERT, "primary_key": ("id",)}
+    with pytest.raises(ConfigError, match="REPLICA IDENTITY FULL"):
+        ChangeRules(**by_key).select_table_columns(schema)
+    rules = ChangeRules(**by_key, unchanged_column="_unchanged")
+    assert rules.select_table_columns(schema).names == ["id", "v"]
+    with pytest.raises(ConfigError, match="lists of texts"):
+        ChangeRules(**by_key, unchanged_column="v").select_table_columns(schema)
+    # An append writes the column: readers of the table can tell such values from nulls.
+    assert ChangeRules().select_table_columns(schema) == schema

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import StateCorrupt
-from onceflow.sinks.sql.write_mode import StagedOperation, WriteMode
+from onceflow.sinks.sql.write_mode import StagedOperation, StagedVerb, WriteMode
 
 
 @given(
@@ -17,7 +17,7 @@ from onceflow.sinks.sql.write_mode import StagedOperation, WriteMode
         st.builds(TableName, st.none() | st.text(), st.text()),
         st.sampled_from(WriteMode),
         st.lists(st.text()).map(tuple),
-        st.booleans(),
+        st.sampled_from(StagedVerb),
         st.lists(st.text()).map(tuple),
     )
 )

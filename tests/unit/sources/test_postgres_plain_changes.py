@@ -207,7 +207,7 @@ def _read_with_metadata(
         if number % take_after == 0 or number == len(messages):
             for changed in reader.take().tables:
                 batch = builder.build_changes(changed)
-                rows += metadata.extend_changes(batch, changed.transactions).to_pylist()
+                rows += metadata.extend_changes(batch, changed).to_pylist()
     return rows
 
 
