@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar, get_args
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from onceflow.core.api.users_mistakes import require_function_object
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.event_time import event_time_column
+from onceflow.core.plan.event_time import check_time_type, event_time_column
 from onceflow.core.plan.functions import OutputTag
 from onceflow.core.plan.join_functions import (
     FOREVER_MS,
@@ -22,6 +22,7 @@ from onceflow.core.plan.join_functions import (
     TimedJoin,
 )
 from onceflow.core.plan.process_functions import CoProcessFunction
+from onceflow.core.plan.projection import rename_columns, require_different
 from onceflow.core.setting_values import seconds_of
 
 StreamT = TypeVar("StreamT")
@@ -89,14 +90,33 @@ class IntervalJoin(Generic[StreamT]):
         """Join a left record with the right records whose time is `lower` to `upper` after it.
 
         Both are seconds or texts such as `"10 min"`. A minus sign means before the left record, as
-        in between `"-5 min"` and `"1 h"`. Both are rounded to milliseconds. If `lower_inclusive` is
-        False, a record at exactly `lower` is not joined. `upper_inclusive` does the same for
-        `upper`.
+        in between `"-5 min"` and `"1 h"`. Both are rounded to milliseconds. `upper` may also name a
+        column of the left stream that holds the latest time of a partner, as in
+        `between(0, "expires")`. If `lower_inclusive` is False, a record at exactly `lower` is not
+        joined. `upper_inclusive` does the same for `upper`.
 
         Raises:
-            ConfigError: An argument is not a duration, or no time is between them.
+            ConfigError: An argument is not a duration, no time is between them, or the column
+                cannot hold event times.
         """
-        lower_ms, upper_ms = _to_signed_ms(lower, "lower"), _to_signed_ms(upper, "upper")
+        left = self._sides[0].schema
+        if isinstance(lower, str) and lower in left.names:
+            raise ConfigError(
+                f"between(lower={lower!r}): only upper may be a column. With a column as lower"
+                " bound, right records would be kept for ever. Give a duration"
+            )
+        lower_ms = _to_signed_ms(lower, "lower")
+        if isinstance(upper, str) and upper in left.names:
+            check_time_type(left.field(upper).type, f"between(upper={upper!r})")
+            function = partial(
+                TimedJoin,
+                lower_ms + (not lower_inclusive),
+                -(not upper_inclusive),
+                self._sides,
+                upper=upper,
+            )
+            return JoinedStreams(self._process, function, self._sides, self._keys)
+        upper_ms = _to_signed_ms(upper, "upper")
         first, last = lower_ms + (not lower_inclusive), upper_ms - (not upper_inclusive)
         if first > last:
             open_ends = (
@@ -163,19 +183,34 @@ class JoinedStreams(Generic[StreamT]):
                 )
         return self._process(self._function(function), uid=uid)
 
-    def merge(self, *, uid: str, suffixes: tuple[str, str] = SUFFIXES) -> StreamT:
+    def merge(self, *columns: str, uid: str, suffixes: tuple[str, str] = SUFFIXES) -> StreamT:
         """Merge each pair into one record: the columns of the left record, then those of the right.
 
         Key columns with equal names appear once. Other columns with equal names get a suffix each.
-        A record without a partner has nulls in the columns of the other side.
+        A record without a partner has nulls in the columns of the other side. `columns` are the
+        merged columns to keep, with their new names (`"price_right AS bid"`). Default: all.
 
         Raises:
-            ConfigError: Two columns still have the same name.
+            ConfigError: Two columns still have the same name, or a column does not exist.
         """
         left, right = self._sides
         outer = (left.outer, right.outer)
         merged = MergedColumns(left.schema, right.schema, self._keys, suffixes, outer)
+        if columns:
+            merged.select(_parse_columns(columns, merged.output_schema(left.schema, right.schema)))
         return self.process(merged, uid=uid)
+
+
+def _parse_columns(columns: Sequence[str], merged: pa.Schema) -> list[tuple[str, str]]:
+    """Return pairs of a merged column and its new name."""
+    pairs = rename_columns(columns, merged)
+    if pairs is None:
+        raise ConfigError(
+            f"merge({', '.join(map(repr, columns))}) keeps and renames columns, as 'a' or 'a AS b';"
+            f" there are {', '.join(merged.names)}. Compute others with project() behind the join"
+        )
+    require_different([name for _, name in pairs], "merge()")
+    return pairs
 
 
 def _to_signed_ms(duration: float | str, setting: str) -> int:

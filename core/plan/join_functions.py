@@ -107,6 +107,13 @@ class MergedColumns(ProcessJoinFunction):
             )
         self._schema = pa.schema(fields)
 
+    def select(self, columns: Sequence[tuple[str, str]]) -> None:
+        """Keep only these merged columns, given by their names and new names."""
+        by_name = {name: (side, column) for side, column, name in self._columns}
+        fields = [self._schema.field(name).with_name(new) for name, new in columns]
+        self._columns = [(*by_name[name], new) for name, new in columns]
+        self._schema = pa.schema(fields)
+
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
         """Return the merged schema."""
         return self._schema
@@ -126,10 +133,10 @@ class MergedColumns(ProcessJoinFunction):
         """Return the merged batch of `count` pairs. A side that is None has no records."""
         pair = (left, right)
         arrays: list[pa.Array] = []
-        for (side, column, name), field in zip(self._columns, self._schema, strict=True):
+        for (side, column, _), field in zip(self._columns, self._schema, strict=True):
             # A shared key comes from the left side, or from the right side if there are no left
             # records.
-            mine = pair[1] if left is None and name in self._shared else pair[side]
+            mine = pair[1] if left is None and column in self._shared else pair[side]
             if mine is None:
                 arrays.append(pa.nulls(count, field.type))
             else:
@@ -163,17 +170,23 @@ class TimedJoin:
     """A join of records whose times are at most a given distance apart.
 
     The distance is the right record's time minus the left record's time. Both sides use event time,
-    or both use the clock.
+    or both use the clock. If `upper` names a column of the left records, its value takes the place
+    of the left record's time for the upper limit.
     """
 
     lower_ms: int
     upper_ms: int
     sides: tuple[JoinSide, JoinSide]
     function: ProcessJoinFunction
+    upper: str | None = None
 
     @property
     def reach_ms(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The least and the greatest distance in time to a partner, for each side."""
+        """The least and the greatest distance in time to a partner, for each side.
+
+        With `upper`, the greatest distance of the left side and the least one of the right side are
+        those to the column.
+        """
         return (self.lower_ms, self.upper_ms), (-self.upper_ms, -self.lower_ms)
 
     @property
@@ -184,6 +197,8 @@ class TimedJoin:
     @property
     def steps_ms(self) -> tuple[int, int]:
         """The time between two moments at which records of a side are dropped, in ms."""
+        if self.upper is not None:
+            return STEP_MS, max(STEP_MS, -self.lower_ms // STEPS_AN_INTERVAL)
         left, right = (
             max(STEP_MS, (last if self.by_clock else last - first) // STEPS_AN_INTERVAL)
             for first, last in self.reach_ms
@@ -202,7 +217,7 @@ class TimedJoin:
             "how": next(how for how, sides in OUTER_SIDES.items() if sides == outer),
             "time": describe_time(self.by_clock),
             "lower": f"{self.lower_ms} ms",
-            "upper": f"{self.upper_ms} ms",
+            "upper": f"{self.upper_ms} ms" + (f" after {self.upper!r}" if self.upper else ""),
         }
 
 

@@ -50,10 +50,15 @@ def plan_projection(
     else:
         schema = pa.schema([stream.field(column).with_name(name) for column, name in selected])
         work = MapBatches(_Select(tuple(column for column, _ in selected), schema))
-    double = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    require_different(schema.names, owner)
+    return work, schema
+
+
+def require_different(names: Sequence[str], owner: str) -> None:
+    """Raise ConfigError if two columns have the same name."""
+    double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise ConfigError(f"{owner}: two columns get the name {double!r}; rename one with AS")
-    return work, schema
 
 
 def rename_columns(items: Sequence[str], stream: pa.Schema) -> list[tuple[str, str]] | None:

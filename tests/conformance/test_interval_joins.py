@@ -71,11 +71,10 @@ class Model:
         """Return the pairs of a row, in order; None when it is late."""
         if row[1] <= self.now:
             return None
-        first, last = self._reach[side]
         others = [
             one
             for one in self._seen[1 - side]
-            if one[0] == row[0] and first <= one[1] - row[1] <= last
+            if one[0] == row[0] and (self.joins(one, row) if side else self.joins(row, one))
         ]
         others.sort(key=itemgetter(1))
         self._seen[side].append(row)
@@ -84,11 +83,18 @@ class Model:
             self._paired[side].add(row)
         return [(row, one) if side == 0 else (one, row) for one in others]
 
+    def joins(self, left: Row, right: Row) -> bool:
+        return self._reach[0][0] <= right[1] - left[1] and right[1] <= self.limit(0, left)
+
+    def limit(self, side: int, row: Row) -> int:
+        """Return the latest time of a partner."""
+        return row[1] + self._reach[side][1]
+
     def alone(self, now: int) -> Counter[tuple[Any, ...]]:
         """Return what comes out without a partner when nothing can come for it since `now`."""
         found: Counter[tuple[Any, ...]] = Counter()
         for side, seen in enumerate(self._seen):
-            over = {row for row in seen if row[1] + self._reach[side][1] <= now}
+            over = {row for row in seen if self.limit(side, row) <= now}
             if self._outer[side]:
                 for account, *rest in over - self._paired[side]:
                     nulls = (None, None)
@@ -221,18 +227,19 @@ def joining(
     function: ProcessJoinFunction | None = None,
     how: JoinKind = "inner",
     time: str | None = "at",
+    column: str | None = None,
 ) -> TimedJoin:
     sides = sides_of(schemas, late=late, how=how, time=time)
     outer = sides[0].outer, sides[1].outer
     merged = function or MergedColumns(*schemas, KEYS, ("_left", "_right"), outer)
-    return TimedJoin(lower, upper, sides, merged)
+    return TimedJoin(lower, upper, sides, merged, column)
 
 
 def counted(pairs: Iterable[tuple[Row, Row]]) -> Counter[tuple[Any, ...]]:
     return Counter((*left, *right[1:]) for left, right in pairs)
 
 
-def _pairs(made: Iterable[Record]) -> list[tuple[Any, ...]]:
+def pairs_in(made: Iterable[Record]) -> list[tuple[Any, ...]]:
     return [row for record in made if None not in (row := tuple(record.values()))]
 
 
@@ -272,8 +279,8 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
             late += [row] if pairs is None else []
             expected += pairs or []
         made = running.take(side, *dealt)
-        alone += without_pairs(made)
-        assert _pairs(made) == [(*left, *right[1:]) for left, right in expected]
+        alone += withoutpairs_in(made)
+        assert pairs_in(made) == [(*left, *right[1:]) for left, right in expected]
         assert running.late == late
         if rng.random() < 0.3:
             model.now = max(model.now, now - 100 * rng.randrange(6, 10))
@@ -321,8 +328,8 @@ def test_regular_joins_equal_the_model_through_snapshots_and_rescaling(
         )
         expected = [pair for row in dealt for pair in model.take(side, row) or []]
         made = running.take(side, *dealt)
-        assert _pairs(made) == [(*left, *right[1:]) for left, right in expected]
-        alone += without_pairs(made)
+        assert pairs_in(made) == [(*left, *right[1:]) for left, right in expected]
+        alone += withoutpairs_in(made)
         if step % 20 == 19:
             parallelism = rng.choice([1, 2, 3])
             handles = running.snapshot()

@@ -17,7 +17,7 @@ import pytest
 from examples.interval_join import PaidOrder, paid
 from tests.runtime.test_union import begin
 from tests.support.clusters import AnyCluster
-from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.counting_source import SCHEMA, CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import killed_and_rescaled
 from tests.support.scripted_sink import ScriptedSink, throttled_sink
@@ -60,6 +60,15 @@ Ids = tuple[int | None, int | None]
 
 def interval(orders: KeyedStream, payments: KeyedStream) -> Stream:
     return orders.interval_join(payments).between(LOWER_S, UPPER_S).merge(uid="pairs")
+
+
+def until_column(orders: KeyedStream, payments: KeyedStream) -> Stream:
+    joined = orders.interval_join(payments, how="full").between(LOWER_S, "amount")
+    return joined.merge("id_left", "id_right", "account", uid="pairs")
+
+
+def in_column(left: int, right: int) -> bool:
+    return right - left >= LOWER_S * 1000 and right <= amount_of(left)
 
 
 def in_interval(left: int, right: int) -> bool:
@@ -196,6 +205,15 @@ def test_the_example_tells_each_paid_order_once(cluster: AnyCluster, tmp_path: P
             marks=pytest.mark.servers,
         ),
         pytest.param(RocksDBBackend(), True, regular, anywhere, id="regular-unaligned"),
+        pytest.param(
+            RocksDBBackend(),
+            True,
+            until_column,
+            in_column,
+            id="column-rocksdb-unaligned",
+            marks=pytest.mark.servers,
+        ),
+        pytest.param(HeapBackend(), False, until_column, in_column, id="column", marks=SLOW),
         pytest.param(
             RocksDBBackend(),
             False,

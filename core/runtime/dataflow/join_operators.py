@@ -9,6 +9,8 @@ right are their mirror:
     a pair  <=>  lower <= right's time - left's time <= upper
     late  <=>  event time <= w;  a late record is not joined
     kept as long as  time + upper > w, and at most one step longer: moments are whole steps
+    if a column of the left stream is the upper limit, its value takes the place of time + upper;
+    a right record is then kept as long as before, because `lower` is fixed
     alone  <=>  kept, on an outer side, and in no pair so far;  emitted alone when it is dropped
     at the end of the input the rows of outer sides are dropped, and no others
 """
@@ -20,6 +22,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue, ConfigError
@@ -43,7 +46,13 @@ from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes
-from onceflow.core.state.states.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of
+from onceflow.core.state.states.kept_rows import (
+    ROWS_A_CHUNK,
+    KeptRows,
+    check_moments,
+    coarse_moments_of,
+    moments_of,
+)
 from onceflow.core.state.states.operator_state import OperatorStateStore
 from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
@@ -70,12 +79,20 @@ class JoinOperator(SnapshottedOperator):
         self._sides = join.sides
         self._reach_ms = join.reach_ms
         self._steps_ms = join.steps_ms
+        self._upper = join.upper
         self._clock = (clock or StateClock()) if join.by_clock else None
         self._event_time = event_time
         self._watermark = event_time.least
         self.kept = [
-            KeptRows(store, f"onceflow.{side.name}-rows", side.schema, key, outer=side.outer)
-            for side, key in zip(join.sides, work.keys, strict=True)
+            KeptRows(
+                store,
+                f"onceflow.{side.name}-rows",
+                side.schema,
+                key,
+                outer=side.outer,
+                limited=number == 0 and join.upper is not None,
+            )
+            for number, (side, key) in enumerate(zip(join.sides, work.keys, strict=True))
         ]
         context = KeyedContext(store, states, self._operator, self._side_outputs)
         self._late = [
@@ -193,19 +210,13 @@ class JoinOperator(SnapshottedOperator):
         mine, others = self.kept[side], self.kept[1 - side]
         names = self._keys[side]
         keys = read_key_columns([rows.column(name) for name in names], names)
-        first, last = self._reach_ms[side]
-        moments = moments_of(times + last, self._steps_ms[side])
-        check_moments(moments, times, self._sides[side].time or "the clock")
-        # A partner at time p is kept until the time p - first of its own latest partner. That time
-        # is between this row's time and `last - first` after it.
-        step_ms = self._steps_ms[1 - side]
-        firsts, lasts = moments_of(times, step_ms), moments_of(times + (last - first), step_ms)
+        limits, moments = self._limits_and_moments(side, rows, times)
         alone = np.ones(len(times), np.bool_)
         used: list[Ints] = []
+        firsts, lasts = self._moments_of_partners(side, times, limits)
         for row_indices, entries in others.find_near(keys, hashes, firsts, lasts):
             # Moments are rounded to steps, so `find_near` returns a few rows too many.
-            distances = others.times(entries) - times[row_indices]
-            near = (first <= distances) & (distances <= last)
+            near = self._are_near(side, times[row_indices], limits[row_indices], entries)
             partners, of_rows = entries[near], row_indices[near]
             alone[of_rows] = False
             others.mark_paired(partners)
@@ -213,17 +224,58 @@ class JoinOperator(SnapshottedOperator):
             used.append(np.unique(entries))
             self._emit_pairs(side, rows, of_rows, partners)
         # Do not keep a row that no partner can follow any more, whether it has a pair or not.
-        keeps = times + last > now
+        keeps = limits > now
         if not keeps.all():
             if mine.outer:
                 self._emit_alone(side, _take(rows, np.flatnonzero(alone & ~keeps)))
             chosen = np.flatnonzero(keeps)
             rows, hashes, times = _take(rows, chosen), hashes[chosen], times[chosen]
             keys = tuple(column.take(chosen) for column in keys)
-            moments, alone = moments[chosen], alone[chosen]
+            moments, alone, limits = moments[chosen], alone[chosen], limits[chosen]
         if len(times):
-            mine.finish(mine.add(keys, hashes, rows, times, moments, alone))
+            mine.finish(mine.add(keys, hashes, rows, times, moments, alone, limits))
         others.finish(np.concatenate(used) if used else np.zeros(0, np.int64))
+
+    def _limits_and_moments(
+        self, side: int, rows: pa.RecordBatch, times: Ints
+    ) -> tuple[Ints, Ints]:
+        """Return the latest time of each row's partners, and the moment until which it is kept."""
+        step_ms, last = self._steps_ms[side], self._reach_ms[side][1]
+        if self._upper is None or side == 1:
+            limits = times + last
+            moments = moments_of(limits, step_ms)
+            check_moments(moments, times, self._sides[side].time or "the clock")
+            return limits, moments
+        uppers = times_ms(rows.column(self._upper), self._upper, "is joined with nothing")
+        limits = uppers + last
+        moments = coarse_moments_of(times, limits, step_ms)
+        check_moments(moments, uppers, self._upper)
+        check_moments(moments_of(times, step_ms), times, self._sides[side].time or "the clock")
+        return limits, moments
+
+    def _moments_of_partners(self, side: int, times: Ints, limits: Ints) -> tuple[Ints, Ints]:
+        """Return the first and the last moment until which a partner of each row is kept."""
+        # A left partner is kept until its limit, which is not before this row's time. A partner at
+        # time p with a fixed reach is kept until p + its last distance. For times p from the
+        # earliest to the latest partner, this is from this row's time to `limits - first`.
+        step_ms, others = self._steps_ms[1 - side], self.kept[1 - side]
+        firsts = moments_of(times, step_ms)
+        if self._upper is not None and side == 1:
+            return firsts, np.full(len(times), others.last_moment or 0)
+        return firsts, moments_of(limits - self._reach_ms[side][0], step_ms)
+
+    def _are_near(
+        self, side: int, times: Ints, limits: Ints, entries: Ints
+    ) -> npt.NDArray[np.bool_]:
+        """Return for each pair of a row and a kept row whether both limits hold."""
+        others = self.kept[1 - side]
+        partners = others.times(entries)
+        if self._upper is not None and side == 1:
+            return (partners <= limits) & (others.limits(entries) >= times)
+        near: npt.NDArray[np.bool_] = (partners <= limits) & (
+            partners >= times + self._reach_ms[side][0]
+        )
+        return near
 
     def _emit_pairs(self, side: int, rows: pa.RecordBatch, of_rows: Ints, partners: Ints) -> None:
         """Emit the pairs in the order of rows. A row's earlier partners come first."""

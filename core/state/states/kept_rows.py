@@ -4,8 +4,9 @@ A moment is a point of event time, rounded up to a step. When it is reached, all
 moment are removed together.
 
 The rows are in a table of last values. Its columns are the row's columns that are no key, the row's
-time, and for outer joins whether the row is alone: without a partner so far. The namespace of a row
-holds its moment, and its number among the rows of its key and moment.
+time, for outer joins whether the row is alone (without a partner so far), and for joins in which
+rows have limits of their own the limit. The namespace of a row holds its moment, and its number
+among the rows of its key and moment.
 
 A filter in memory holds for each key the moments of which it may have rows, to save lookups without
 a result. It may hold moments of which a key has no row.
@@ -39,7 +40,7 @@ from onceflow.core.state.stores.keyed_store import KeyedStateStore
 from onceflow.core.state.types.record_types import explain_not_kept, value_type
 from onceflow.core.state.types.serializers import serializer_of
 
-TIME, COUNT = "onceflow.time", "onceflow.count"
+TIME, COUNT, LIMIT = "onceflow.time", "onceflow.count", "onceflow.limit"
 NUMBER_BITS = 24
 """The bits of a row's number, unless there are more moments: 16 million rows of a key and moment.
 """
@@ -51,7 +52,9 @@ FILTER_WORDS_MIN, FILTER_WORDS_MAX = 1 << 12, 1 << 22
 """The number of words of 8 bytes: 32 KB to 32 MB a stream. Keys with equal last hash bits share a
 word."""
 _MOMENT_BITS = 64
-"""The bits of a word of the filter: moments that are equal modulo 64 share a bit."""
+"""The bits of a word of the filter. Moments share bits; see `_bit_of`."""
+_COARSE_BITS_MAX = 22
+"""The largest step between moments of rows with limits, as a power of two: 48 days of seconds."""
 _NONE: Ints = np.zeros(0, np.int64)
 _SIGNS = re.compile(r"[%=,()\[\]]")
 
@@ -175,9 +178,13 @@ class KeptRows:
         key: Sequence[str],
         *,
         outer: bool,
+        limited: bool = False,
         number_bits: int = NUMBER_BITS,
     ) -> None:
-        """Open the table. If `outer`, it also stores for each row whether the row is alone."""
+        """Open the table. If `outer`, it also stores for each row whether the row is alone.
+
+        If `limited`, it also stores the limit of each row.
+        """
         self._number_bits = number_bits
         self._schema = schema
         self._key = tuple(key)
@@ -188,6 +195,9 @@ class KeptRows:
         ]
         if outer:
             columns.append(AccumulatorColumn(ALONE, "last", pa.bool_()))
+        self._limit_column = len(columns) if limited else None
+        if limited:
+            columns.append(AccumulatorColumn(LIMIT, "last", pa.int64()))
         self._first_column = len(columns)
         columns += [column.of_table for column in self._columns]
         key_types = [schema.field(column_name).type for column_name in key]
@@ -195,7 +205,7 @@ class KeptRows:
         self._moments = set(self._table.namespaces(number_bits).tolist())
         # Any restored key may have rows of any restored moment.
         # A set: the sum of distinct powers of two is their union.
-        bits = np.uint64(sum({1 << (moment % _MOMENT_BITS) for moment in self._moments}))
+        bits = np.uint64(sum({1 << _bit_of(moment) for moment in self._moments}))
         self._filter = np.full(FILTER_WORDS_MIN, bits, np.uint64)
 
     @property
@@ -256,7 +266,7 @@ class KeptRows:
         for moment in sorted(
             candidate for candidate in self._moments if earliest <= candidate <= latest
         ):
-            bit = np.uint64(moment % _MOMENT_BITS)
+            bit = np.uint64(_bit_of(moment))
             may = ((bits >> bit) & np.uint64(1)).astype(np.bool_)
             mine = np.flatnonzero(may & (firsts <= moment) & (lasts >= moment))
             rows.append(mine)
@@ -280,8 +290,11 @@ class KeptRows:
         times: Ints,
         moments: Ints,
         alone: npt.NDArray[np.bool_],
+        limits: Ints | None = None,
     ) -> Ints:
         """Keep rows until their moments; return their entries.
+
+        `limits` are stored if the table has limits.
 
         Raises:
             BadStateValue: One key has too many rows of one moment; names the row.
@@ -289,7 +302,7 @@ class KeptRows:
         table, namespaces = self._table, moments << self._number_bits
         self._grow_filter()
         words = self._filter_words(hashes)
-        bits = (self._filter[words] >> (moments % _MOMENT_BITS).astype(np.uint64)) & np.uint64(1)
+        bits = (self._filter[words] >> _bits_of(moments)) & np.uint64(1)
         # The filter saves reads of the database: keys without the bit have no row there.
         known = np.flatnonzero(bits)
         table.fetch(namespaces[known], tuple(column.take(known) for column in keys), hashes[known])
@@ -319,6 +332,9 @@ class KeptRows:
         table.put(0, entries, times)
         if self.outer:
             table.put(2, entries, alone)
+        if self._limit_column is not None:
+            assert limits is not None
+            table.put(self._limit_column, entries, limits)
         for index, column in enumerate(self._columns, self._first_column):
             table.put(index, entries, column.to_table(rows.column(column.name)))
         self._add_to_filter(words, moments)
@@ -327,6 +343,11 @@ class KeptRows:
     def times(self, entries: Ints) -> Ints:
         """Return the times of the rows."""
         return self._table.numbers(0, entries)
+
+    def limits(self, entries: Ints) -> Ints:
+        """Return the limits of the rows."""
+        assert self._limit_column is not None
+        return self._table.numbers(self._limit_column, entries)
 
     def numbers(self, entries: Ints) -> Ints:
         """Return numbers that sort rows of one key and one time in the order of their addition."""
@@ -407,10 +428,8 @@ class KeptRows:
         gone = {moment for moment in self._moments if moment <= until}
         self._moments -= gone
         # A bit is cleared only when no moment that shares it is left.
-        used = {moment % _MOMENT_BITS for moment in self._moments}
-        bits = sum(
-            {1 << (moment % _MOMENT_BITS) for moment in gone if moment % _MOMENT_BITS not in used}
-        )
+        used = {_bit_of(moment) for moment in self._moments}
+        bits = sum({1 << bit for bit in set(map(_bit_of, gone)) - used})
         if bits:
             self._filter &= ~np.uint64(bits)
 
@@ -432,7 +451,7 @@ class KeptRows:
         for moment in np.unique(moments).tolist():
             self._moments.add(moment)
             mine = words[moments == moment]
-            self._filter[mine] |= np.uint64(1 << (moment % _MOMENT_BITS))
+            self._filter[mine] |= np.uint64(1 << _bit_of(moment))
 
 
 def _split_rows(rows: Ints, counts: Ints) -> Iterator[slice]:
@@ -458,6 +477,30 @@ def moments_of(times: Ints, step_ms: int) -> Ints:
     # Negating twice turns numpy's rounding down into rounding up.
     moments: Ints = -(-times // step_ms)
     return moments
+
+
+def coarse_moments_of(times: Ints, limits: Ints, step_ms: int) -> Ints:
+    """Return moments at or after `limits`, in steps, for rows that have their own limits.
+
+    A row is kept too long by at most one step or an eighth of the time to its limit. Coarser
+    moments for distant limits keep the number of different moments small.
+    """
+    steps = np.maximum((limits - times) // (8 * step_ms), 1)
+    coarse = np.left_shift(1, np.minimum(np.log2(steps).astype(np.int64), _COARSE_BITS_MAX))
+    moments: Ints = -(moments_of(limits, step_ms) // -coarse) * coarse
+    return moments
+
+
+def _bit_of(moment: int) -> int:
+    """Return the moment's bit in a word of the filter."""
+    # Coarse moments are multiples of powers of two, so their last bits alone are zero.
+    return (moment ^ (moment >> 6) ^ (moment >> 12) ^ (moment >> 18)) % _MOMENT_BITS
+
+
+def _bits_of(moments: Ints) -> Hashes:
+    """Return the bit of each moment, as `_bit_of`."""
+    bits = (moments ^ (moments >> 6) ^ (moments >> 12) ^ (moments >> 18)) % _MOMENT_BITS
+    return bits.astype(np.uint64)
 
 
 def check_moments(moments: Ints, times: Ints, column: str, number_bits: int = NUMBER_BITS) -> None:

@@ -86,6 +86,11 @@ class Program:
     """By source and split, how many batches can be read."""
 
     @property
+    def ends_at_left(self) -> bool:
+        """True if the interval of an interval join ends at a column: the left record's time."""
+        return self.seed % 2 == 1
+
+    @property
     def is_union(self) -> bool:
         """True if several sources form one stream."""
         return len(self.sides) > 1 and self.kind not in OF_TWO_STREAMS
@@ -149,7 +154,7 @@ class Program:
                 return first.process(ByRecord(version), uid="work")
             case "interval":
                 joined = first.interval_join(keyed[1], how=self.how)
-                return joined.between(-0.05, 0.03).merge(uid="work")
+                return joined.between(-0.05, "at" if self.ends_at_left else 0.03).merge(uid="work")
             case "regular":
                 return first.join(keyed[1], how=self.how, ttl="1 h").merge(uid="work")
             case "co_group":

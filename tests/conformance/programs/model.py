@@ -221,13 +221,14 @@ def _check_pairs(program: Program, history: History, rows: Sequence[Row]) -> Non
         if program.kind == "regular" or arrival.record["at"] > arrival.watermark:
             sides[arrival.side].append(arrival.record)
     paired: set[int] = set()
+    upper_ms = 0 if program.ends_at_left else 30
 
     def add(key: Any, left: Row | None, right: Row | None) -> None:
         expected[(plain(key), *_half(history, left), *_half(history, right))] += 1
 
     for left in sides[0]:
         for right in sides[1]:
-            near = program.kind == "regular" or -50 <= right["at"] - left["at"] <= 30
+            near = program.kind == "regular" or -50 <= right["at"] - left["at"] <= upper_ms
             if near and plain(left["key"]) == plain(right["key"]):
                 add(left["key"], left, right)
                 paired |= {left["id"], right["id"]}
