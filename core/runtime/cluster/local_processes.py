@@ -106,7 +106,7 @@ class LocalSlots:
 
     def _run(self) -> None:
         # Slots will need the same modules of onceflow as the driver: import them once in the host.
-        imports = [name for name in list(sys.modules) if name.startswith(_OURS)]
+        imports = [name for name in list(sys.modules) if name.startswith(IMPORTED_BY_HOST)]
         try:
             for slot in range(self._plan.parallelism):
                 if not self._killed.is_set():
@@ -189,7 +189,8 @@ class LocalSlots:
         return ""
 
 
-_OURS = ("onceflow.core.", "onceflow.sources.", "onceflow.sinks.")
+IMPORTED_BY_HOST: tuple[str, ...] = ("onceflow.core.", "onceflow.sources.", "onceflow.sinks.")
+"""The beginnings of the names of modules that the host imports if the driver has imported them."""
 _HOSTS: list[process_host.ProcessHost] = []
 _HOSTS_LOCK = threading.Lock()
 

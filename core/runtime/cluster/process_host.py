@@ -44,6 +44,9 @@ _PRELOADED = (
     # pyarrow imports pandas as soon as it receives a list; it is half of a slot's imports.
     "pandas",
     "pyarrow.pandas_compat",
+    # What the first pandas check of pyarrow, and the first look-up of a host name, import.
+    "pyarrow.vendored.version",
+    "encodings.idna",
     "onceflow.core.state.stores.store_parts",
     "onceflow.core.state.heap.store",
     "onceflow.core.state.rocksdb.store",

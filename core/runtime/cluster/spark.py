@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from onceflow.core import errors
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import MODULES_ON_EXECUTORS
-from onceflow.core.runtime.slot.slot import run_slot
+from onceflow.core.runtime.slot.slot import run_slot_on_spark
 
 _log = logging.getLogger("onceflow.runtime.cluster")
 
@@ -171,7 +171,7 @@ class SparkStage:
 def _slot_body(plan: AttemptPlan) -> Callable[[Iterable[int]], Iterator[str]]:
     def body(numbers: Iterable[int]) -> Iterator[str]:
         del numbers
-        yield run_slot(plan, BarrierTaskContext.get().partitionId())
+        yield run_slot_on_spark(plan, BarrierTaskContext.get().partitionId())
 
     return body
 

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from onceflow.core.errors import ConfigError, OnceflowError, SparkStopped
 from onceflow.core.runtime.cluster.spark import stage_error, take_signals_from_jvm
 from onceflow.core.runtime.slot.context import AttemptPlan
-from onceflow.core.runtime.slot.slot import run_slot
+from onceflow.core.runtime.slot.slot import run_slot_on_spark
 from onceflow.core.runtime.transport.addresses import find_route_source
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def _slot_body(plan: AttemptPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterat
         for _ in batches:
             pass
         context: Any = BarrierTaskContext.get()
-        yield pa.RecordBatch.from_pydict({"ended": [run_slot(plan, context.partitionId())]})
+        yield pa.RecordBatch.from_pydict(
+            {"ended": [run_slot_on_spark(plan, context.partitionId())]}
+        )
 
     return body
 

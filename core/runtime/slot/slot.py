@@ -45,9 +45,27 @@ from onceflow.core.settings.pipeline_settings import TlsFiles
 
 
 def run_slot(plan: AttemptPlan, slot: int) -> str:
-    """Run slot number `slot` to its end; return why it ended. Called by Spark, or a process."""
+    """Run slot number `slot` to its end; return why it ended.
+
+    Called in a process whose host has frozen its imported objects before it forked the process.
+    """
     with _interrupts_ignored():
         return Slot(plan, slot).run()
+
+
+def run_slot_on_spark(plan: AttemptPlan, slot: int) -> str:
+    """Run a slot as `run_slot` does, in a Python worker of Spark: another task may follow.
+
+    Freezes the imported objects meanwhile, unless the daemon of the workers has frozen them.
+    """
+    # Python counts frozen objects one by one: 10 ms that a slot of local processes is spared.
+    if gc.get_freeze_count():
+        return run_slot(plan, slot)
+    gc.freeze()
+    try:
+        return run_slot(plan, slot)
+    finally:
+        gc.unfreeze()
 
 
 class Slot:
@@ -101,9 +119,6 @@ class Slot:
 
     def run(self) -> str:
         """Restore the deployed state, then wait for the end; return why the slot ended."""
-        # A host or daemon has frozen its imported objects before it forked this process.
-        if own := not gc.get_freeze_count():
-            gc.freeze()
         gc.set_threshold(50_000, 20, 50)  # batches make many short-lived objects and no cycles
         # A thread that returns from the network waits this long for a computing thread.
         sys.setswitchinterval(0.001)
@@ -114,8 +129,6 @@ class Slot:
         ended = self._control.ended.result()
         self._beside.shutdown(wait=False, cancel_futures=True)
         control.join()
-        if own:
-            gc.unfreeze()
         return ended
 
     def _restore(self, deploy: Deploy) -> Restored | RestoreFailed | RestoreEnded:
