@@ -23,6 +23,7 @@ from tests.tiers import has_all_folders, mark_left_out
 
 from onceflow import LocalProcesses
 from onceflow.core.crash_points import VARIABLE
+from onceflow.core.runtime.cluster import local_processes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +39,21 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+# Slots are forks of a host. A program of a test module imports pytest, which takes a slot longer
+# than all its other work. The host imports pytest once, and the modules of most programs.
+local_processes.IMPORTED_BY_HOST += (
+    "_pytest.",
+    "tests.support.clusters",
+    "tests.support.counting_source",
+    "tests.support.directory_sink",
+    "tests.support.held_up",
+    "tests.support.ledger",
+    "tests.support.program",
+    "tests.support.scripted_sink",
+    "tests.support.scripted_source",
+    "tests.support.waiting",
+)
 
 
 @pytest.hookimpl(wrapper=True)

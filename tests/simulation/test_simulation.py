@@ -20,9 +20,13 @@ SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "200"))
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "schedules", [SCHEDULES, pytest.param(25 * SCHEDULES, marks=pytest.mark.slow)]
+    "schedules",
+    [
+        SCHEDULES // 4,
+        pytest.param(SCHEDULES, marks=pytest.mark.servers),
+        pytest.param(25 * SCHEDULES, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.only_proof
 def test_every_invariant_holds_in_random_schedules(schedules: int) -> None:
     found = explore(range(SEED, SEED + schedules))
     _fail_of_the_shortest(found)

@@ -100,29 +100,36 @@ def _terminate(running: Driver) -> None:
 
 
 # A supervisor that knows the driver; ^C is what the next tests send.
-_TELLING = ((_PROGRAM, _terminate),)
 _WAYS = [
-    pytest.param(
-        command,
-        send,
-        marks=() if (command, send) in _TELLING else pytest.mark.slow,
-        id=f"{Path(command[0]).name.partition('3')[0]}-{send.__name__.lstrip('_')}",
-    )
-    for command in (_PROGRAM, _SUBMITTED)
-    for send in (_interrupt_group, _terminate, _terminate_group)
+    pytest.param(_PROGRAM, _terminate, LocalProcesses(), id="processes-terminate"),
+    *(
+        pytest.param(
+            command,
+            send,
+            None,
+            marks=(
+                pytest.mark.servers
+                if (command, send) == (_PROGRAM, _terminate)
+                else pytest.mark.slow
+            ),
+            id=f"{Path(command[0]).name.partition('3')[0]}-{send.__name__.lstrip('_')}",
+        )
+        for command in (_PROGRAM, _SUBMITTED)
+        for send in (_interrupt_group, _terminate, _terminate_group)
+    ),
 ]
 
 
-@pytest.mark.parametrize(("command", "send"), _WAYS)
-@pytest.mark.only_proof
+@pytest.mark.parametrize(("command", "send", "runs_on"), _WAYS)
 def test_a_signal_is_a_stop_with_a_last_checkpoint(
     tmp_path: Path,
     program: Callable[..., Driver],
     command: Sequence[str],
     send: Callable[[Driver], None],
+    runs_on: LocalProcesses | None,
 ) -> None:
-    """Sent to the group, or to the one process that a supervisor knows."""
-    running = program(command)
+    """Sent to the group, or to the one process that a supervisor knows. None is Spark."""
+    running = program(command, cluster=runs_on)
     running.slots()
     send(running)
     assert (running.wait(_PATIENCE_S), "ended: stopped" in running.output()) == (0, True), (

@@ -276,7 +276,7 @@ MYSQL = TypeTables(
         "day": ("DATE", st.dates(dt.date(1, 1, 1)), pa.date32()),
         "ts": ("DATETIME(6)", st.datetimes(), pa.timestamp("us")),
     },
-    fuzzes=25,
+    fuzzes=15,
     shown_types=(
         "SELECT column_type FROM information_schema.columns WHERE table_schema = DATABASE() "
         "AND table_name = '{table}' ORDER BY ordinal_position"

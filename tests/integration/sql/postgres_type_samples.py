@@ -328,7 +328,7 @@ POSTGRES = TypeTables(
         "a": ("int[]", st.lists(st.none() | st.integers(0, 9)), pa.list_(pa.int64())),
         "tz": ("timestamptz", st.none(), pa.timestamp("us", "UTC")),
     },
-    fuzzes=40,
+    fuzzes=15,
     shown_types=(
         "SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
         "WHERE attrelid = '{table}'::regclass AND attnum > 0 ORDER BY attnum"

@@ -224,7 +224,7 @@ def feeds(draw: st.DrawFn) -> _Feed:
     return feed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(feed=feeds(), data=st.data(), mode=st.sampled_from(alignment.AlignmentMode))
 def test_snapshot_holds_every_record_before_its_barrier_and_aligned_no_other(
     feed: _Feed, data: st.DataObject, mode: alignment.AlignmentMode
