@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.options.sql_reads import SqlRead
     from onceflow.connectors.spark.options.words import OptionWords
     from onceflow.connectors.spark.readers.sql import SqlReader
-    from onceflow.core.spi import Sink
+    from onceflow.core.spi import Sink, Source
 
 
 class CheckpointsFormat(DataSource):
@@ -227,6 +227,40 @@ class PostgresFormat(_SqlFormat):
         return POSTGRES_READ
 
 
+class PostgresChangesFormat(DataSource):
+    """The format `onceflow-postgres-changes`: a table and its changes, for `readStream`."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return "onceflow-postgres-changes"
+
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.arrow_rows import spark_schema
+
+        with naming_extras():
+            from onceflow.connectors.spark.options.postgres_changes import CHANGES_READ
+
+        source: Source = CHANGES_READ.make(self.options)
+        with CHANGES_READ.words.translate_errors():
+            return spark_schema(source.schema)
+
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from onceflow.connectors.spark.versions import SparkInterface, require
+
+        # Without the batch's start, a reader would not know after a crash where to continue.
+        require(SparkInterface.READ_LIMITS, self.name())
+        with naming_extras():
+            from onceflow.connectors.spark.options.postgres_changes import CHANGES_READ
+            from onceflow.connectors.spark.readers.postgres_changes import ChangesStreamReader
+
+        read, words = CHANGES_READ.make(self.options), CHANGES_READ.words
+        with words.translate_errors():
+            return ChangesStreamReader(read, schema).speaking(words)
+
+
 class MySQLFormat(_SqlFormat):
     """The format `onceflow-mysql`, also for MariaDB."""
 
@@ -339,6 +373,7 @@ FORMATS: tuple[type[DataSource], ...] = (
     FilesFormat,
     KafkaFormat,
     MySQLFormat,
+    PostgresChangesFormat,
     PostgresFormat,
     SQLiteFormat,
     *STATE_FORMATS,

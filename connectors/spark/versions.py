@@ -36,7 +36,8 @@ class SparkInterface(Enum):
     READ_LIMITS = Interface(
         (4, 2),
         "read limits, so `maxOffsetsPerTrigger` and `Trigger.AvailableNow` in several batches",
-        "an option that limits a batch is refused; AvailableNow is one batch",
+        "`onceflow-postgres-changes`, and an option that limits a batch, is refused; AvailableNow"
+        " is one batch",
     )
 
 

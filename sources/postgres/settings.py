@@ -33,7 +33,9 @@ class ChangesOptions(DatabaseAccess):
         default=None,
         metadata=option(
             "Name of the one table to read: `table` or `schema.table`; upper and lower case are"
-            " kept. A part with a dot in it is in double quotes"
+            " kept. A part with a dot in it is in double quotes",
+            spark="table",
+            aliases=("dbtable",),
         ),
     )
     tables: Sequence[str] | None = field(
@@ -50,7 +52,8 @@ class ChangesOptions(DatabaseAccess):
         default=None,
         metadata=option(
             "Name of the replication slot. It is created if there is none. Default:"
-            " `onceflow_<job>_<uid>`"
+            " `onceflow_<job>_<uid>`",
+            spark="slot",
         ),
     )
     publication: str | None = field(
@@ -58,7 +61,8 @@ class ChangesOptions(DatabaseAccess):
         metadata=option(
             "Name of the publication. It is created if there is none, which needs the tables'"
             " owner. Default: the name of the slot. The source adds tables to and removes them from"
-            " a publication of this name only"
+            " a publication of this name only",
+            spark="publication",
         ),
     )
     first_copy: str | FirstCopy = field(
@@ -68,6 +72,7 @@ class ChangesOptions(DatabaseAccess):
             " changes after the slot was created. `only` reads only the rows, all as of one moment,"
             " and ends; it uses no slot and no publication",
             choice(FirstCopy),
+            spark="firstCopy",
         ),
     )
     schema: SchemaLike | None = field(
@@ -77,6 +82,7 @@ class ChangesOptions(DatabaseAccess):
             " Arrow schema, or a mapping from name to type. Columns that are added to the table"
             " later are then not read. Default: all columns of the table; the job stops when one is"
             " added, and its next start reads it, too. With `tables`, see `schemas`",
+            spark="schema",
         ),
     )
     schemas: Mapping[str, object] | None = field(
@@ -94,6 +100,7 @@ class ChangesOptions(DatabaseAccess):
             " `_xid`, `_table` (`schema.table`), `_unchanged` (the columns that an update left as"
             " they were and did not send). All but `_table` are null in copied rows",
             NAMES,
+            spark="metadata",
         ),
     )
     copy_parallelism: int = field(
@@ -102,11 +109,16 @@ class ChangesOptions(DatabaseAccess):
             "Number of connections that read the first copy: tables, and ranges of a large table's"
             " key, side by side",
             COUNT,
+            spark="copyParallelism",
         ),
     )
     chunk_rows: int = field(
         default=100_000,
-        metadata=option("Number of rows that one transaction of the first copy reads", COUNT),
+        metadata=option(
+            "Number of rows that one transaction of the first copy reads",
+            COUNT,
+            spark="chunkRows",
+        ),
     )
     batch_rows: int = field(
         default=10_000, metadata=option("Maximum number of rows in a batch", COUNT)
@@ -117,6 +129,7 @@ class ChangesOptions(DatabaseAccess):
             "Number of changes up to which a transaction is passed on as a whole, so that no"
             " checkpoint cuts it. They are kept in memory",
             COUNT,
+            spark="transactionRowsMax",
         ),
     )
     status_interval: float = field(
@@ -125,6 +138,7 @@ class ChangesOptions(DatabaseAccess):
             "How often the server is told the position; it must be shorter than"
             " `wal_sender_timeout`",
             DURATION,
+            spark="statusInterval",
         ),
     )
 

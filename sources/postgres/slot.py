@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ SERVER_VERSION_MIN = 140000
 """PostgreSQL 14, the first whose pgoutput sends values in binary format."""
 _PLUGIN = "pgoutput"
 _NAME_MAX = 63
+_RETRY_S = 0.2
+_SESSION_NAME = "onceflow slot"
 _DROP_OLD_SLOT = (
     "If the job's slot already exists and the table is not new in tables=, the slot lacks earlier"
     " changes: drop the slot first"
@@ -320,6 +323,30 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
             " with another uid of the source, which copies the table anew"
         )
     return SlotState(bool(is_active), parse_lsn(confirmed))
+
+
+def read_present_lsn(endpoint: PostgresEndpoint) -> int:
+    """Return the LSN before which every durable transaction of the server has ended.
+
+    Raises the errors of `connect`.
+    """
+    with connect(endpoint, _SESSION_NAME) as session:
+        ((present,),) = session.query(_PRESENT_LSN)
+    return parse_lsn(present)
+
+
+def wait_until_free(endpoint: PostgresEndpoint, name: str, timeout_s: float) -> None:
+    """Wait until no reader uses slot `name`, at most `timeout_s`.
+
+    The server takes a moment to see that a killed reader is gone. Raises the errors of `connect`
+    and of `find_slot`.
+    """
+    deadline = time.monotonic() + timeout_s
+    with connect(endpoint, _SESSION_NAME) as session:
+        while (state := find_slot(session, name)) is not None and state.is_active:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_RETRY_S)
 
 
 def check_position(

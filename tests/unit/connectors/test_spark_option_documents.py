@@ -16,6 +16,7 @@ from typing import cast
 from onceflow.connectors.spark.options import option_table, sql_reads
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
+from onceflow.connectors.spark.options.postgres_changes import CHANGES_READ
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
 from onceflow.connectors.spark.versions import SparkInterface
 
@@ -89,6 +90,7 @@ OPTIONS = {
         f"{table.format} {table.direction}": _rows(table)
         for table in (
             KAFKA_WRITE,
+            CHANGES_READ,
             FILES_WRITE,
             FILES_READ,
             CHECKPOINTS_READ,

@@ -20,6 +20,7 @@ from onceflow.connectors.spark.options.kafka import (
     schema_of_reading,
 )
 from onceflow.connectors.spark.options.option_table import PROTOCOL_OPTIONS, OptionTable, own_sink
+from onceflow.connectors.spark.options.postgres_changes import CHANGES_READ
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
@@ -33,6 +34,7 @@ TABLES = (
     KAFKA_WRITE,
     KAFKA_READ_STREAM,
     KAFKA_READ,
+    CHANGES_READ,
     FILES_WRITE,
     FILES_READ,
 )
