@@ -183,7 +183,9 @@ class CopyThreads:
                     await_running(session, new, self._closed)
                 for copy in new:
                     if not self._closed.is_set():
-                        copy.copied = copy.copied.divide(self._plan(session, copy.table))
+                        copy.copied = copy.copied.divide(
+                            self._plan(session, copy.table), copy.table.key_orders
+                        )
                         if not self._settings.copies_rows:
                             self._skip_rows(session, copy)
                 if not self._settings.follows:

@@ -21,10 +21,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache
 from typing import TypeAlias
 
-Key: TypeAlias = tuple[int | str, ...]
+KeyValue: TypeAlias = int | str | Decimal
+Key: TypeAlias = tuple[KeyValue, ...]
 """The values of a key, compared as Postgres compares them."""
 
 _XID_COUNT = 1 << 32
@@ -124,6 +126,8 @@ class CopiedChunks:
     """An LSN after the last snapshot was taken."""
     rows: int = 0
     """The number of copied rows; only for people."""
+    orders: tuple[str, ...] = ()
+    """The orders of the columns of the upper keys; empty if they are not known."""
 
     @property
     def is_finished(self) -> bool:
@@ -149,9 +153,10 @@ class CopiedChunks:
             return self.ranges[at].chunks[-1].upper
         return self.ranges[at - 1].upper if at else None
 
-    def divide(self, uppers: Sequence[Key]) -> CopiedChunks:
+    def divide(self, uppers: Sequence[Key], orders: tuple[str, ...] = ()) -> CopiedChunks:
         """Return an empty copy whose ranges end at `uppers`, which ascend, and a last range."""
-        return CopiedChunks((*map(CopiedRange, uppers), CopiedRange(None)), self.ends_at)
+        ranges = (*map(CopiedRange, uppers), CopiedRange(None))
+        return CopiedChunks(ranges, self.ends_at, orders=orders)
 
     def extend(
         self, at: int, upper: Key | None, snapshot: str, lsn: int, rows: int = 0
@@ -162,7 +167,7 @@ class CopiedChunks:
         """
         ranges = list(self.ranges)
         ranges[at] = ranges[at].extend(upper, snapshot)
-        return CopiedChunks(tuple(ranges), max(self.ends_at, lsn), self.rows + rows)
+        return CopiedChunks(tuple(ranges), max(self.ends_at, lsn), self.rows + rows, self.orders)
 
 
 class CopyFilter:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, cast
 
 from onceflow.clients.postgres.catalog import literal
@@ -35,7 +36,7 @@ from onceflow.clients.postgres.replication import format_lsn, parse_lsn
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.spi import Split
-from onceflow.sources.postgres.first_copy import Chunk, CopiedChunks, CopiedRange
+from onceflow.sources.postgres.first_copy import Chunk, CopiedChunks, CopiedRange, Key, KeyValue
 
 _COPY_ALONE = "copy"
 """The id of the split of a copy without a stream."""
@@ -214,8 +215,12 @@ def _write_copy(copied: CopiedChunks) -> Mapping[str, object]:
     return {
         "ends_at": format_lsn(copied.ends_at),
         "rows": copied.rows,
+        "orders": copied.orders,
         "ranges": [
-            [part.upper, [[chunk.upper, chunk.snapshot] for chunk in part.chunks]]
+            [
+                _write_key(part.upper),
+                [[_write_key(chunk.upper), chunk.snapshot] for chunk in part.chunks],
+            ]
             for part in copied.ranges
         ],
     }
@@ -229,8 +234,24 @@ def _read_copy(copied: Mapping[str, Any]) -> CopiedChunks:
         )
         for upper, chunks in copied["ranges"]
     ]
-    return CopiedChunks(tuple(ranges), parse_lsn(copied["ends_at"]), int(copied["rows"]))
+    return CopiedChunks(
+        tuple(ranges),
+        parse_lsn(copied["ends_at"]),
+        int(copied["rows"]),
+        tuple(map(str, copied.get("orders", ()))),
+    )
 
 
-def _read_key(key: Sequence[int | str] | None) -> tuple[int | str, ...] | None:
-    return None if key is None else tuple(key)
+def _write_key(key: Key | None) -> Sequence[object] | None:
+    """Return the key in JSON: a decimal number is an array with its text."""
+    if key is None:
+        return None
+    return [[str(value)] if isinstance(value, Decimal) else value for value in key]
+
+
+def _read_key(key: Sequence[Any] | None) -> Key | None:
+    return None if key is None else tuple(map(_read_key_value, key))
+
+
+def _read_key_value(value: Any) -> KeyValue:
+    return value if isinstance(value, int | str) else Decimal(str(value[0]))

@@ -273,6 +273,12 @@ class PostgresReader(SourceReader):
                     " continue: the order of the table's key is not known here, so the table is"
                     f" copied in one transaction. {position.copy_anew}"
                 )
+            if uppers and copied.orders and copied.orders != table.key_orders:
+                raise OffsetOutOfRange(
+                    f"the first copy of table {table.name} cannot continue: the key had values of"
+                    f" the types {', '.join(copied.orders)}, and has"
+                    f" {', '.join(table.key_orders)} now. {position.copy_anew}"
+                )
             copies.append(TableCopy(table, copied))
         self._check_position(position)
         return CopyThreads(self._settings, self._name, copies, position)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,8 +22,14 @@ from onceflow.sources.postgres.columns import converter_of, default_type, is_tex
 _PARTS = re.compile(r'(?:(?P<schema>"(?:[^"]|"")+"|[^."]+)\.)?(?P<table>"(?:[^"]|"")+"|[^."]+)')
 FULL = "f"
 _NOTHING = "n"
-_WHOLE_NUMBERS = frozenset({"int2", "int4", "int8"})
 _BINARY_TEXTS = frozenset({"text", "varchar"})
+_ORDERS: Mapping[str, str] = {
+    **dict.fromkeys(("int2", "int4", "int8"), "number"),
+    **dict.fromkeys(_BINARY_TEXTS, "text"),
+    **{name: name for name in ("bool", "bytea", "date", "numeric", "timestamp", "timestamptz")},
+    "uuid": "uuid",
+}
+"""The order of the values of a key, by type: this process compares them as the server does."""
 _FACTS = """
     SELECT c.oid::bigint, c.relreplident::text, c.relkind::text,
            c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT EXISTS (
@@ -78,11 +84,14 @@ class SourceColumn:
     @property
     def has_known_order(self) -> bool:
         """True if this process compares values of the column as `order_expression` does."""
-        return not self.is_text_form and (
-            self.source.name in _BINARY_TEXTS
-            or self.source.name in _WHOLE_NUMBERS
-            or self.source.name == "uuid"
-        )
+        return self.order != ""
+
+    @property
+    def order(self) -> str:
+        """The name of the order in which a key's values are kept; empty if there is none."""
+        if self.is_text_form or self.source.element:
+            return ""
+        return _ORDERS.get(self.source.name, "")
 
     @property
     def has_own_order(self) -> bool:
@@ -126,6 +135,11 @@ class SourceTable:
     def has_chunks(self) -> bool:
         """True if the first copy can continue after a key: this process knows the keys' order."""
         return bool(self.key) and all(column.has_known_order for column in self.key_columns)
+
+    @property
+    def key_orders(self) -> tuple[str, ...]:
+        """The orders of the key's columns; empty if the copy cannot continue after a key."""
+        return tuple(column.order for column in self.key_columns) if self.has_chunks else ()
 
     @property
     def has_small_chunks(self) -> bool:
