@@ -151,8 +151,8 @@ class PublishedTable:
         if not path.endswith(_PARQUET):
             raise ConfigError(
                 f"{where} is not a Parquet file, and this reads Parquet only. For JSON use"
-                " spark.read.json(paths): onceflow.sinks.list_committed_files(url, sink_id).paths()"
-                " lists the files, relative to the directory"
+                " spark.read.json([f'{url}/{name}' for name in names]), with the names that"
+                " onceflow.sinks.list_committed_files(url, sink_id).paths() returns"
             )
         if isinstance(fs, LocalFileSystem):
             try:
