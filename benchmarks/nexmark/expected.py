@@ -1,0 +1,238 @@
+"""The results of the queries by DuckDB, and their comparison with what a job has written.
+
+Some queries update their results: the job's files have each update. `latest` then selects the last
+one of each key. It needs no order of the files, because a column of the result only ever grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import ReaderContext
+from onceflow.sources import NexmarkSource
+
+_DAY = "strftime(date_time, '%Y-%m-%d')"
+
+
+def _bucket(moment: str) -> str:
+    """Return the start of the window of ten seconds."""
+    return f"time_bucket(INTERVAL 10 SECOND, {moment}::TIMESTAMP)"
+
+
+_STATISTICS = """
+    count(*) AS total_bids,
+    count(*) FILTER (price < 10000) AS rank1_bids,
+    count(*) FILTER (price >= 10000 AND price < 1000000) AS rank2_bids,
+    count(*) FILTER (price >= 1000000) AS rank3_bids
+"""
+
+
+_WINNERS = """
+    SELECT DISTINCT ON (id) a.* EXCLUDE (n, date_time), a.date_time AS opened,
+        bidder, price, b.date_time AS date_time, b.extra AS bid_extra
+    FROM auction a JOIN bid b
+    ON a.id = b.auction AND b.date_time BETWEEN a.date_time AND a.expires
+    ORDER BY price DESC, b.n
+"""
+"""Each auction with its highest bid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The SQL of a query, and of the last updates among the rows of `result`."""
+
+    query: str
+    """A query over `person`, `auction` and `bid`."""
+    latest: str = "FROM result"
+
+
+EXPECTED: Mapping[str, Expected] = {
+    "q0": Expected("SELECT auction, bidder, price, date_time, extra FROM bid"),
+    "q1": Expected(
+        "SELECT auction, bidder, 0.908::DOUBLE * price AS price, date_time, extra FROM bid"
+    ),
+    "q2": Expected("SELECT auction, price FROM bid WHERE auction % 123 = 0"),
+    "q3": Expected(
+        """
+        SELECT name, city, state, a.id FROM auction a JOIN person p ON a.seller = p.id
+        WHERE category = 10 AND state IN ('OR', 'ID', 'CA')
+        """
+    ),
+    "q4": Expected(
+        f"""
+        SELECT category, sum(price)::DOUBLE / count(*) AS average, count(*) AS auctions
+        FROM ({_WINNERS}) GROUP BY category
+        """,
+        "SELECT DISTINCT ON (category) * FROM result ORDER BY auctions DESC",
+    ),
+    "q7": Expected(
+        f"""
+        SELECT auction, price, bidder, date_time, extra FROM bid
+        QUALIFY price = max(price) OVER (PARTITION BY {_bucket("date_time")})
+        """
+    ),
+    "q8": Expected(
+        f"""
+        SELECT DISTINCT p.id, name, {_bucket("p.date_time")} AS starttime
+        FROM person p JOIN auction a
+        ON p.id = a.seller AND {_bucket("p.date_time")} = {_bucket("a.date_time")}
+        """
+    ),
+    "q9": Expected(
+        f"""
+        SELECT id, item_name, description, initial_bid, reserve, opened, expires, seller, category,
+            extra, id AS auction, bidder, price, date_time, bid_extra, 1 AS rank
+        FROM ({_WINNERS})
+        """,
+        "SELECT DISTINCT ON (id) * FROM result ORDER BY price DESC, date_time",
+    ),
+    "q10": Expected(
+        f"""
+        SELECT auction, bidder, price, date_time, extra, {_DAY} AS day,
+            strftime(date_time, '%H:%M') AS minute
+        FROM bid
+        """
+    ),
+    "q11": Expected(
+        """
+        SELECT bidder, min(date_time) AS window_start,
+            max(date_time) + INTERVAL 10 SECOND AS window_end, count(*) AS bids
+        FROM (
+            SELECT *, count(*) FILTER (is_first) OVER (PARTITION BY bidder ORDER BY n) AS session
+            FROM (
+                SELECT *, coalesce(date_time - lag(date_time) OVER (PARTITION BY bidder ORDER BY n)
+                    > INTERVAL 10 SECOND, true) AS is_first
+                FROM bid
+            )
+        )
+        GROUP BY bidder, session
+        """
+    ),
+    "q12": Expected(
+        "SELECT bidder, count(*) AS bids FROM bid GROUP BY bidder",
+        # Which window has a bid depends on the clock.
+        "SELECT bidder, sum(bids)::BIGINT AS bids FROM result GROUP BY bidder",
+    ),
+    "q13": Expected(
+        """
+        SELECT auction, bidder, price, date_time, 'value ' || auction % 10000 AS value FROM bid
+        """
+    ),
+    "q14": Expected(
+        """
+        SELECT auction, bidder, 0.908::DOUBLE * price AS price,
+            CASE WHEN hour(date_time) BETWEEN 8 AND 18 THEN 'dayTime'
+                 WHEN hour(date_time) <= 6 OR hour(date_time) >= 20 THEN 'nightTime'
+                 ELSE 'otherTime' END AS bid_time_type,
+            date_time, extra, len(extra) - len(replace(extra, 'c', '')) AS c_counts
+        FROM bid WHERE 0.908::DOUBLE * price > 1000000 AND 0.908::DOUBLE * price < 50000000
+        """
+    ),
+    "q17": Expected(
+        f"""
+        SELECT auction, {_DAY} AS day, {_STATISTICS}, min(price) AS min_price,
+            max(price) AS max_price, sum(price)::DOUBLE / count(*) AS avg_price,
+            sum(price)::BIGINT AS sum_price
+        FROM bid GROUP BY auction, day
+        """,
+        """
+        SELECT DISTINCT ON (auction, day) auction, day, total_bids, rank1_bids, rank2_bids,
+            rank3_bids, min_price, max_price, avg_price, sum_price
+        FROM result ORDER BY total_bids DESC
+        """,
+    ),
+    "q18": Expected(
+        "SELECT DISTINCT ON (bidder, auction) * EXCLUDE n FROM bid ORDER BY n DESC",
+        "SELECT DISTINCT ON (bidder, auction) * FROM result ORDER BY date_time DESC",
+    ),
+    "q19": Expected(
+        """
+        SELECT * EXCLUDE n FROM (
+            SELECT *, row_number() OVER (PARTITION BY auction ORDER BY price DESC, n) AS rank
+            FROM bid
+        ) WHERE rank <= 10
+        """,
+        "SELECT DISTINCT ON (auction, rank) * FROM result ORDER BY price DESC, date_time",
+    ),
+    "q20": Expected(
+        """
+        SELECT auction, bidder, price, channel, url, b.date_time, b.extra, item_name, description,
+            initial_bid, reserve, a.date_time AS opened, expires, seller, category,
+            a.extra AS auction_extra
+        FROM bid b JOIN auction a ON b.auction = a.id WHERE category = 10
+        """
+    ),
+    "q21": Expected(
+        """
+        SELECT * FROM (
+            SELECT auction, bidder, price, channel, CASE lower(channel)
+                WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2'
+                WHEN 'baidu' THEN '3'
+                ELSE nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '')
+                END AS channel_id
+            FROM bid
+        ) WHERE channel_id IS NOT NULL
+        """
+    ),
+    "q22": Expected(
+        """
+        SELECT auction, bidder, price, channel, split_part(url, '/', 4) AS dir1,
+            split_part(url, '/', 5) AS dir2, split_part(url, '/', 6) AS dir3
+        FROM bid
+        """
+    ),
+}
+"""What each query has to return."""
+
+
+class Judge:
+    """DuckDB with the events of a source."""
+
+    def __init__(self, source: NexmarkSource) -> None:
+        """Read all events. `source` has an end and one split, so events come in their order."""
+        context = ReaderContext("nexmark", "nexmark", 0, 1, AttemptId(1))
+        reader = source.reader(source.splits(), context)
+        batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in source.outputs}
+        while isinstance(polled := reader.poll(1.0), tuple):
+            for part in polled:
+                batches[part.output].append(part.rows)
+        self._database: Any = duckdb.connect()
+        for name, rows in batches.items():
+            events = pa.Table.from_batches(rows, source.outputs[name])
+            numbered = events.append_column("n", pa.array(range(events.num_rows)))
+            self._database.register("events", numbered)
+            self._database.execute(f"CREATE TABLE {name} AS FROM events")
+
+    def find_difference(self, query: str, directory: Path) -> str:
+        """Return the difference of the rows in `directory` from the right ones, or no text."""
+        expected = EXPECTED[query]
+        # Directories of partitions are columns of text.
+        hive = ds.partitioning(flavor="hive")
+        rows = ds.dataset(str(directory), format="parquet", partitioning=hive).to_table()
+        self._database.register("result", rows)
+        self._database.execute(f"CREATE OR REPLACE TEMP TABLE actual AS {expected.latest}")
+        self._database.execute(f"CREATE OR REPLACE TEMP TABLE expected AS {expected.query}")
+        columns = self._database.table("expected").columns
+        if sorted(columns) != sorted(self._database.table("actual").columns):
+            return f"columns {self._database.table('actual').columns} instead of {columns}"
+        names = ", ".join(columns)
+        missing, extra = (
+            self._database.execute(
+                f"SELECT {names} FROM {one} EXCEPT ALL SELECT {names} FROM {other}"
+            ).fetchall()
+            for one, other in (("expected", "actual"), ("actual", "expected"))
+        )
+        if not missing and not extra:
+            return ""
+        return (
+            f"{len(missing)} rows are missing and {len(extra)} are too many, such as"
+            f" {missing[:1]} and {extra[:1]}"
+        )
