@@ -23,10 +23,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import os
-import sys
-from collections.abc import Collection
-from pathlib import Path
+
+from onceflow.connectors.unpacked_spark import leave_zips
 
 PRELOADED = (
     # What each worker of Spark imports after the fork.
@@ -50,38 +48,6 @@ PRELOADED = (
     "onceflow.connectors.spark.readers.postgres_rows",
     "onceflow.connectors.spark.streaming.writer",
 )
-
-
-def leave_zips() -> None:
-    """Remove Spark's zips and jars from the path if their content is also installed unpacked.
-
-    That is so if pip has installed Spark. Otherwise they stay.
-    """
-    # The JVM may use another name for the installation's directory.
-    on_path = {os.path.realpath(entry) for entry in sys.path}
-    for entry in tuple(sys.path):
-        if _lies_unpacked(Path(os.path.realpath(entry)), on_path):
-            sys.path.remove(entry)
-            # A worker clears all caches. For a zip this means reading its directory again.
-            for inside in [path for path in sys.path_importer_cache if path.startswith(entry)]:
-                del sys.path_importer_cache[inside]
-
-
-def _lies_unpacked(path: Path, on_path: Collection[str]) -> bool:
-    """Return True if `path` belongs to the installed `pyspark`, which has its content unpacked.
-
-    Such a path is Spark's zip, the zip of its version of `py4j`, or Spark's own jar, which contains
-    no Python.
-    """
-    depth = {".zip": 2, ".jar": 1}.get(path.suffix)  # pyspark/python/lib/*.zip, pyspark/jars/*.jar
-    if depth is None or len(path.parents) < depth + 2:
-        return False
-    spark = path.parents[depth]
-    if spark.name != "pyspark" or str(spark.parent) not in on_path:
-        return False
-    if path.name == "pyspark.zip" or path.name.startswith("spark-core_"):
-        return (spark / "__init__.py").is_file()
-    return (spark.parent / f"{path.name.removesuffix('-src.zip')}.dist-info").is_dir()
 
 
 def preload() -> None:

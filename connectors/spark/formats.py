@@ -402,9 +402,9 @@ def register(spark: SparkSession) -> None:
     require(SparkInterface.FORMATS, "connectors.register")
     session = _session_in_jvm(spark)
     if session is not None:
-        from onceflow.core.runtime.cluster.spark import use_own_interpreter
+        from onceflow.connectors.spark.local_workers import start_workers_fast
 
-        use_own_interpreter(spark.sparkContext)
+        start_workers_fast(spark.sparkContext)
         name_application(spark.sparkContext)
         jvm = cast("Any", spark.sparkContext)._jvm
         # Spark looks formats up in the active session of the thread, which a new thread lacks.

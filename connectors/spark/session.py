@@ -3,12 +3,12 @@
     spark = onceflow.session("local[2]")
     pipeline = Pipeline(spark, name="ledger", …)
 
-Spark's own builder makes it. Set are three things that each user would otherwise have to find:
+`session` calls Spark's own builder, and makes three choices:
 
-    classes      the JVM takes them from an archive (see `class_archive`), once there is one
-    compiling    the JVM compiles for a short life: the driver of a job starts slots, then it waits
-    workers      Spark's Python daemon imports onceflow once, and forks the slots from there; under
-                 a local master it is the Python of this process, and not the first on PATH
+    classes      the JVM reads its classes from an archive (see `class_archive`), once one exists
+    compiling    the JVM compiles for a short life, because a job's driver starts slots and waits
+    workers      Spark's Python daemon imports onceflow once, and forks the slots. With a local
+                 master, workers start as `local_workers` describes
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from onceflow.connectors.spark.class_archive import archive_is_missing, archive_options, spark_home
+from onceflow.connectors.spark.local_workers import (
+    DAEMON,
+    DAEMON_SETTING,
+    add_worker_path,
+    is_installed,
+    start_workers_fast,
+)
 from onceflow.core.errors import ConfigError
-from onceflow.core.runtime.cluster.spark import use_own_interpreter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +42,6 @@ _OPTIONS = "SPARK_SUBMIT_OPTS"
 OPTIONS_OF_USERS = (_OPTIONS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 """The environment variables that may contain options of a JVM."""
 _OPTIONS_IN_CONF = "spark.driver.extraJavaOptions"
-_DAEMON = "spark.python.daemon.module"
 
 
 def session(
@@ -48,18 +53,18 @@ def session(
 ) -> SparkSession:
     """Return Spark's session of this process, started for jobs of onceflow if there is none yet.
 
-    Runs on the driver. The JVM is tuned only where this call starts it, and where nobody has set
-    options of the JVM: in `conf`, in the environment or in spark-defaults.conf. Then it takes its
-    classes from the archive of this machine, and compiles for a short life, which queries over
-    large tables pay for: give `conf` a `spark.driver.extraJavaOptions`, which may be empty.
+    Runs on the driver. The JVM is tuned if this call starts it, and if `conf`, the environment and
+    spark-defaults.conf contain no options of the JVM. Then it reads its classes from the archive of
+    this machine, and compiles for a short life. That is slow for queries over large tables: set
+    `spark.driver.extraJavaOptions` in `conf` for them. The value may be empty.
 
     Args:
-        master: As Spark's builder takes it; None: as Spark is configured, or `local[*]`.
-        name: Of the application, as Spark shows it.
-        conf: Settings of Spark; they hold over what is set here.
-        make_archive: Where the archive of classes is missing, have it made for the next start: in
-            a process of its own, of low priority, that takes half a minute of a core. Say False
-            where what is written below `ONCEFLOW_CACHE` is lost at the end, as in a container.
+        master: The master, as in Spark's builder. None: as Spark is configured, or `local[*]`.
+        name: The name of the application.
+        conf: Settings of Spark. They override those of this function.
+        make_archive: If the archive of classes is missing, start a process that makes it for the
+            next start. It has low priority and takes half a minute of a core. Pass False if
+            `ONCEFLOW_CACHE` is lost at the end of the process, as in a container.
 
     Raises:
         ConfigError: `master` is an address of Spark Connect, whose sessions have no JVM here.
@@ -75,15 +80,20 @@ def session(
     if master is not None:
         builder = builder.master(master)
     # The user's settings last, so that they win.
-    for setting, value in {_DAEMON: "onceflow.connectors.python_daemon", **conf}.items():
+    for setting, value in {DAEMON_SETTING: DAEMON, **conf}.items():
         builder = builder.config(setting, value)
     if not _starts_own_jvm():
         return builder.getOrCreate()
     tuned = not _has_jvm_options(conf)
-    options = {_OPTIONS: f"{archive_options()} {_SHORT_LIFE}"} if tuned else {}
-    with _set_for_the_jvm(options):
+    environment = {_OPTIONS: f"{archive_options()} {_SHORT_LIFE}"} if tuned else {}
+    if _is_local(master, conf) and is_installed():
+        # Spark runs its search for formats with these, before a context has settings of its own.
+        environment["PYTHONPATH"] = add_worker_path(os.environ.get("PYTHONPATH", ""))
+        if "spark.pyspark.python" not in conf and not os.environ.get("PYSPARK_PYTHON"):
+            environment["PYSPARK_PYTHON"] = sys.executable
+    with _set_for_the_jvm(environment):
         started = builder.getOrCreate()
-    use_own_interpreter(started.sparkContext)
+    start_workers_fast(started.sparkContext)
     if tuned and make_archive and archive_is_missing():
         _make_archive_in_background()
     return started
@@ -94,6 +104,12 @@ def _starts_own_jvm() -> bool:
     from pyspark import SparkContext
 
     return cast("Any", SparkContext)._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+
+
+def _is_local(master: str | None, conf: Mapping[str, str]) -> bool:
+    """Return True if the session's master is named, and runs all tasks in this machine's JVM."""
+    chosen = conf.get("spark.master") or master or ""
+    return chosen == "local" or chosen.startswith("local[")
 
 
 def _has_jvm_options(conf: Mapping[str, str]) -> bool:
@@ -110,20 +126,21 @@ def _has_jvm_options(conf: Mapping[str, str]) -> bool:
 
 @contextmanager
 def _set_for_the_jvm(environment: Mapping[str, str]) -> Generator[None]:
-    """Set `environment` for a JVM that is started inside the context.
+    """Set `environment` for a JVM that is started inside the context, and restore it at the end.
 
-    No name in it may be set before.
-
-    The options are here rather than in Spark's settings, so that the user's options come after
-    them.
+    Later processes of the program must not inherit it. Options of the JVM are here rather than in
+    Spark's settings, so that the user's options come after them.
     """
+    before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
         yield
     finally:
-        for name in environment:
-            # The JVM reads them at its start. Later processes must not inherit them.
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _make_archive_in_background() -> None:

@@ -13,7 +13,6 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 
 from onceflow import Checkpointing, JobState, Pipeline
-from onceflow.connectors.python_daemon import leave_zips
 
 pytestmark = pytest.mark.spark
 
@@ -56,48 +55,6 @@ def test_slot_begins_with_all_that_the_daemon_has_imported_and_imports_nothing_o
     assert ours(of_slot) - ours(preloaded) == set()
     # Compiled, as pip has installed it: not from the zip that Spark names first.
     assert ".zip" not in origin.read_text("utf-8")
-
-
-def test_zips_of_spark_leave_the_path_only_where_their_spark_lies_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site, distribution = tmp_path / "site-packages", tmp_path / "spark-4.3" / "python" / "lib"
-    lib = site / "pyspark" / "python" / "lib"
-    zips = [str(lib / name) for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]
-    jars = [
-        str(site / "pyspark" / "jars" / f"{name}.jar") for name in ("spark-core_2.13-4.3.0", "my")
-    ]
-    others = [
-        str(distribution / "pyspark.zip"),
-        str(tmp_path / "of the user.zip"),
-        jars[1],
-        str(site),
-    ]
-    monkeypatch.setattr(sys, "path", [*zips, jars[0], *others])
-    lib.mkdir(parents=True)
-    (site / "py4j-0.10.9.8.dist-info").mkdir()
-    leave_zips()
-    assert sys.path == [*zips, jars[0], *others]
-    (site / "pyspark" / "__init__.py").touch()
-    leave_zips()
-    assert sys.path == [*zips[1:], *others]
-    (site / "py4j-0.10.9.9.dist-info").mkdir()
-    leave_zips()
-    assert sys.path == others
-
-
-def test_zips_leave_the_path_where_python_is_reached_by_a_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = tmp_path / "release" / "site-packages"
-    (site / "pyspark").mkdir(parents=True)
-    (site / "pyspark" / "__init__.py").touch()
-    (tmp_path / "current").symlink_to(tmp_path / "release")
-    linked = str(tmp_path / "current" / "site-packages")
-    for spark, other in (site, linked), (Path(linked), str(site)):
-        monkeypatch.setattr(sys, "path", [f"{spark}/pyspark/python/lib/pyspark.zip", other])
-        leave_zips()
-        assert sys.path == [other]
 
 
 def ours(modules: set[str]) -> set[str]:
