@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.stream_sql import StreamSql, require_condition, select_conditions
-from onceflow.core.state import AccumulatorColumn, StateTtlConfig
+from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateTtlConfig
 from onceflow.core.state.api.descriptors import DIGITS_MAX
+from onceflow.core.state.states.distinct_sets import DistinctSets, plan_members
 
-AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg"]
+AggregateOp: TypeAlias = Literal["sum", "count", "count_distinct", "min", "max", "avg"]
 
 
 @check_fields
@@ -60,6 +63,9 @@ class Aggregate:
                 f"{self.op}({self.column!r}): no such column; there are {', '.join(schema.names)}"
             )
         column_type = schema.field(self.column).type
+        if self.op == "count_distinct":
+            self._check_members(column_type)
+            return pa.int64()
         if pa.types.is_integer(column_type):
             return pa.int64()
         if pa.types.is_floating(column_type):
@@ -75,6 +81,16 @@ class Aggregate:
             f" and decimals of up to {DIGITS_MAX} digits{times}; for others use process() with a"
             " function of your own"
         )
+
+    def _check_members(self, column_type: pa.DataType) -> None:
+        try:
+            plan_members(column_type)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{self}: values of type {column_type} cannot be compared; it takes numbers,"
+                f" decimals of up to {DIGITS_MAX} digits, booleans, text, bytes, dates, times and"
+                " timestamps; cast the column before"
+            ) from error
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -97,6 +113,15 @@ def count(*, where: str | None = None) -> Aggregate:
     which the condition is true.
     """
     return Aggregate("count", None, where)
+
+
+def count_distinct(column: str, *, where: str | None = None) -> Aggregate:
+    """Return the running number of distinct values of `column`. Nulls are skipped.
+
+    NaN equals NaN, and -0.0 equals 0.0. State stores each distinct value of a key, or of a key and
+    window. `where` is as in `count`.
+    """
+    return Aggregate("count_distinct", column, where)
 
 
 def min_(column: str, *, where: str | None = None) -> Aggregate:
@@ -173,9 +198,28 @@ class AggregateInputs:
         """The number of aggregates."""
         return len(self._aggregates)
 
+    def open_sets(self, store: KeyedStateStore, key: Sequence[str]) -> DistinctSets:
+        """Open the sets of the distinct counts, for the columns `key`."""
+        counts = {
+            name: aggregate.column
+            for name, aggregate in self._aggregates.items()
+            if aggregate.op == "count_distinct" and aggregate.column is not None
+        }
+        key_types = [self._schema.field(name).type for name in key]
+        return DistinctSets(store, key_types, counts, self._schema)
+
     @cached_property
     def _sql(self) -> StreamSql:
         return select_conditions(self._conditions, self._schema)
+
+    def replace_counts(
+        self, totals: Sequence[pa.Array], counts: Mapping[str, npt.NDArray[np.int64]]
+    ) -> list[pa.Array]:
+        """Return `totals`, with the distinct counts replaced by `counts`."""
+        return [
+            pa.array(counts[name]) if name in counts else total
+            for name, total in zip(self._aggregates, totals, strict=True)
+        ]
 
     def read(self, rows: pa.RecordBatch) -> dict[str, Any]:
         """Return the values of each aggregate by its name, with a null for each row to skip.

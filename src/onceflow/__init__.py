@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     )
     from onceflow.core.api.windowed_stream import CountWindowedStream, WindowedStream
     from onceflow.core.errors import OnceflowError
-    from onceflow.core.plan.aggregates import Aggregate, avg, count, max_, min_, sum_
+    from onceflow.core.plan.aggregates import (
+        Aggregate,
+        avg,
+        count,
+        count_distinct,
+        max_,
+        min_,
+        sum_,
+    )
     from onceflow.core.plan.event_time import WatermarkStrategy
     from onceflow.core.plan.function_metrics import (
         FunctionCounter,
@@ -164,7 +172,7 @@ else:
             "onceflow.core.settings.configuration": "Configuration",
             "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
-            "onceflow.core.plan.aggregates": "Aggregate avg count max_ min_ sum_",
+            "onceflow.core.plan.aggregates": "Aggregate avg count count_distinct max_ min_ sum_",
             "onceflow.core.plan.work": "Order desc",
             "onceflow.core.plan.event_time": "WatermarkStrategy",
             "onceflow.core.plan.function_metrics": (
@@ -351,6 +359,7 @@ __all__ = [
     "__version__",
     "avg",
     "count",
+    "count_distinct",
     "desc",
     "max_",
     "min_",

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.keyed_run import KeyedRun
 from tests.conformance.state_job import Job
 
-from onceflow import avg, count, max_, min_, sum_
+from onceflow import avg, count, count_distinct, max_, min_, sum_
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.windows import count_window_schema
 from onceflow.core.plan.work import AggregateCounts
@@ -32,6 +32,8 @@ AGGREGATES = {
     "large": count(where="amount > 3"),
     "large_total": sum_("amount", where="amount > 3"),
     "large_low": min_("amount", where="amount > 3"),
+    "distinct": count_distinct("amount"),
+    "large_distinct": count_distinct("amount", where="amount > 3"),
 }
 Row = tuple[str, int | None]
 
@@ -62,7 +64,8 @@ def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
     low, high = min(known, default=None), max(known, default=None)
     large = [amount for amount in known if amount > 3]
     of_large = (len(large), sum(large), min(large, default=None))
-    return (sum(known), len(amounts), low, high, mean, *of_large)
+    distinct = (len(set(known)), len(set(large)))
+    return (sum(known), len(amounts), low, high, mean, *of_large, *distinct)
 
 
 class Running(KeyedRun[CountAggregator]):

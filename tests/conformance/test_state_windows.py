@@ -20,6 +20,7 @@ from onceflow import (
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     count,
+    count_distinct,
     max_,
     min_,
     sum_,
@@ -42,6 +43,8 @@ AGGREGATES = {
     "n": count(),
     "low": min_("amount"),
     "high": max_("amount"),
+    "distinct": count_distinct("amount"),
+    "even_distinct": count_distinct("amount", where="amount % 2 = 0"),
 }
 Row = tuple[str, int, int | None]
 
@@ -96,7 +99,9 @@ class Model:
 
 def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
     known = [amount for amount in amounts if amount is not None]
-    return (sum(known), len(amounts), min(known, default=None), max(known, default=None))
+    distinct, even = set(known), {amount for amount in known if amount % 2 == 0}
+    low, high = min(known, default=None), max(known, default=None)
+    return (sum(known), len(amounts), low, high, len(distinct), len(even))
 
 
 @dataclass(eq=False)
@@ -357,7 +362,7 @@ def test_a_savepoint_brings_windows_to_any_backend(job: Job, target: str) -> Non
     running.take([("a", 1, 5), ("b", 7, 6), ("a", 12, 7)])
     for operator in running.operators:
         operator.on_watermark(4)
-    assert running.emitted() == [("a", -5, 5, 5, 1, 5, 5)]
+    assert running.emitted() == [("a", -5, 5, 5, 1, 5, 5, 1, 0)]
     snapshots = running.snapshot(savepoint=True)
     moved = Running(job, windows, 0, 1, snapshots, BACKENDS[target])
     moved.operators[0].on_watermark(4)
@@ -365,7 +370,10 @@ def test_a_savepoint_brings_windows_to_any_backend(job: Job, target: str) -> Non
     assert moved.take([("a", -3, 9)]) == []
     assert moved.late == 1
     moved.operators[0].on_watermark(9)
-    assert sorted(moved.emitted()) == [("a", 0, 10, 5, 1, 5, 5), ("b", 0, 10, 6, 1, 6, 6)]
+    assert sorted(moved.emitted()) == [
+        ("a", 0, 10, 5, 1, 5, 5, 1, 0),
+        ("b", 0, 10, 6, 1, 6, 6, 1, 1),
+    ]
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb-incremental"], indirect=True)
@@ -396,7 +404,7 @@ def test_late_records_go_to_a_side_output_whole_and_are_not_counted(job: Job) ->
     operator.outlet(Feed("op", SCHEMA, tag.name)).append(lambda batch: late.append(batch.rows))
     running.take([("a", 5, 1)])
     operator.on_watermark(20)
-    assert running.emitted() == [("a", 0, 10, 1, 1, 1, 1)]
+    assert running.emitted() == [("a", 0, 10, 1, 1, 1, 1, 1, 0)]
     assert running.take([("a", 9, 2), ("b", 25, 3)]) == []
     assert [row for batch in late for row in batch.to_pylist()] == [
         {"account": "a", "at": 9, "amount": 2}
@@ -437,12 +445,15 @@ def test_late_records_of_sessions_go_aside_and_bad_ones_are_named(job: Job) -> N
     operator.outlet(Feed("op", SCHEMA, tag.name)).append(lambda batch: late.append(batch.rows))
     running.take([("a", 5, 1), ("b", 12, 1)])
     operator.on_watermark(20)
-    assert running.emitted() == [("a", 5, 15, 1, 1, 1, 1)]
+    assert running.emitted() == [("a", 5, 15, 1, 1, 1, 1, 1, 0)]
     # One is alone; one joins what is held; one would join a record that comes after it.
     assert running.take([("a", 6, 2), ("b", 3, 3), ("c", 9, 4), ("c", 15, 5)]) == []
     assert [row["amount"] for batch in late for row in batch.to_pylist()] == [2, 4]
     operator.on_watermark(30)
-    assert sorted(running.emitted()) == [("b", 3, 22, 4, 2, 1, 3), ("c", 15, 25, 5, 1, 5, 5)]
+    assert sorted(running.emitted()) == [
+        ("b", 3, 22, 4, 2, 1, 3, 2, 0),
+        ("c", 15, 25, 5, 1, 5, 5, 1, 0),
+    ]
     with pytest.raises(UserFunctionError, match=r"'op'.*'at' is null.*'account': 'b'"):
         running.take([("a", 41, 1), ("b", None, 1)])  # type: ignore[list-item]
     with pytest.raises(UserFunctionError, match=r"'total'.*leaves 64 bits at key 'b'"):

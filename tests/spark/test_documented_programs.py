@@ -66,6 +66,13 @@ def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
         sums[one["account"]] += one["amount"]
     assert {account: one["total"] for account, one in last.items()} == sums
     assert all(one["euros"] == one["amount"] / 100 for one in last.values())
+    amounts = defaultdict[str, set[int]](set)
+    for payment in payments():
+        amounts[payment["account"]].add(payment["amount"])
+    kinds = Counter[str]()
+    for one in rows_in(tmp_path / "target/kinds"):
+        kinds[one["account"]] = max(kinds[one["account"]], one["amounts"])
+    assert kinds == {account: len(seen) for account, seen in amounts.items()}
     doubled = sorted((one["id"], one["amount"]) for one in rows_in(tmp_path / "target/doubled"))
     assert doubled == [(payment["id"], 2 * payment["amount"]) for payment in payments()]
     selected = sorted((one["id"], one["euros"]) for one in rows_in(tmp_path / "target/selected"))

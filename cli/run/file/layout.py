@@ -21,7 +21,15 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.aggregates import Aggregate, avg, count, max_, min_, sum_
+from onceflow.core.plan.aggregates import (
+    Aggregate,
+    avg,
+    count,
+    count_distinct,
+    max_,
+    min_,
+    sum_,
+)
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.plan.work import Keep
@@ -156,6 +164,7 @@ _AGGREGATE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """A function, its column, and a condition as SQL writes it: `sum(a) FILTER (WHERE b > 1)`."""
+_DISTINCT = re.compile(r"distinct\s+", re.IGNORECASE)
 _OF_COLUMN = {"sum": sum_, "min": min_, "max": max_, "avg": avg}
 
 
@@ -176,8 +185,13 @@ def _parse_aggregate(text: object, where: str) -> Aggregate:
         )
     function, column, condition = match[1].lower(), match[2].strip("\"'`"), match[3]
     if function == "count":
+        if distinct := _DISTINCT.match(match[2]):
+            return count_distinct(match[2][distinct.end() :].strip("\"'`"), where=condition)
         if column:
-            raise ConfigError(f"{where}: count() counts records and takes no column")
+            raise ConfigError(
+                f"{where}: count() counts records and takes no column; write count(DISTINCT"
+                f" {column}) for the number of different values"
+            )
         return count(where=condition)
     known: Sequence[str] = ("count", *_OF_COLUMN)
     if function not in _OF_COLUMN:

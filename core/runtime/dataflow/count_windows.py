@@ -23,6 +23,7 @@ from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
+from onceflow.core.state.states.distinct_sets import OwnedSets
 
 COUNT = "onceflow.count"
 """The column with the number of records of a window."""
@@ -62,6 +63,7 @@ class CountAggregator(KeyedOperator):
             columns,
             namespaced=True,
         )
+        self._sets = self._inputs.open_sets(store, work.key)
         self.dropped = store.finish_open()
 
     def process(self, batch: Batch) -> None:
@@ -74,6 +76,7 @@ class CountAggregator(KeyedOperator):
         try:
             hashes = hash_keys(keys) if batch.hashes is None else batch.hashes
             windows = self._number_windows(keys, hashes)
+            self._sets.add(rows, windows, keys, hashes, values)
             entries = self._table.fold(windows, keys, hashes, values)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
@@ -82,6 +85,8 @@ class CountAggregator(KeyedOperator):
         full, left = entries[is_full], entries[~is_full]
         self._emit(full[np.argsort(self._table.namespaces_of(full), kind="stable")])
         moved = left[self._table.namespaces_of(left) > 0]
+        self._sets.remove_owned(self._sets_of(full))
+        self._sets.move_owned(self._sets_of(moved), 0)
         fronts = self._move_to_front(moved)
         # The first row of each key is in namespace 0, so `entries` contains all entries used.
         gone = np.setdiff1d(np.concatenate([full, moved]), fronts)
@@ -93,6 +98,12 @@ class CountAggregator(KeyedOperator):
             entries = self._table.select(0, 1, groups)
             self._emit(entries)
             self._table.release(entries, entries)
+        self._sets.remove(0, 1)
+
+    def _sets_of(self, entries: Ints) -> OwnedSets:
+        """Return the sets of distinct values of these windows."""
+        namespaces = self._table.namespaces_of(entries)
+        return OwnedSets.of(namespaces, self._table.key_columns_of(entries))
 
     def _number_windows(self, keys: list[pa.Array], hashes: Hashes) -> Ints:
         """Return the number of each row's window within its key."""

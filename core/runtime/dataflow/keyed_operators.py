@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
@@ -16,7 +17,11 @@ from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOpe
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.state import KeyedStateStore, StateWriter
+from onceflow.core.state.aggregates.running import Grouping
 from onceflow.core.state.aggregates.totals import to_typed_array
+from onceflow.core.state.api.descriptors import LIFE
+from onceflow.core.state.keys.key_columns import Ints
+from onceflow.core.state.states.distinct_sets import OwnedSets
 from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
 
@@ -91,12 +96,22 @@ class AggregateRunner(KeyedOperator):
         self._key = work.key
         self._schema = schema
         self._inputs = AggregateInputs(work.aggregates, input_schema)
+        columns = [
+            aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()
+        ]
+        self._sets = self._inputs.open_sets(store, work.key)
+        self._life = len(columns) if self._sets and work.ttl is not None else None
+        """The number of the column with the life of each key, or None if there is none."""
+        if self._life is not None:
+            columns.append(LIFE)
         self._table = store.accumulators(
             "running",
             [input_schema.field(name).type for name in work.key],
-            [aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()],
+            columns,
             ttl=work.ttl,
         )
+        if self._life is not None:
+            self._table.on_forget = self._forget_sets
         self._cleaned_a_record = work.ttl.cleanup_incrementally if work.ttl is not None else 0
         self.dropped = store.finish_open()
 
@@ -106,7 +121,9 @@ class AggregateRunner(KeyedOperator):
         values = call_user(self.uid, lambda: self._inputs.read(rows))
         keys = [rows.column(name) for name in self._key]
         try:
-            running = self._table.update(keys, batch.hashes, values)
+            group = self._table.group(keys, batch.hashes)
+            self._sets.add(rows, self._read_lives(group), keys, batch.hashes, values)
+            running = self._table.update_group(group, keys, values)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
         results = [to_typed_array(running[name], self._schema.field(name).type) for name in running]
@@ -114,3 +131,22 @@ class AggregateRunner(KeyedOperator):
         self.emit(pa.record_batch(arrays, schema=self._schema))
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * rows.num_rows)
+
+    def _read_lives(self, group: Grouping) -> Ints:
+        """Return the life of each row's key, in row order. It is 0 if keys do not expire."""
+        expiry, column = self._table.expiry, self._life
+        if expiry is None or column is None:
+            return np.zeros(len(group.order), np.int64)
+        lives = self._table.numbers(column, group.entries)
+        is_new = ~self._table.has_values(column, group.entries)
+        # An earlier life of the key began before its last use, and so before now.
+        lives[is_new] = expiry.clock.now_ms()
+        self._table.put(column, group.entries[is_new], lives[is_new])
+        return group.in_row_order(group.spread(lives))
+
+    def _forget_sets(self, entries: Ints) -> None:
+        """Remove the distinct values of these keys, which have expired."""
+        assert self._life is not None
+        mine = entries[self._table.has_values(self._life, entries)]
+        lives = self._table.numbers(self._life, mine)
+        self._sets.remove_owned(OwnedSets.of(lives, self._table.key_columns_of(mine)))

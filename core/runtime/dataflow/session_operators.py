@@ -5,6 +5,9 @@ are in a row under the session's number and key; its start and end are among the
 a batch and the kept sessions of their keys are sorted by key and time; overlapping ones are merged
 into one session.
 
+The distinct values of a session are in sets of their own, one for each span of `gap`: two records
+of a key in one span are always in one session. So sessions that merge leave their sets as they are.
+
 A queue in memory contains the times at which keys must be checked. It is rebuilt at a restore. If a
 session becomes longer, its entry stays at the earlier time, and that check has no effect.
 
@@ -32,9 +35,10 @@ from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.runtime.dataflow.window_operators import WindowOperator
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
-from onceflow.core.state.keys.key_columns import Ints, plain_keys
+from onceflow.core.state.keys.key_columns import Ints, plain_keys, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.snapshots.canonical import Groups
+from onceflow.core.state.states.distinct_sets import OwnedSets
 
 START, END, COUNT = "onceflow.start", "onceflow.end", "onceflow.count"
 """The columns for a session's bounds and, in a key's first session, for the key's session count."""
@@ -214,6 +218,7 @@ class SessionAggregator(WindowOperator):
         self._table = store.accumulators(
             f"onceflow.sessions-{self._gap_ms}", self._key_types, columns, namespaced=True
         )
+        self._sets = self._inputs.open_sets(store, work.key)
         self.dropped = store.finish_open()
         self._wakes = WakeUps(max(BUCKET_MS_MIN, self._gap_ms // 8))
         entries = self._table.select(0, _INT64_MAX)
@@ -261,6 +266,7 @@ class SessionAggregator(WindowOperator):
         values = call_user(self.uid, lambda: self._inputs.read(rows))
         values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
         try:
+            self._sets.add(rows, starts // self._gap_ms, keys, None, values)
             self._table.regroup(held.entries, known, new, keys, values, entries)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
@@ -288,6 +294,13 @@ class SessionAggregator(WindowOperator):
             due &= watermarks < held.ends - 1
         self._emit(held.entries[due])
         over = held.ends - 1 + self._lateness_ms <= now
+        self._sets.remove_owned(
+            self._sets_of(
+                held.starts[over],
+                held.ends[over],
+                _take(held.keys, held.key_numbers[over]),
+            )
+        )
         self._wake_at(held.ends[~over], _take(held.keys, held.key_numbers[~over]), now)
         # If a key has lost a session, number its remaining sessions anew.
         changed = np.zeros(len(held.firsts), np.bool_)
@@ -404,7 +417,21 @@ class SessionAggregator(WindowOperator):
         table = self._table
         bounds = [table.values(column, entries) for column in (self._start, self._end)]
         totals = [table.values(column, entries) for column in range(self._start)]
-        self._emit_windows([*table.keys_of(entries), *bounds, *totals])
+        keys = table.keys_of(entries)
+        if self._sets:
+            starts, ends = (table.numbers(column, entries) for column in (self._start, self._end))
+            owned = self._sets_of(starts, ends, keys)
+            totals = self._inputs.replace_counts(
+                totals, self._sets.count_owned(owned, len(entries))
+            )
+        self._emit_windows([*keys, *bounds, *totals])
+
+    def _sets_of(self, starts: Ints, ends: Ints, keys: Sequence[pa.Array]) -> OwnedSets:
+        """Return the sets of distinct values of these sessions, a group for each session."""
+        last_times = ends - self._gap_ms
+        return OwnedSets.of_ranges(
+            starts // self._gap_ms, last_times // self._gap_ms, read_key_columns(keys)
+        )
 
 
 def _take(columns: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:

@@ -158,6 +158,7 @@ class WindowAggregator(WindowOperator):
             [aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()],
             namespaced=True,
         )
+        self._sets = self._inputs.open_sets(store, work.key)
         self.dropped = store.finish_open()
         self._clock: StateClock | None = None
         if work.windows.by_clock:
@@ -182,6 +183,7 @@ class WindowAggregator(WindowOperator):
         keys = [rows.column(name) for name in self._key]
         values = user_functions.call_user(self.uid, lambda: self._inputs.read(rows))
         try:
+            self._sets.add(rows, starts, keys, hashes, values)
             entries = self._table.fold(starts, keys, hashes, values)
         except BadStateValue as error:
             raise user_functions.user_error(self.uid, error, rows, error.row) from error
@@ -254,14 +256,18 @@ class WindowAggregator(WindowOperator):
         gone = [pane for pane in self._panes if pane <= over]
         if gone:
             self._table.remove(self._select(min(gone), over + 1))
+            self._sets.remove(*self._limits(min(gone), over + 1))
             self._panes.difference_update(gone)
         self._next_ms = self._windows.next_ms(self._panes, now)
 
     def _select(self, first: int, stop: int) -> Ints:
         """Return the entries of panes `first` (inclusive) to `stop` (exclusive)."""
+        return self._table.select(*self._limits(first, stop))
+
+    def _limits(self, first: int, stop: int) -> tuple[int, int]:
+        """Return the namespaces of the panes `first` (inclusive) to `stop` (exclusive)."""
         start_of = self._windows.start_of
-        limits = (max(start_of(first), _INT64.min), min(start_of(stop), _INT64.max))
-        return self._table.select(*limits)
+        return max(start_of(first), _INT64.min), min(start_of(stop), _INT64.max)
 
     def _fire(self, before: int, now: int) -> None:
         """Emit the windows that became due after `before`, up to `now`."""
@@ -317,8 +323,14 @@ class WindowAggregator(WindowOperator):
                     [total.take(pa.array(chosen)) for total in totals],
                 )
             starts = np.full(len(entries), end - size_ms)
+        keys = table.keys_of(entries)
+        if end is not None and self._sets:
+            # A value that is in several panes of the window counts once.
+            panes = self._windows.panes_of(end)
+            counts = self._sets.count_union(*self._limits(panes.start, panes.stop), keys)
+            totals = self._inputs.replace_counts(totals, counts)
         moments = [pa.array(starts), pa.array(starts + size_ms)]
-        self._emit_windows([*table.keys_of(entries), *moments, *totals])
+        self._emit_windows([*keys, *moments, *totals])
 
 
 def _distinct(panes: Ints) -> list[int]:

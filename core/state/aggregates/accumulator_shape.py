@@ -97,6 +97,8 @@ def decode_totals(
 
 NAMESPACE = "namespace"
 """The kind, in a signature, of a namespace: the first key column of a table, with 64 bits."""
+MEMBER = "member"
+"""The mark, in a signature, that the next kind is that of the members: the last key column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,16 @@ class AccumulatorShape:
     """The key columns and aggregates of a table, checked by the constructor.
 
     If `namespaced`, an int64 namespace precedes the key columns, and each namespace has its own
-    totals.
+    totals. If there is a `member_type`, a member follows the key columns: the table then holds a
+    set of members for each key, and each member has its own totals. Neither namespace nor member
+    affects the key group.
     """
 
     name: str
     key_types: tuple[pa.DataType, ...]
     columns: tuple[descriptors.AccumulatorColumn, ...]
     namespaced: bool = False
+    member_type: pa.DataType | None = None
 
     def __post_init__(self) -> None:
         descriptors.check_state_name(self.name)
@@ -120,7 +125,7 @@ class AccumulatorShape:
                 f"accumulators {self.name!r} need a key and aggregates with different names; got"
                 f" {len(self.key_types)} key columns and the aggregates {names}"
             )
-        for index, key_type in enumerate(self.key_types):
+        for index, key_type in enumerate(self.all_key_types):
             check_key_type(key_type, f"{index} of {self.name}")
         for column in self.columns:
             _check_column(column, self.name)
@@ -130,13 +135,20 @@ class AccumulatorShape:
         """The description of the table in a snapshot."""
         aggregates = ",".join(f"{c.name}={c.op}({c.type})" for c in self.columns)
         keys = [key_kind(key_type) for key_type in self.key_types]
+        if self.member_type is not None:
+            keys += [MEMBER, key_kind(self.member_type)]
         kinds = ",".join([NAMESPACE, *keys] if self.namespaced else keys)
         return StateMeta(self.name, "accumulators", f"accumulators/1:[{kinds}]{aggregates}")
 
     @property
     def all_key_types(self) -> tuple[pa.DataType, ...]:
-        """The types of the key columns, including the namespace as the first."""
-        return (pa.int64(), *self.key_types) if self.namespaced else self.key_types
+        """The types of the key columns, with the namespace as the first and the member as the last.
+
+        Without a namespace or a member, its type is left out.
+        """
+        namespace = (pa.int64(),) if self.namespaced else ()
+        member = () if self.member_type is None else (self.member_type,)
+        return (*namespace, *self.key_types, *member)
 
     @property
     def of_bytes(self) -> tuple[int, ...]:
@@ -173,6 +185,9 @@ class AccumulatorShape:
             elif column == descriptors.USED:
                 total[:] = StateClock().now_ms()
                 after[f"s{index}"] = 1
+            elif column == descriptors.LIFE:
+                # Keys that were there before have the life 0.
+                after[f"s{index}"] = 1
             elif is_of_bytes(column):
                 texts_after.append(pa.array([b""] * len(before), pa.large_binary()))
             else:
@@ -184,21 +199,24 @@ class AccumulatorShape:
         return read_key_columns([pa.nulls(0, key_type) for key_type in self.all_key_types])
 
     def keys_alone(self, columns: tuple[KeyColumn, ...]) -> tuple[KeyColumn, ...]:
-        """Return the key columns without the namespace."""
-        return columns[1:] if self.namespaced else columns
+        """Return the key columns without namespace and member."""
+        return columns[int(self.namespaced) :][: len(self.key_types)]
 
     def hash_entries(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
-        """Return the hash of each row's namespace and key.
+        """Return the hash of each row's namespace, key and member.
 
         `hashes` are those of the keys, if known.
         """
         known = hash_key_columns(self.keys_alone(columns)) if hashes is None else hashes
-        if not self.namespaced:
+        if not self.namespaced and self.member_type is None:
             return known
-        namespace = columns[0]
-        assert isinstance(namespace, FixedKeys)
         mixed = known.copy()
-        combine_hashes(mixed, namespace.words[0])
+        if self.namespaced:
+            namespace = columns[0]
+            assert isinstance(namespace, FixedKeys)
+            combine_hashes(mixed, namespace.words[0])
+        if self.member_type is not None:
+            combine_hashes(mixed, hash_key_columns(columns[-1:]))
         return mixed
 
 
@@ -209,6 +227,7 @@ def make_shape(
     *,
     namespaced: bool = False,
     ttl: descriptors.StateTtlConfig | None = None,
+    member_type: pa.DataType | None = None,
 ) -> AccumulatorShape:
     """Return the shape of a table of accumulators. If they expire, adds the column of last uses.
 
@@ -216,7 +235,7 @@ def make_shape(
         ConfigError: A type cannot be a key, or cannot be aggregated.
     """
     kept = tuple(columns) if ttl is None else (*columns, descriptors.USED)
-    return AccumulatorShape(name, tuple(key_types), kept, namespaced)
+    return AccumulatorShape(name, tuple(key_types), kept, namespaced, member_type)
 
 
 def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
@@ -243,7 +262,7 @@ def _check_column(column: descriptors.AccumulatorColumn, table: str) -> None:
         fine = fine or types.is_decimal128(kind)
     if column.op == "last":
         fine = fine or types.is_boolean(kind) or kind in BYTES_TYPES
-    if column.op == "count":
+    if column.op in ("count", "count_distinct"):
         fine = kind == pa.int64()
     if column.op not in get_args(descriptors.AggregateOp) or not fine:
         raise ConfigError(

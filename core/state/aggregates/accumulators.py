@@ -13,7 +13,7 @@ describes the form of a key's totals in snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from onceflow.core.state.aggregates.accumulator_shape import (
 )
 from onceflow.core.state.aggregates.byte_values import BytesTotals, totals_of
 from onceflow.core.state.aggregates.expiring_totals import Expiry
+from onceflow.core.state.aggregates.owner_index import OwnerIndex
 from onceflow.core.state.aggregates.running import Grouping, SumOverflow
 from onceflow.core.state.aggregates.totals import Results, Totals
 from onceflow.core.state.api.descriptors import DIGITS_MAX, StateTtlConfig
@@ -38,10 +39,12 @@ from onceflow.core.state.keys.key_columns import (
     FixedKeys,
     Ints,
     KeyColumn,
+    equal_keys,
     read_key_columns,
 )
 from onceflow.core.state.keys.key_groups import (
     Hashes,
+    combine_hashes,
     hash_key_columns,
     key_groups,
 )
@@ -103,6 +106,9 @@ class AccumulatorTable:
         self._clean_at = 1
         self._removed = np.zeros(1024, np.bool_)
         self._removed_count = 0
+        self._owners = OwnerIndex()
+        self.on_forget: Callable[[Ints], None] | None = None
+        """Called with the entries of expired or removed keys, before their totals are cleared."""
         self._forgets = all(column.op == "last" for column in shape.columns)
         """True if a key whose values are all null is removed."""
 
@@ -128,16 +134,31 @@ class AccumulatorTable:
         """
         columns = self._read(keys)
         hashes = self.shape.hash_entries(columns, hashes)
-        if not len(hashes):
-            return {column.column.name: column.no_results() for column in self._aggregates}
-        entries = self._resolve(columns, hashes)
-        group = Grouping.of(entries)
+        group = Grouping.of(self._resolve(columns, hashes))
         if self.expiry is not None:
             self._reset_expired(group.entries, self.expiry)
+        return self.update_group(group, keys, values)
+
+    def update_group(
+        self,
+        group: Grouping,
+        keys: Sequence[pa.Array],
+        values: Mapping[str, pa.Array | npt.NDArray[Any]],
+    ) -> dict[str, Results]:
+        """Add a batch to the totals, like `update`. `group` is the batch's, and is released.
+
+        Columns of last values stay as they are.
+
+        Raises:
+            BadStateValue: As `update`.
+        """
+        aggregates = [column for column in self._aggregates if column.column.op != "last"]
+        if not len(group.order):
+            return {column.column.name: column.no_results() for column in aggregates}
         # Compute all columns before storing any: an error in one must change none.
         results: dict[str, Results] = {}
         changes: list[tuple[Totals, npt.NDArray[Any], npt.NDArray[Any]]] = []
-        for column in self._aggregates:
+        for column in aggregates:
             name = column.column.name
             given = values.get(name)
             require(
@@ -285,13 +306,41 @@ class AccumulatorTable:
             entries = entries[(of_entries >= groups.start) & (of_entries < groups.stop)]
         return entries[np.argsort(namespaces[entries], kind="stable")]
 
+    def select_owned(
+        self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes
+    ) -> tuple[Ints, Ints]:
+        """Return the entries of all members of these namespaces and keys.
+
+        Also return, for each entry, the index of its namespace and key. `hashes` are those of the
+        keys.
+        """
+        every = self._index.view_keys()[:-1]
+        first, end = self._owners.end, self._index.end
+        if first < end:
+            self._owners.add(self._hash_owners(tuple(_part(c, slice(first, end)) for c in every)))
+        asked = (FixedKeys((namespaces.view(np.uint64),)), *keys)
+        entries, indices = self._owners.find(self._hash_owners(asked, hashes))
+        there = equal_keys(
+            [column.take(entries) for column in every], [column.take(indices) for column in asked]
+        )
+        there &= ~self._removed[entries]
+        return entries[there], indices[there]
+
+    def _hash_owners(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None = None) -> Hashes:
+        """Return the hash of each row's namespace and key, without the member."""
+        mixed = hash_key_columns(columns[1:]) if hashes is None else hashes.copy()
+        namespace = columns[0]
+        assert isinstance(namespace, FixedKeys)
+        combine_hashes(mixed, namespace.words[0])
+        return mixed
+
     def namespaces_of(self, entries: Ints) -> Ints:
         """Return the namespace of each entry."""
         return self._namespaces()[entries]
 
     def keys_of(self, entries: Ints) -> list[pa.Array]:
         """Return the key columns of these entries, as Arrow arrays."""
-        first = 1 if self.shape.namespaced else 0
+        first = int(self.shape.namespaced)
         return [
             to_key_array(self._index.take_keys(index, entries), kind)
             for index, kind in enumerate(self.shape.key_types, first)
@@ -301,6 +350,10 @@ class AccumulatorTable:
         """Return the key columns of these entries as words."""
         columns = self.shape.keys_alone(self._index.view_keys())
         return tuple(column.take(entries) for column in columns)
+
+    def members_of(self, entries: Ints) -> KeyColumn:
+        """Return the members of these entries as words."""
+        return self._index.view_keys()[-1].take(entries)
 
     def groups_of(self, entries: Ints) -> Groups:
         """Return the key group of each entry."""
@@ -340,6 +393,11 @@ class AccumulatorTable:
     def values(self, column: int, entries: Ints) -> pa.Array:
         """Return the totals of one column; null if an entry has none."""
         return self._columns[column].values(entries)
+
+    def has_values(self, column: int, entries: Ints) -> npt.NDArray[np.bool_]:
+        """Return True for each entry that has a total of one column."""
+        has_value: npt.NDArray[np.bool_] = self._columns[column].seen[entries] != 0
+        return has_value
 
     def numbers(self, column: int, entries: Ints) -> Ints:
         """Return the totals of one column of integers; 0 if an entry has none."""
@@ -390,16 +448,23 @@ class AccumulatorTable:
 
     def filter_alive(self, rows: Iterable[StateRows]) -> Iterable[StateRows]:
         """Return the rows of the table that belong to a full snapshot. Any thread."""
-        return rows if self.expiry is None else self.expiry.filter_alive(rows)
+        if self.expiry is None or self.on_forget is not None:
+            # The owner of `on_forget` has state of these keys, which must not outlive them.
+            return rows
+        return self.expiry.filter_alive(rows)
 
     def _reset_expired(self, entries: Ints, expiry: Expiry) -> None:
         """Clear the totals of the expired keys among these entries."""
         expired = expiry.have_expired(entries)
         if expired.any():
+            if self.on_forget is not None:
+                self.on_forget(entries[expired])
             for column in self._aggregates:
                 column.clear(entries[expired])
 
     def _forget(self, entries: Ints) -> None:
+        if self.on_forget is not None:
+            self.on_forget(entries)
         for column in self._columns:
             column.clear(entries)
         # Entries that were removed earlier are counted already.
@@ -418,6 +483,7 @@ class AccumulatorTable:
     def _keep_only(self, entries: Ints) -> None:
         """Drop all entries but these, and renumber these from 1 in the given order."""
         self._index = self._index.copy_some(entries)
+        self._owners = OwnerIndex()
         for column in self._columns:
             column.keep(entries)
         removed = self._removed[entries]

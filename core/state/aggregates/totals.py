@@ -45,6 +45,7 @@ def start_of(column: AccumulatorColumn) -> float | int | npt.NDArray[Any]:
     starts: dict[str, float | int] = {
         "sum": 0,
         "count": 0,
+        "count_distinct": 0,
         "min": np.nan if floating else limits.max,
         "max": -np.inf if floating else limits.min,
         "last": 0,
@@ -57,6 +58,7 @@ class Totals:
 
     def __init__(self, column: AccumulatorColumn) -> None:
         self.column = column
+        self._counts = column.op in ("count", "count_distinct")
         self._floating = pa.types.is_floating(column.type)
         self._start: Any = start_of(column)
         words = column.words_of_total
@@ -97,7 +99,7 @@ class Totals:
             running = running_count(group, totals, None)
             return group.in_row_order(running), group.lasts(running), np.ones_like(seen)
         data, valid = self._to_numbers(values)
-        if self.column.op == "count":
+        if self._counts:
             running = running_count(group, totals, valid)
         elif self.column.op == "sum" and not self._floating:
             running = running_sum(group, totals, data)
@@ -117,7 +119,7 @@ class Totals:
         """Return the total of each entry; null if it has seen no value, or 0 for a sum."""
         kind, numbers = self.column.type, self.totals[entries]
         seen = self.seen[entries]
-        never_null = self.column.op in ("sum", "count") or seen.all()
+        never_null = self._counts or self.column.op == "sum" or seen.all()
         array = pa.array(numbers, mask=None if never_null else seen == 0)
         return array if array.type == kind else to_typed_array(array, kind)
 
@@ -142,7 +144,7 @@ class Totals:
             self.seen[entries] = 1
             return
         data, valid = self._to_numbers(values)
-        if self.column.op == "count":
+        if self._counts:
             data = np.ones(len(entries), np.int64) if valid is None else valid.astype(np.int64)
         self._fold(entries, data)
         self.seen[entries if valid is None else entries[valid]] = 1
@@ -163,7 +165,7 @@ class Totals:
         return merged
 
     def _fold(self, entries: Ints, data: npt.NDArray[Any]) -> None:
-        if self.column.op in ("sum", "count"):
+        if self._counts or self.column.op == "sum":
             if not self._floating and not surely_fits(data, self.totals[entries]):
                 # Raises if a running sum overflows; `np.add.at` would wrap silently.
                 group = Grouping.of(entries)
@@ -197,7 +199,7 @@ class Totals:
         self, values: pa.Array | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
         """Return the values as this column's numbers, with a neutral number for each null."""
-        if self.column.op == "count":
+        if self._counts:
             array = values if isinstance(values, pa.Array) else pa.array(values)
             valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
             return np.zeros(0, np.int64), valid

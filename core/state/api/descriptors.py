@@ -196,7 +196,7 @@ class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
         serializer_of(self.type)
 
 
-AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg", "last"]
+AggregateOp: TypeAlias = Literal["sum", "count", "count_distinct", "min", "max", "avg", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,9 @@ def words_of_total(op: str, type_name: str) -> int:
 
 USED = AccumulatorColumn("onceflow.used", "last", pa.int64())
 """The last column of a table that expires: the time of each key's last use, in ms since 1970."""
+LIFE = AccumulatorColumn("onceflow.life", "last", pa.int64())
+"""The column with the time at which a key came to life: its first record, or the first one after
+it had expired, in ms since 1970. Members of sets that expire with their key belong to its life."""
 ALONE = "onceflow.alone"
 """The column in an outer join's kept rows that tells whether a row has had no partner so far."""
 

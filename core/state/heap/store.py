@@ -316,9 +316,12 @@ class HeapStore(KeyedStateStore):
         *,
         namespaced: bool = False,
         ttl: descriptors.StateTtlConfig | None = None,
+        member_type: pa.DataType | None = None,
     ) -> HeapTotals:
         """Return the running aggregates of this name."""
-        shape = make_shape(name, key_types, columns, namespaced=namespaced, ttl=ttl)
+        shape = make_shape(
+            name, key_types, columns, namespaced=namespaced, ttl=ttl, member_type=member_type
+        )
         table: HeapTotals | None = self._open_states.find(shape.meta)
         if table is None:
             groups = self._context.max_parallelism

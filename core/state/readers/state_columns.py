@@ -36,6 +36,7 @@ from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.decoding import msgpack_decoder
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.state.aggregates.accumulator_shape import (
+    MEMBER,
     NAMESPACE,
     AccumulatorShape,
     decode_totals,
@@ -224,7 +225,7 @@ def json_of(data: bytes) -> str:
 
 # --- running aggregates --------------------------------------------------------------------------
 
-_AGGREGATE = re.compile(r"(sum|count|min|max|avg|last)\((.*)")
+_AGGREGATE = re.compile(r"(sum|count_distinct|count|min|max|avg|last)\((.*)")
 _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _ZONED = re.compile(r"timestamp\[(\w+), tz=(.*)\]")
 
@@ -240,8 +241,12 @@ def shape_of_meta(meta: StateMeta) -> AccumulatorShape:
             raise StateIncompatible(f"state {meta.name!r} has an aggregate {name}={text}")
         columns.append(AccumulatorColumn(name, match[1], _arrow_type(match[2])))  # type: ignore[arg-type]
     namespaced = kinds[0] == NAMESPACE
+    member_type = None
+    if kinds[-2:-1] == [MEMBER]:
+        *kinds, _, member = kinds
+        member_type = _key_type(member)
     key_types = tuple(map(_key_type, kinds[namespaced:]))
-    return AccumulatorShape(meta.name, key_types, tuple(columns), namespaced)
+    return AccumulatorShape(meta.name, key_types, tuple(columns), namespaced, member_type)
 
 
 def _arrow_type(text: str) -> pa.DataType:

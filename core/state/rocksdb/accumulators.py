@@ -133,6 +133,24 @@ class RocksAccumulators(AccumulatorTable):
                     self._fetch_namespaces(part, self._groups if groups is None else groups)
         return super().select(first, stop, groups)
 
+    def select_owned(
+        self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes
+    ) -> tuple[Ints, Ints]:
+        """Read the rows of these namespaces and keys into memory. Return the entries as on heap."""
+        if not self._complete:
+            encoded = encode_keys((FixedKeys((namespaces.view(np.uint64),)), *keys)).to_pylist()
+            groups = self.group_of_hashes(hashes).tolist()
+            prefix = state_prefix(self.shape.name)
+            # The encoded member follows the encoded namespace and key.
+            pairs = zip(groups, encoded, strict=True)
+            starts = sorted({group_prefix(group) + prefix + key for group, key in pairs})
+            rows = chain.from_iterable(
+                self._database.scan(start, next_prefix(start)) for start in starts
+            )
+            while batch := list(islice(rows, PRELOAD_BATCH)):
+                self._add_rows(batch)
+        return super().select_owned(namespaces, keys, hashes)
+
     def _fetch_namespaces(self, namespaces: range, groups: range) -> None:
         """Read the rows of these namespaces, all of one sign, and key groups into memory."""
         bounds = [n.to_bytes(8, "big", signed=True) for n in (namespaces.start, namespaces[-1])]

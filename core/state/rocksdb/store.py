@@ -194,9 +194,12 @@ class RocksDBStore(KeyedStateStore):
         *,
         namespaced: bool = False,
         ttl: descriptors.StateTtlConfig | None = None,
+        member_type: pa.DataType | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
-        shape = make_shape(name, key_types, columns, namespaced=namespaced, ttl=ttl)
+        shape = make_shape(
+            name, key_types, columns, namespaced=namespaced, ttl=ttl, member_type=member_type
+        )
         table: RocksAccumulators | None = self._open_states.find(shape.meta)
         if table is None:
             stored = self._claim(shape.meta)

@@ -282,12 +282,15 @@ class KeyedStateStore(ABC):
         *,
         namespaced: bool = False,
         ttl: descriptors.StateTtlConfig | None = None,
+        member_type: pa.DataType | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name, restored if a snapshot held them.
 
         If `namespaced`, they are stored for each key and namespace: a 64-bit number before the key
-        columns, which does not affect the key group. With a `ttl`, the aggregates of a key that was
-        not used for that time start again from nothing.
+        columns, which does not affect the key group. With a `member_type`, they are stored for each
+        key and member: a value after the key columns, which does not affect the key group either.
+        With a `ttl`, the aggregates of a key that was not used for that time start again from
+        nothing.
 
         Raises:
             ConfigError: A type cannot be a key, or cannot be aggregated.
