@@ -1,4 +1,4 @@
-"""Joins whose interval ends at a column, over every backend, compared with a join of a few lines."""
+"""Joins whose interval ends at a column, over every backend, compared with a plain model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_joins_with_a_column_as_limit_equal_the_model_through_snapshots_and_resc
             late += [row] if pairs is None else []
             expected += pairs or []
         made = running.take(side, *dealt)
-        alone += withoutpairs_in(made)
+        alone += without_pairs(made)
         assert Counter(pairs_in(made)) == counted(expected)
         assert running.late == late
         pair_count += len(expected)

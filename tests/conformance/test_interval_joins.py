@@ -279,7 +279,7 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
             late += [row] if pairs is None else []
             expected += pairs or []
         made = running.take(side, *dealt)
-        alone += withoutpairs_in(made)
+        alone += without_pairs(made)
         assert pairs_in(made) == [(*left, *right[1:]) for left, right in expected]
         assert running.late == late
         if rng.random() < 0.3:
@@ -329,7 +329,7 @@ def test_regular_joins_equal_the_model_through_snapshots_and_rescaling(
         expected = [pair for row in dealt for pair in model.take(side, row) or []]
         made = running.take(side, *dealt)
         assert pairs_in(made) == [(*left, *right[1:]) for left, right in expected]
-        alone += withoutpairs_in(made)
+        alone += without_pairs(made)
         if step % 20 == 19:
             parallelism = rng.choice([1, 2, 3])
             handles = running.snapshot()
