@@ -1,4 +1,4 @@
-"""Spark finds format `onceflow-postgres-changes` by this module's name, and takes `DefaultSource`."""
+"""Spark finds `onceflow-postgres-changes` by this module's name, and takes `DefaultSource`."""
 
 from contextlib import suppress
 
