@@ -1,11 +1,11 @@
 """The state backends that the suites run over, and the tier of each clause for each sink.
 
-By default all clauses run for a sink that prepares transactions in a database, and for one that
-keeps its rows aside until they are decided. For the others `script/test --servers` runs what is
-about the sink, at half as many lines of its code: clauses that kill whole jobs are about the engine
-as much, and the others' jobs are killed by tests of their own. MySQL and MariaDB are both tried
-with what dies, and their common code by MySQL; tests of tests/integration/sql hold what else can be
-said of their commits.
+By default all clauses run for a sink that prepares transactions in a database. A sink that keeps
+its rows aside until they are decided has all but those that kill whole jobs. For the others
+`script/test --servers` runs what is about the sink, at half as many lines of its code: clauses that
+kill whole jobs are about the engine as much, and the others' jobs are killed by tests of their own.
+MySQL and MariaDB are both tried with what dies, and their common code by MySQL; tests of
+tests/integration/sql hold what else can be said of their commits.
 """
 
 from __future__ import annotations
@@ -66,6 +66,16 @@ OF_DEATHS = (
     writing.pre_committed_survives_death,
 )
 """What a server does when it, or who speaks with it, dies."""
+OPERATORS = {
+    "test_batch_timers.py",
+    "test_count_windows.py",
+    "test_deduplication.py",
+    "test_interval_joins.py",
+    "test_top_rows.py",
+    "test_window_functions.py",
+    "test_window_joins.py",
+}
+"""Modules whose operators are tried on one state backend by default. The other is the heap."""
 NO_SERVER = {"kill", "start", "pause", "unpause", "address", "sink_at", "secrets"}
 LACKING = {
     "TestBeginningSink": NO_SERVER,
@@ -160,7 +170,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     without_meaning: list[pytest.Item] = []
     for item in items:
         callspec, test = getattr(item, "callspec", None), item.getparent(pytest.Class)
-        if callspec is None or test is None:
+        if callspec is None:
+            continue
+        if item.path.name in OPERATORS and callspec.params.get("backend") == "heap":
+            item.add_marker(pytest.mark.servers)
+        if test is None:
             continue
         clause = callspec.params.get("clause")
         if clause in SOURCE_CLAUSES and clause in LACKING_OF_SOURCES.get(test.name, ()):
@@ -171,6 +185,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if says_nothing(test.name, clause):
             without_meaning.append(item)
+        elif test.name == "TestSQLiteInserts" and clause in OF_JOBS:
+            item.add_marker(pytest.mark.servers)
         elif test.name not in WHOLE:
             slow = is_slow(test.name, clause)
             item.add_marker(pytest.mark.slow if slow else pytest.mark.servers)

@@ -58,7 +58,7 @@ def test_a_test_that_names_a_point_at_which_no_process_dies_fails_by_that_name(
     assert "write         1 deaths in   1 tests, of these" in printed
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.parametrize("processes", ["0", pytest.param("2", marks=pytest.mark.servers)])
 def test_a_run_of_all_tests_fails_if_a_point_killed_no_process(
     pytester: pytest.Pytester, processes: str
 ) -> None:

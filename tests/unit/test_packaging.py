@@ -157,6 +157,7 @@ def test_the_command_runs_in_a_fresh_environment(fresh_python: Path, tmp_path: P
     assert (demo.returncode, b"run script/demo there" in demo.stderr) == (2, True), demo
 
 
+@pytest.mark.servers
 def test_bare_names_of_the_folders_are_not_installed(fresh_python: Path, tmp_path: Path) -> None:
     """`core` or `sinks` at the top of site-packages would clash with everybody's."""
     looked_up = "; ".join(

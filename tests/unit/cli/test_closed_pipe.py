@@ -85,7 +85,7 @@ def test_a_command_that_prints_repeatedly_ends_with_its_reader(
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.servers)])
 def test_output_that_is_read_arrives_whole(unbuffered: str, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     try:

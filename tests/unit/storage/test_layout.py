@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
@@ -40,6 +40,7 @@ def test_state_of_a_checkpoint_is_found_by_checkpoint_and_attempt() -> None:
     assert JobPaths.attempt_of("a2") == 2
 
 
+@settings(max_examples=30)
 @given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
 def test_different_uids_and_names_never_share_a_file(
     one: tuple[str, str], other: tuple[str, str]

@@ -164,7 +164,7 @@ def test_inline_state_is_never_deleted() -> None:
     assert job.deleted == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), retained=st.integers(1, 3), concurrent=st.integers(1, 3))
 def test_no_schedule_deletes_a_file_that_is_named_or_leaves_one_that_is_not(
     data: st.DataObject, retained: int, concurrent: int

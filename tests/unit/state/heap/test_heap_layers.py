@@ -205,7 +205,9 @@ class Retention:
                 self._files.pop(handle.path, None)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.servers) for seed in range(3, 8))]
+)
 def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_around_it(
     job: Job, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
