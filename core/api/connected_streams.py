@@ -7,12 +7,17 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, mark_outer_sides
 from onceflow.core.api.users_mistakes import require_function_object
-from onceflow.core.api.windowed_stream import lateness_ms_of, window_input
+from onceflow.core.api.windowed_stream import (
+    SAME_WINDOW,
+    lateness_ms_of,
+    window_again,
+    window_input,
+)
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan import join_functions
 from onceflow.core.plan.functions import OutputTag
 from onceflow.core.plan.graph import Feed, GraphBuilder
-from onceflow.core.plan.process_functions import CoProcessFunction
+from onceflow.core.plan.process_functions import BroadcastProcessFunction, CoProcessFunction
 from onceflow.core.plan.window_batches import CoGroupBatchFunction, WindowBatches
 from onceflow.core.plan.window_functions import (
     CoGroupFunction,
@@ -20,8 +25,8 @@ from onceflow.core.plan.window_functions import (
     KeptRecords,
     WindowInput,
 )
-from onceflow.core.plan.windows import WindowAssigner
-from onceflow.core.plan.work import JoinConnected, ProcessConnected, Work
+from onceflow.core.plan.windows import WINDOW_COLUMNS, WindowAssigner, WindowNames
+from onceflow.core.plan.work import JoinConnected, ProcessBroadcast, ProcessConnected, Work
 from onceflow.core.state import MapStateDescriptor
 
 
@@ -146,6 +151,24 @@ class KeyedConnectedStreams(Generic[StreamT]):
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
         return WindowedConnectedStreams(self.add, sides, windows, lateness_ms, (left, right))
 
+    def per_window(
+        self, *, left_names: WindowNames = WINDOW_COLUMNS, right_names: WindowNames = WINDOW_COLUMNS
+    ) -> WindowedConnectedStreams[StreamT]:
+        """Group results of windows of both streams by the window that they came from.
+
+        Works like `Stream.per_window`: the start and the end of the window become part of the key.
+
+        Raises:
+            ConfigError: See `Stream.per_window`.
+        """
+        names = left_names, right_names
+        left, right = (
+            (feeds, window_again(self._graph, feeds, key, of_side, "per_window").key)
+            for feeds, key, of_side in zip(self._feeds, self.keys, names, strict=True)
+        )
+        streams = KeyedConnectedStreams(self._stream, self._graph, (left, right), verb="per_window")
+        return streams.window(SAME_WINDOW, left_time=left_names[1], right_time=right_names[1])
+
 
 class WindowedConnectedStreams(Generic[StreamT]):
     """Records of two streams grouped by key and window."""
@@ -212,3 +235,34 @@ class WindowedConnectedStreams(Generic[StreamT]):
     def _to_windowed(self, function: CoGroupFunction) -> CoWindowedFunction:
         content = KeptRecords(function, *(side.schema for side in self._sides))
         return CoWindowedFunction(self._windows, self._lateness_ms, content, *self._inputs)
+
+
+class BroadcastConnectedStream(Generic[StreamT]):
+    """A stream, keyed or not, that is connected with a broadcast stream."""
+
+    def __init__(
+        self,
+        stream: Callable[[GraphBuilder, Feed], StreamT],
+        graph: GraphBuilder,
+        feeds: tuple[Feed, ...],
+        key: tuple[str, ...],
+        broadcast: BroadcastStream,
+    ) -> None:
+        """`stream` builds the stream of an operator's output."""
+        check_pipeline(graph, broadcast.graph, "connect")
+        self._stream = stream
+        self._graph = graph
+        self._feeds = feeds
+        self._key = key
+        self._broadcast = broadcast
+
+    def process(self, function: BroadcastProcessFunction, *, uid: str) -> StreamT:
+        """Apply `function` to each record, and to each broadcast record in every subtask.
+
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
+        """
+        require_function_object(function, BroadcastProcessFunction, "connect(broadcast).process")
+        schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)
+        work = ProcessBroadcast(self._key, function, self._broadcast.states)
+        operator = self._graph.add(work, self._feeds, self._broadcast.feeds, uid=uid, schema=schema)
+        return self._stream(self._graph, Feed(operator.uid, schema))

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from onceflow.core.api import users_mistakes
 from onceflow.core.api.connected_streams import (
+    BroadcastConnectedStream,
     BroadcastStream,
     KeyedConnectedStreams,
     check_pipeline,
@@ -22,9 +23,12 @@ from onceflow.core.api.joined_streams import (
     regular_join,
 )
 from onceflow.core.api.windowed_stream import (
+    AllWindowedStream,
     CountWindowedStream,
+    PerWindowStream,
     WindowedStream,
     lateness_ms_of,
+    window_again,
     window_input,
 )
 from onceflow.core.argument_types import check_arguments
@@ -42,14 +46,11 @@ from onceflow.core.plan.functions import ArrowIteratorFunction, BatchFunction
 from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.join_functions import JoinKind, JoinSide
 from onceflow.core.plan.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
-from onceflow.core.plan.process_functions import (
-    BroadcastProcessFunction,
-    ProcessFunction,
-)
+from onceflow.core.plan.process_functions import ProcessFunction
 from onceflow.core.plan.projection import plan_projection, quote
 from onceflow.core.plan.sql_functions import NO_FUNCTIONS, QueryFunction, name_functions
 from onceflow.core.plan.stream_sql import StreamSql
-from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.plan.windows import WINDOW_COLUMNS, WindowAssigner, WindowNames
 from onceflow.core.plan.work import (
     Deduplicate,
     FilterRecords,
@@ -63,7 +64,6 @@ from onceflow.core.plan.work import (
     MapRecords,
     Order,
     ProcessBatches,
-    ProcessBroadcast,
     ProcessKeyed,
     ProcessRecords,
     RunAggregates,
@@ -307,6 +307,32 @@ class Stream:
             )
         return self._then(work, None, schema)
 
+    def window_all(
+        self,
+        windows: WindowAssigner,
+        *,
+        time: str | None = None,
+        allowed_lateness: float | str = 0,
+        late: functions.OutputTag | None = None,
+        names: WindowNames = WINDOW_COLUMNS,
+    ) -> AllWindowedStream[Stream]:
+        """Cut all records into windows. Parameters and errors are those of `KeyedStream.window`."""
+        settings = (windows, time, allowed_lateness, late, names)
+        return AllWindowedStream(self._graph, self._feeds, Stream, *settings)
+
+    @check_arguments
+    def per_window(self, *, names: WindowNames = WINDOW_COLUMNS) -> PerWindowStream[Stream]:
+        """Group results of windows by the window that they came from.
+
+        `names` are the columns with the start and the end of the window. A group is complete when
+        event time has reached its end.
+
+        Raises:
+            ConfigError: The stream lacks the columns, or its windows are in processing time or have
+                an allowed lateness.
+        """
+        return KeyedStream(self._graph, self._feeds, ()).per_window(names=names)
+
     def process(self, function: ProcessFunction, *, uid: str) -> Stream:
         """Apply `function` to each record, with state of its subtask.
 
@@ -332,12 +358,12 @@ class Stream:
     def connect(self, other: Stream) -> ConnectedStreams: ...
 
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[Stream]: ...
 
     @check_arguments
     def connect(
         self, other: Stream | BroadcastStream
-    ) -> ConnectedStreams | BroadcastConnectedStream:
+    ) -> ConnectedStreams | BroadcastConnectedStream[Stream]:
         """Connect this stream with another, which may have other columns, for one function.
 
         Two streams need `key_by` next. A stream that is connected with a broadcast stream needs no
@@ -348,7 +374,7 @@ class Stream:
         """
         if isinstance(other, Stream):
             return ConnectedStreams(self, other)
-        return BroadcastConnectedStream(self._graph, self._feeds, (), other)
+        return BroadcastConnectedStream(Stream, self._graph, self._feeds, (), other)
 
     @check_arguments
     def write(
@@ -433,19 +459,19 @@ class KeyedStream:
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams[Stream]: ...
 
     @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[Stream]: ...
 
     @check_arguments
     def connect(
         self, other: KeyedStream | BroadcastStream
-    ) -> KeyedConnectedStreams[Stream] | BroadcastConnectedStream:
+    ) -> KeyedConnectedStreams[Stream] | BroadcastConnectedStream[Stream]:
         """Connect this stream with a stream of the same key, or with a broadcast stream.
 
         Raises:
             ConfigError: `other` belongs to another pipeline, or the types of the keys differ.
         """
         if isinstance(other, BroadcastStream):
-            return BroadcastConnectedStream(self._graph, self._feeds, self._key, other)
+            return BroadcastConnectedStream(Stream, self._graph, self._feeds, self._key, other)
         return self._connect(other, "connect")
 
     def interval_join(
@@ -601,13 +627,15 @@ class KeyedStream:
         time: str | None = None,
         allowed_lateness: float | str = 0,
         late: functions.OutputTag | None = None,
+        names: WindowNames = WINDOW_COLUMNS,
     ) -> WindowedStream[Stream]:
         """Cut the records of each key into windows.
 
         `time` is the event-time column (default: the column of the source's watermarks). An
         event-time window is due when the watermark reaches its end. For a record up to
         `allowed_lateness` later, its window is emitted again. A record that is later still goes to
-        the side output `late`, or is dropped.
+        the side output `late`, or is dropped. `names` are the output columns with the start and the
+        end of a window.
 
         Raises:
             ConfigError: The time column does not exist, the sources have no watermarks, or `late`
@@ -615,7 +643,13 @@ class KeyedStream:
         """
         stream = window_input(self._graph, self._feeds, self._key, windows, time, late)
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
-        return WindowedStream(self._then, self.schema, windows, lateness_ms, stream)
+        return WindowedStream(self._then, self.schema, windows, lateness_ms, stream, names)
+
+    @check_arguments
+    def per_window(self, *, names: WindowNames = WINDOW_COLUMNS) -> PerWindowStream[Stream]:
+        """Group results of windows by key and window, like `Stream.per_window`."""
+        stream = window_again(self._graph, self._feeds, self._key, names, "per_window")
+        return PerWindowStream(self._then, self.schema, stream)
 
     @check_arguments
     def count_window(self, size: int) -> CountWindowedStream[Stream]:
@@ -663,33 +697,3 @@ class ConnectedStreams:
         """
         keys = [(key,) if isinstance(key, str) else tuple(key) for key in (first, second)]
         return self._first.key_by(*keys[0]).connect(self._second.key_by(*keys[1]))
-
-
-class BroadcastConnectedStream:
-    """A stream, keyed or not, that is connected with a broadcast stream."""
-
-    def __init__(
-        self,
-        graph: GraphBuilder,
-        feeds: tuple[Feed, ...],
-        key: tuple[str, ...],
-        broadcast: BroadcastStream,
-    ) -> None:
-        check_pipeline(graph, broadcast.graph, "connect")
-        self._graph = graph
-        self._feeds = feeds
-        self._key = key
-        self._broadcast = broadcast
-
-    def process(self, function: BroadcastProcessFunction, *, uid: str) -> Stream:
-        """Apply `function` to each record, and to each broadcast record in every subtask.
-
-        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
-        """
-        users_mistakes.require_function_object(
-            function, BroadcastProcessFunction, "connect(broadcast).process"
-        )
-        schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)
-        work = ProcessBroadcast(self._key, function, self._broadcast.states)
-        operator = self._graph.add(work, self._feeds, self._broadcast.feeds, uid=uid, schema=schema)
-        return Stream(self._graph, Feed(operator.uid, schema))

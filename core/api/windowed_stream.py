@@ -11,6 +11,7 @@ from onceflow.core.api.users_mistakes import require_aggregates, require_functio
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.aggregates import Aggregate
+from onceflow.core.plan.all_windows import ALL, can_merge, make_gathered_schema, make_panes_schema
 from onceflow.core.plan.event_time import check_late, event_time_column
 from onceflow.core.plan.functions import OutputTag, Record
 from onceflow.core.plan.graph import Feed, GraphBuilder
@@ -23,11 +24,23 @@ from onceflow.core.plan.window_functions import (
     WindowInput,
 )
 from onceflow.core.plan.windows import (
+    WINDOW_COLUMNS,
+    EventTimeSessionWindows,
+    TumblingEventTimeWindows,
     WindowAssigner,
-    count_window_schema,
+    WindowNames,
+    make_keyed_schema,
     window_schema,
 )
-from onceflow.core.plan.work import AggregateCounts, AggregateWindows, ProcessKeyed, Work
+from onceflow.core.plan.work import (
+    AggregateCounts,
+    AggregateWindows,
+    GatherRows,
+    MergeWindows,
+    PreAggregateWindows,
+    ProcessKeyed,
+    Work,
+)
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state import AggregateFunction
 from onceflow.core.state.api.descriptors import TypeSpec
@@ -72,6 +85,60 @@ def window_input(
     return WindowInput(key, event_time_column(time, known, schema, parameter=parameters[0]), late)
 
 
+def check_names(names: object) -> WindowNames:
+    """Return the names of the columns with start and end.
+
+    Raises:
+        ConfigError: They are not two texts.
+    """
+    match names:
+        case (str() as start, str() as end):
+            return start, end
+        case _:
+            raise ConfigError(
+                f"names={names!r}: give the names of the columns with the start and the end of a"
+                f" window, as in names={WINDOW_COLUMNS}"
+            )
+
+
+SAME_WINDOW = TumblingEventTimeWindows(0.001)
+"""The windows of `per_window`. The key has the start and the end of a window, and all its results
+have the same event time, its end. So one millisecond contains all of them, and no others."""
+
+
+def window_again(
+    graph: GraphBuilder,
+    feeds: tuple[Feed, ...],
+    key: tuple[str, ...],
+    names: WindowNames,
+    parameter: str,
+) -> WindowInput:
+    """Return the input of `SAME_WINDOW` for results of windows. `parameter` names it in errors.
+
+    Raises:
+        ConfigError: A column does not exist or is no timestamp, or the results do not come from
+            windows in event time without allowed lateness.
+    """
+    schema = feeds[0].schema
+    for name in check_names(names):
+        if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
+            raise ConfigError(
+                f"{parameter}(): the stream has no timestamp {name!r}; there are"
+                f" {', '.join(schema.names)}. Name the columns with the start and the end of the"
+                " window by names=(…, …)"
+            )
+    for windows, lateness_ms in graph.windows_of(feeds):
+        if windows.by_clock or lateness_ms:
+            what = "are in processing time" if windows.by_clock else "have an allowed lateness"
+            raise ConfigError(
+                f"{parameter}(): the windows {what}, so that more results of a window may follow"
+                " at any time. Use windows in event time without allowed_lateness"
+            )
+    known = graph.event_time_of(feeds)
+    time = event_time_column(names[1], known, schema, verb=parameter, parameter="names")
+    return WindowInput((*key, *(name for name in names if name not in key)), time)
+
+
 _BY_THE_CLOCK = (
     "windows in processing time follow the clock: omit time=, allowed_lateness= and late="
 )
@@ -87,14 +154,20 @@ class WindowedStream(Generic[StreamT]):
         windows: WindowAssigner,
         lateness_ms: int,
         stream: WindowInput,
+        names: WindowNames = WINDOW_COLUMNS,
     ) -> None:
-        """`then` adds an operator to the keyed stream and returns the stream of its output."""
+        """`then` adds an operator to the keyed stream and returns the stream of its output.
+
+        Raises:
+            ConfigError: `names` are not two texts.
+        """
         self._then = then
         self._schema = schema
         self._windows: WindowAssigner = windows
         self._lateness_ms = lateness_ms
         self._input = stream
         self._key = stream.key
+        self._names = check_names(names)
 
     def aggregate(self, *, uid: str, **aggregates: Aggregate) -> StreamT:
         """Emit one record for each key and window that has records: key, window and aggregates.
@@ -102,10 +175,10 @@ class WindowedStream(Generic[StreamT]):
         The columns are the key columns, `window_start`, `window_end` (exclusive), and one column
         for each aggregate. Vectorised, like `running`. `uid` names the state in checkpoints.
         """
-        schema = self._schema
+        schema, time = self._schema, self._input.time
         require_aggregates(aggregates, "aggregate")
         results = {name: aggregate.result_type(schema) for name, aggregate in aggregates.items()}
-        made = window_schema(schema, self._key, self._input.time, results)
+        made = window_schema(schema, self._key, time, results, self._names)
         work = AggregateWindows(
             self._key,
             self._windows,
@@ -113,6 +186,7 @@ class WindowedStream(Generic[StreamT]):
             self._lateness_ms,
             dict(aggregates),
             self._input.late,
+            self._names,
         )
         return self._then(work, uid, made)
 
@@ -132,8 +206,8 @@ class WindowedStream(Generic[StreamT]):
         """
         require_function_object(function, AggregateFunction, "aggregate_by")
         results = {field.name: field.type for field in schema_of(schema)}
-        made = window_schema(self._schema, self._key, self._input.time, results)
-        content = KeptAccumulators(function, self._key, made, accumulator_type)
+        made = window_schema(self._schema, self._key, self._input.time, results, self._names)
+        content = KeptAccumulators(function, self._key, made, accumulator_type, self._names)
         return self._each_record(content, uid)
 
     def process(self, function: ProcessWindowFunction, *, uid: str) -> StreamT:
@@ -145,6 +219,94 @@ class WindowedStream(Generic[StreamT]):
         function = WindowedFunction(self._windows, self._lateness_ms, content, self._input)
         schema = function.output_schema(self._schema)
         return self._then(ProcessKeyed(self._key, function), uid, schema)
+
+
+class AllWindowedStream(Generic[StreamT]):
+    """Records grouped by window, without a key."""
+
+    def __init__(
+        self,
+        graph: GraphBuilder,
+        feeds: tuple[Feed, ...],
+        stream: Callable[[GraphBuilder, Feed], StreamT],
+        windows: WindowAssigner,
+        time: str | None,
+        allowed_lateness: float | str,
+        late: OutputTag | None,
+        names: WindowNames,
+    ) -> None:
+        """`stream` builds the stream of an operator's output.
+
+        Raises:
+            ConfigError: A parameter does not fit the stream or the windows.
+        """
+        window = window_input(graph, feeds, (), windows, time, late)
+        self._graph = graph
+        self._feeds = feeds
+        self._stream = stream
+        self._windows: WindowAssigner = windows
+        self._time, self._late = window.time, window.late
+        self._lateness_ms = lateness_ms_of(windows, allowed_lateness)
+        self._names = check_names(names)
+
+    def aggregate(self, *, uid: str, **aggregates: Aggregate) -> StreamT:
+        """Emit one record for each window that has records: its start, its end, the aggregates.
+
+        Each subtask of the stream aggregates its records first. One subtask merges the results. If
+        the windows are sessions or in processing time, or late records have a side output, that
+        subtask gets the records themselves. `uid` names the state in checkpoints.
+        """
+        schema = self._feeds[0].schema
+        require_aggregates(aggregates, "aggregate")
+        results = {name: aggregate.result_type(schema) for name, aggregate in aggregates.items()}
+        made = window_schema(schema, (), self._time, results, self._names)
+        settings = (
+            (ALL,), self._windows, self._time, self._lateness_ms, dict(aggregates), self._late,
+            self._names,
+        )  # fmt: skip
+        windows = self._windows
+        if (
+            isinstance(windows, EventTimeSessionWindows)
+            or self._time is None
+            or self._late is not None
+            or not can_merge(aggregates, schema)
+        ):
+            first: Work = GatherRows()
+            between, work = make_gathered_schema(schema), AggregateWindows(*settings)
+        else:
+            first = PreAggregateWindows(uid, windows, self._time, dict(aggregates))
+            between, work = make_panes_schema(aggregates, schema), MergeWindows(*settings, schema)
+        before = self._graph.add(first, self._feeds, uid=f"{uid}-parts", schema=between)
+        feeds = (Feed(before.uid, between),)
+        operator = self._graph.add(work, feeds, uid=uid, schema=made)
+        return self._stream(self._graph, Feed(operator.uid, made))
+
+
+class PerWindowStream(Generic[StreamT]):
+    """Results of windows, grouped by their key and by the window that they came from."""
+
+    def __init__(
+        self,
+        then: Callable[[Work, str, pa.Schema], StreamT],
+        schema: pa.Schema,
+        stream: WindowInput,
+    ) -> None:
+        """`then` adds an operator to the stream and returns the stream of its output."""
+        self._then = then
+        self._schema = schema
+        self._input = stream
+
+    def aggregate(self, *, uid: str, **aggregates: Aggregate) -> StreamT:
+        """Emit one record for each window and key: the key, the window and the aggregates.
+
+        Vectorised, like `running`. `uid` names the state in checkpoints.
+        """
+        require_aggregates(aggregates, "aggregate")
+        schema, key = self._schema, self._input.key
+        results = {name: aggregate.result_type(schema) for name, aggregate in aggregates.items()}
+        made = make_keyed_schema(schema, key, results)
+        work = AggregateWindows(key, SAME_WINDOW, self._input.time, 0, dict(aggregates))
+        return self._then(work, uid, made)
 
 
 class CountWindowedStream(Generic[StreamT]):
@@ -173,6 +335,6 @@ class CountWindowedStream(Generic[StreamT]):
         results = {
             name: aggregate.result_type(self._schema) for name, aggregate in aggregates.items()
         }
-        made = count_window_schema(self._schema, self._key, results)
+        made = make_keyed_schema(self._schema, self._key, results)
         work = AggregateCounts(self._key, self._size, dict(aggregates))
         return self._then(work, uid, made)

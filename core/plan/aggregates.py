@@ -194,6 +194,11 @@ class AggregateInputs:
         self._conditions = sorted(conditions)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the aggregates."""
+        return tuple(self._aggregates)
+
+    @property
     def count(self) -> int:
         """The number of aggregates."""
         return len(self._aggregates)

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.lookup_tables import LookupTable
+from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.plan.work import JoinTable, ReadFrom, Work, WriteTo
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import Sink, Source
@@ -292,12 +293,24 @@ class GraphBuilder:
 
     def event_time_of(self, feeds: Sequence[Feed]) -> frozenset[str]:
         """Return the event-time columns of the sources that `feeds` come from."""
+        return frozenset(
+            operator.work.watermarks[feed.tag].column
+            for feed, operator in self._list_before(feeds)
+            if isinstance(operator.work, ReadFrom) and feed.tag in operator.work.watermarks
+        )
+
+    def windows_of(self, feeds: Sequence[Feed]) -> tuple[tuple[WindowAssigner, int], ...]:
+        """Return the windows and the allowed lateness in ms of all operators before `feeds`."""
+        windows = (operator.work.windows_used for _, operator in self._list_before(feeds))
+        return tuple(used for used in windows if used is not None)
+
+    def _list_before(self, feeds: Sequence[Feed]) -> Iterator[tuple[Feed, Operator]]:
+        """Yield `feeds` and all feeds of the operators before them, each with its operator."""
         graph = self.graph()
         seen: set[tuple[str, str | None]] = set()
         # Use a stack instead of recursion: a program may have more operators than the recursion
         # limit.
         waiting = list(feeds)
-        columns: set[str] = set()
         while waiting:
             feed = waiting.pop()
             if (feed.uid, feed.tag) in seen:
@@ -305,10 +318,7 @@ class GraphBuilder:
             seen.add((feed.uid, feed.tag))
             operator = graph.operator(feed.uid)
             waiting += operator.feeds
-            work = operator.work
-            if isinstance(work, ReadFrom) and feed.tag in work.watermarks:
-                columns.add(work.watermarks[feed.tag].column)
-        return frozenset(columns)
+            yield feed, operator
 
     def add(
         self,

@@ -24,10 +24,12 @@ from onceflow.core.plan.event_time import LateRecords, record_time_ms
 from onceflow.core.plan.functions import Record, copy_records
 from onceflow.core.plan.process_functions import CoProcessFunction, FunctionOfKeys
 from onceflow.core.plan.windows import (
+    WINDOW_COLUMNS,
     EventTimeSessionWindows,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     WindowAssigner,
+    WindowNames,
     pane_windows,
 )
 from onceflow.core.protocol.watermarks import PaneWindows
@@ -222,7 +224,9 @@ class KeptAccumulators(WindowContent):
         key: Sequence[str],
         schema: pa.Schema,
         accumulator_type: TypeSpec = Any,
+        names: WindowNames = WINDOW_COLUMNS,
     ) -> None:
+        self._names = names
         self._function = function
         self._key = tuple(key)
         self._schema = schema
@@ -251,7 +255,7 @@ class KeptAccumulators(WindowContent):
         # A key of one column is its value; a key of several columns is a tuple.
         keys = key if len(self._key) > 1 else (key,)
         made: Record = dict(zip(self._key, keys, strict=True))
-        made |= {"window_start": window.start_ms, "window_end": window.end_ms}
+        made |= dict(zip(self._names, (window.start_ms, window.end_ms), strict=True))
         return made | self._function.get_result(first)
 
     def forget(self, parts: Mapping[int, int]) -> None:

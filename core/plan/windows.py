@@ -141,48 +141,51 @@ def describe_time(by_clock: bool) -> str:
     return "processing time" if by_clock else "event time"
 
 
-WINDOW_COLUMNS = ("window_start", "window_end")
+WindowNames: TypeAlias = tuple[str, str]
+"""The names of the columns with the start and the end of a window."""
+WINDOW_COLUMNS: WindowNames = ("window_start", "window_end")
 
 
 def window_schema(
-    schema: pa.Schema, key: Sequence[str], time: str | None, results: Mapping[str, pa.DataType]
+    schema: pa.Schema,
+    key: Sequence[str],
+    time: str | None,
+    results: Mapping[str, pa.DataType],
+    names: WindowNames = WINDOW_COLUMNS,
 ) -> pa.Schema:
     """Return the schema of emitted windows: the key, the start, the end, and the results.
 
     Start and end have the time zone of the event-time column, or UTC if it is not a timestamp.
 
     Raises:
-        ConfigError: Two columns have the same name, or windows cannot have a key of this type.
+        ConfigError: Two columns have the same name.
     """
-    _check_columns(schema, key, (*WINDOW_COLUMNS, *results))
+    _check_columns(key, (*names, *results))
     kind = schema.field(time).type if time is not None else None
     zone = kind.tz if kind is not None and pa.types.is_timestamp(kind) else "UTC"
-    moments = [pa.field(name, pa.timestamp("ms", zone)) for name in WINDOW_COLUMNS]
+    moments = [pa.field(name, pa.timestamp("ms", zone)) for name in names]
     keys = [pa.field(name, schema.field(name).type) for name in key]
     return pa.schema([*keys, *moments, *(pa.field(n, kind) for n, kind in results.items())])
 
 
-def count_window_schema(
+def make_keyed_schema(
     schema: pa.Schema, key: Sequence[str], results: Mapping[str, pa.DataType]
 ) -> pa.Schema:
-    """Return the schema of emitted windows of a number of records: the key and the results.
+    """Return the schema of results without a start and end of their own: the key and the results.
 
     Raises:
-        ConfigError: Two columns have the same name, or windows cannot have a key of this type.
+        ConfigError: Two columns have the same name.
     """
-    _check_columns(schema, key, tuple(results))
+    _check_columns(key, tuple(results))
     keys = [pa.field(name, schema.field(name).type) for name in key]
     return pa.schema([*keys, *(pa.field(name, kind) for name, kind in results.items())])
 
 
-def _check_columns(schema: pa.Schema, key: Sequence[str], others: Sequence[str]) -> None:
+def _check_columns(key: Sequence[str], others: Sequence[str]) -> None:
     names = [*key, *others]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"windows would have two columns {twice[0]!r}; rename one")
-    for name in key:
-        if pa.types.is_timestamp(schema.field(name).type):
-            raise ConfigError(
-                f"key_by({name!r}).window(…): a timestamp cannot be the key of windows; cast it to"
-                " int64 or a string"
-            )
+        raise ConfigError(
+            f"windows would have two columns {twice[0]!r}; rename the column of the key or the"
+            " aggregate, or name start and end by window(…, names=(…, …))"
+        )

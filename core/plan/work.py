@@ -26,7 +26,13 @@ from onceflow.core.plan.join_functions import TimedJoin
 from onceflow.core.plan.lookup_tables import JoinType, LookupTable
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.window_functions import WindowsOfRecords
-from onceflow.core.plan.windows import WindowAssigner, describe_windows
+from onceflow.core.plan.windows import (
+    WINDOW_COLUMNS,
+    PaneAssigner,
+    WindowAssigner,
+    WindowNames,
+    describe_windows,
+)
 from onceflow.core.spi import OnBadRow, Sink, Source
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 
@@ -96,6 +102,11 @@ class Work:
     def makes_last_rows(self) -> bool:
         """True if a function may emit rows at the end of its input."""
         return False
+
+    @property
+    def windows_used(self) -> tuple[WindowAssigner, int] | None:
+        """The windows and their allowed lateness in ms; None if it emits no windows."""
+        return None
 
     def time_settings(self) -> dict[str, str]:
         """Return the settings, by name, on which the meaning of the state depends besides the key.
@@ -249,6 +260,11 @@ class ProcessKeyed(_KeyedWork):
         """True if the function has an `on_end`."""
         return _has_on_end(self.function)
 
+    @property
+    def windows_used(self) -> tuple[WindowAssigner, int] | None:
+        """The windows and their allowed lateness in ms, if the function divides records so."""
+        return _windows_used(self.function)
+
     def time_settings(self) -> dict[str, str]:
         """Return the settings of the windows, if the function divides records into windows."""
         return _window_settings(self.function)
@@ -264,6 +280,11 @@ class ProcessConnected(_ConnectedWork):
     def makes_last_rows(self) -> bool:
         """True if the function has an `on_end`."""
         return _has_on_end(self.function)
+
+    @property
+    def windows_used(self) -> tuple[WindowAssigner, int] | None:
+        """The windows and their allowed lateness in ms, if the function divides records so."""
+        return _windows_used(self.function)
 
     def time_settings(self) -> dict[str, str]:
         """Return the settings of the windows, if the function divides records into windows."""
@@ -432,15 +453,50 @@ class AggregateWindows(_KeyedWork):
     aggregates: Mapping[str, Aggregate]
     late: functions.OutputTag | None = None
     """The side output for records that are too late, or None to drop them."""
+    names: WindowNames = WINDOW_COLUMNS
+    """The output columns with start and end. A column of the key takes precedence."""
 
     @property
     def owned_state(self) -> OwnedState:
         """The aggregates of each key and window, and event time."""
         return OwnedState.OF_KEYS | OwnedState.EVENT_TIME
 
+    @property
+    def windows_used(self) -> tuple[WindowAssigner, int] | None:
+        """The windows and their allowed lateness in ms."""
+        return self.windows, self.lateness_ms
+
     def time_settings(self) -> dict[str, str]:
         """Return the settings of the windows."""
         return describe_windows(self.windows, self.lateness_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRows(Work):
+    """Adds the column `ALL` to each row, for windows whose rows all go to one subtask."""
+
+    verb: ClassVar[str] = "gather"
+
+
+@dataclass(frozen=True, slots=True)
+class PreAggregateWindows(Work):
+    """Replaces each batch by one row for each part of a window, with the totals of its rows."""
+
+    verb: ClassVar[str] = "preaggregate"
+    uid: str
+    """The uid of the windows, for errors."""
+    windows: PaneAssigner
+    time: str
+    aggregates: Mapping[str, Aggregate]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeWindows(AggregateWindows):
+    """Merges the rows of `PreAggregateWindows` to the aggregates of windows without a key."""
+
+    has_side_outputs: ClassVar[bool] = False
+    records: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    """The schema of the records that were aggregated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,6 +567,12 @@ def _has_on_end(
     # Test whether the user has overridden `on_end`: an inherited method is the same object as that
     # of its base class.
     return all(type(function).on_end is not base.on_end for base in _FUNCTIONS)
+
+
+def _windows_used(function: object) -> tuple[WindowAssigner, int] | None:
+    if isinstance(function, WindowsOfRecords):
+        return function.windows, function.lateness_ms
+    return None
 
 
 def _window_settings(function: object) -> dict[str, str]:

@@ -10,19 +10,20 @@ from onceflow.core.version import VERSION as _VERSION
 if TYPE_CHECKING:
     from onceflow.connectors.spark.session import session
     from onceflow.core.api.connected_streams import (
+        BroadcastConnectedStream,
         BroadcastStream,
         KeyedConnectedStreams,
         WindowedConnectedStreams,
     )
     from onceflow.core.api.joined_streams import IntervalJoin, JoinedStreams
     from onceflow.core.api.pipeline import Job, Pipeline
-    from onceflow.core.api.stream import (
-        BroadcastConnectedStream,
-        ConnectedStreams,
-        KeyedStream,
-        Stream,
+    from onceflow.core.api.stream import ConnectedStreams, KeyedStream, Stream
+    from onceflow.core.api.windowed_stream import (
+        AllWindowedStream,
+        CountWindowedStream,
+        PerWindowStream,
+        WindowedStream,
     )
-    from onceflow.core.api.windowed_stream import CountWindowedStream, WindowedStream
     from onceflow.core.errors import OnceflowError
     from onceflow.core.plan.aggregates import (
         Aggregate,
@@ -164,7 +165,8 @@ else:
         {
             "onceflow.connectors.spark.session": "session",
             "onceflow.core.api.connected_streams": (
-                "BroadcastStream KeyedConnectedStreams WindowedConnectedStreams"
+                "BroadcastConnectedStream BroadcastStream KeyedConnectedStreams "
+                "WindowedConnectedStreams"
             ),
             "onceflow.core.settings.pipeline_settings": (
                 "Checkpointing Delivery Endpoint Metrics RuntimeSettings TlsFiles"
@@ -212,15 +214,15 @@ else:
                 "Timer Timers ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage HdfsStorage MemoryStorage ObjectStorage",
-            "onceflow.core.api.stream": (
-                "BroadcastConnectedStream ConnectedStreams KeyedStream Stream"
-            ),
+            "onceflow.core.api.stream": "ConnectedStreams KeyedStream Stream",
             "onceflow.core.plan.sql_functions": "SqlFunction",
             "onceflow.core.plan.window_batches": "CoGroupBatch CoGroupBatchFunction WindowRows",
             "onceflow.core.plan.window_functions": (
                 "CoGroupFunction ProcessWindowFunction TimeWindow"
             ),
-            "onceflow.core.api.windowed_stream": "CountWindowedStream WindowedStream",
+            "onceflow.core.api.windowed_stream": (
+                "AllWindowedStream CountWindowedStream PerWindowStream WindowedStream"
+            ),
             "onceflow.core.plan.windows": (
                 "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows "
                 "TumblingProcessingTimeWindows"
@@ -236,6 +238,7 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "AllWindowedStream",
     "AttemptBegan",
     "AttemptEnded",
     "AttemptRunning",
@@ -309,6 +312,7 @@ __all__ = [
     "Order",
     "OutputTag",
     "PendingCheckpoint",
+    "PerWindowStream",
     "Pipeline",
     "ProcessFunction",
     "ProcessJoinFunction",

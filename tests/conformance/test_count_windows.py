@@ -14,7 +14,7 @@ from tests.conformance.state_job import Job
 
 from onceflow import avg, count, count_distinct, max_, min_, sum_
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.plan.windows import count_window_schema
+from onceflow.core.plan.windows import make_keyed_schema
 from onceflow.core.plan.work import AggregateCounts
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
@@ -76,7 +76,7 @@ class Running(KeyedRun[CountAggregator]):
     ) -> None:
         work = AggregateCounts(("account",), size, AGGREGATES)
         results = {name: aggregate.result_type(SCHEMA) for name, aggregate in AGGREGATES.items()}
-        schema = count_window_schema(SCHEMA, work.key, results)
+        schema = make_keyed_schema(SCHEMA, work.key, results)
         super().__init__(
             job,
             lambda store: CountAggregator("op", work, store, SCHEMA, schema),

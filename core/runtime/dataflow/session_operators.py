@@ -424,7 +424,7 @@ class SessionAggregator(WindowOperator):
             totals = self._inputs.replace_counts(
                 totals, self._sets.count_owned(owned, len(entries))
             )
-        self._emit_windows([*keys, *bounds, *totals])
+        self._emit_windows(keys, bounds, totals)
 
     def _sets_of(self, starts: Ints, ends: Ints, keys: Sequence[pa.Array]) -> OwnedSets:
         """Return the sets of distinct values of these sessions, a group for each session."""

@@ -58,6 +58,7 @@ class WindowOperator(KeyedOperator):
         super().__init__(uid, store)
         self._key = work.key
         self._time = work.time
+        self._names = work.names
         self._schema = schema
         self._late_tag = work.late
         if work.late is not None:
@@ -100,18 +101,17 @@ class WindowOperator(KeyedOperator):
 
     def _times_of(self, rows: pa.RecordBatch) -> Ints:
         assert self._time is not None
-        try:
-            return times_ms(rows.column(self._time), self._time)
-        except BadStateValue as error:
-            raise user_functions.user_error(self.uid, error, rows, error.row) from error
+        return read_times(self.uid, rows, self._time)
 
-    def _emit_windows(self, arrays: Sequence[pa.Array]) -> None:
-        """Emit records of these columns: keys, bounds of windows, results."""
+    def _emit_windows(
+        self, keys: Sequence[pa.Array], bounds: Sequence[pa.Array], results: Sequence[pa.Array]
+    ) -> None:
+        """Emit records of these columns, as far as they are in the schema of the output."""
+        columns = dict(zip(self._names, bounds, strict=True))
+        columns |= dict(zip(self._key, keys, strict=True))
+        columns |= dict(zip(self._inputs.names, results, strict=True))
         made = pa.record_batch(
-            [
-                cast_rows(array, field.type)
-                for array, field in zip(arrays, self._schema, strict=True)
-            ],
+            [cast_rows(columns[field.name], field.type) for field in self._schema],
             schema=self._schema,
         )
         for first in range(0, made.num_rows, ROWS_A_BATCH):
@@ -120,9 +120,9 @@ class WindowOperator(KeyedOperator):
     def _late(self, rows: pa.RecordBatch) -> None:
         """Emit to the late side output, or reject, rows whose windows are all over."""
         if self._late_tag is not None:
-            self.emit_to(self._late_tag.name, rows)
+            self.emit_to(self._late_tag.name, rows.select(self._late_tag.schema.names))
             return
-        before, late = self.rejected, len(rows)
+        before, late = self.rejected, self._count_records(rows)
         self.rejected = before + late
         # Log at 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
         if len(str(before)) < len(str(self.rejected)) or not before:
@@ -134,6 +134,22 @@ class WindowOperator(KeyedOperator):
                 self._watermark,
                 user_functions.record_text(rows, 0)[: user_functions.RECORD_LENGTH_MAX],
             )
+
+    def _count_records(self, rows: pa.RecordBatch) -> int:
+        """Return the number of the user's records in some rows."""
+        return rows.num_rows
+
+
+def read_times(uid: str, rows: pa.RecordBatch, column: str) -> Ints:
+    """Return the event times of rows for the operator `uid`, in ms.
+
+    Raises:
+        UserFunctionError: An event time is null, or too far from 1970.
+    """
+    try:
+        return times_ms(rows.column(column), column)
+    except BadStateValue as error:
+        raise user_functions.user_error(uid, error, rows, error.row) from error
 
 
 class WindowAggregator(WindowOperator):
@@ -180,11 +196,8 @@ class WindowAggregator(WindowOperator):
             if not rows.num_rows:
                 return
         starts = panes * self._windows.pane_ms + self._windows.offset_ms
-        keys = [rows.column(name) for name in self._key]
-        values = user_functions.call_user(self.uid, lambda: self._inputs.read(rows))
         try:
-            self._sets.add(rows, starts, keys, hashes, values)
-            entries = self._table.fold(starts, keys, hashes, values)
+            entries = self._fold(starts, rows, hashes)
         except BadStateValue as error:
             raise user_functions.user_error(self.uid, error, rows, error.row) from error
         touched = _distinct(panes)
@@ -196,6 +209,13 @@ class WindowAggregator(WindowOperator):
         next_ms = self._windows.next_ms(touched, self._watermark)
         if next_ms is not None and (self._next_ms is None or next_ms < self._next_ms):
             self._next_ms = next_ms
+
+    def _fold(self, starts: Ints, rows: pa.RecordBatch, hashes: Hashes | None) -> Ints:
+        """Add rows to the panes that begin at `starts`, and return the rows' entries."""
+        keys = [rows.column(name) for name in self._key]
+        values = user_functions.call_user(self.uid, lambda: self._inputs.read(rows))
+        self._sets.add(rows, starts, keys, hashes, values)
+        return self._table.fold(starts, keys, hashes, values)
 
     @property
     def due_in_s(self) -> float | None:
@@ -330,7 +350,7 @@ class WindowAggregator(WindowOperator):
             counts = self._sets.count_union(*self._limits(panes.start, panes.stop), keys)
             totals = self._inputs.replace_counts(totals, counts)
         moments = [pa.array(starts), pa.array(starts + size_ms)]
-        self._emit_windows([*keys, *moments, *totals])
+        self._emit_windows(keys, moments, totals)
 
 
 def _distinct(panes: Ints) -> list[int]:

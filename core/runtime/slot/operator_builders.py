@@ -13,12 +13,14 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 
 from onceflow.core.plan import work as kinds
+from onceflow.core.plan.all_windows import make_gathered_schema
 from onceflow.core.plan.graph import Operator
 from onceflow.core.plan.windows import EventTimeSessionWindows
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import Deploy, RestoredOperator
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow import function_operators, operators
+from onceflow.core.runtime.dataflow.all_windows import PreAggregator, RowGatherer, WindowMerger
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
@@ -219,6 +221,18 @@ def _build_aggregate_windows(
     )
 
 
+def _build_merge_windows(work: kinds.MergeWindows, parts: OperatorParts) -> WindowMerger:
+    return WindowMerger(
+        parts.uid,
+        work,
+        parts.open_store(),
+        make_gathered_schema(work.records),
+        parts.schema,
+        parts.key_groups,
+        parts.event_times,
+    )
+
+
 def _build_sink(work: kinds.WriteTo, parts: OperatorParts) -> SinkOperator:
     context = WriterContext(
         job=parts.plan.job,
@@ -278,6 +292,12 @@ BUILDERS: Mapping[type[kinds.Work], _Build] = MappingProxyType(
                 lambda w, p: TopKeeper(p.uid, w, p.open_store(), p.input_schema, p.schema),
             ),
             _line(kinds.AggregateWindows, _build_aggregate_windows),
+            _line(kinds.GatherRows, lambda w, p: RowGatherer(p.uid)),
+            _line(
+                kinds.PreAggregateWindows,
+                lambda w, p: PreAggregator(p.uid, w, p.input_schema, p.schema),
+            ),
+            _line(kinds.MergeWindows, _build_merge_windows),
             _line(
                 kinds.AggregateCounts,
                 lambda w, p: CountAggregator(p.uid, w, p.open_store(), p.input_schema, p.schema),

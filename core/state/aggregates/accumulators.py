@@ -219,6 +219,36 @@ class AccumulatorTable:
         self._mark_changed(entries)
         return entries
 
+    def encode(self, entries: Ints) -> pa.Array:
+        """Return the totals of these entries as binary values, for `merge_encoded`.
+
+        They have the form of snapshots.
+        """
+        return self.view_of(entries).rows_of(slice(None)).values
+
+    def merge_encoded(
+        self, namespaces: Ints, keys: Sequence[pa.Array], hashes: Hashes | None, encoded: pa.Array
+    ) -> Ints:
+        """Add totals from `encode` of a table of the same shape. Return the rows' entries.
+
+        Like `fold`, with totals instead of values. No column may be of text or bytes.
+
+        Raises:
+            BadStateValue: As `fold`.
+            StateCorrupt: The bytes are no totals.
+        """
+        columns = (FixedKeys((namespaces.view(np.uint64),)), *read_key_columns(keys))
+        entries = self._resolve(columns, self.shape.hash_entries(columns, hashes))
+        decoded, _ = decode_totals(encoded, self.shape.totals_type, self.shape.of_bytes)
+        for index, column in enumerate(self._columns):
+            totals = np.ascontiguousarray(decoded[f"t{index}"])
+            try:
+                column.add_totals(entries, totals, decoded[f"s{index}"])
+            except SumOverflow as overflow:
+                raise self._overflow(column, keys, overflow.row) from overflow
+        self._mark_changed(entries)
+        return entries
+
     def regroup(
         self,
         old: Ints,

@@ -149,6 +149,18 @@ class Totals:
         self._fold(entries, data)
         self.seen[entries if valid is None else entries[valid]] = 1
 
+    def add_totals(
+        self, entries: Ints, totals: npt.NDArray[Any], seen: npt.NDArray[np.uint8]
+    ) -> None:
+        """Add totals of other entries to `entries`, which may repeat, in row order.
+
+        Raises:
+            SumOverflow: A sum does not fit.
+        """
+        self._fold(entries, totals)
+        # `at` applies repeated indices one by one; plain indexing keeps only the last.
+        np.maximum.at(self.seen, entries, seen)
+
     def merge(self, entries: Ints, into: Ints, count: int) -> Totals:
         """Return new totals with entries 1 to `count`.
 
@@ -159,9 +171,7 @@ class Totals:
         """
         merged = type(self)(self.column)
         merged.reserve(1, count + 1)
-        merged._fold(into, self.totals[entries])
-        # `at` applies repeated indices one by one; plain indexing keeps only the last.
-        np.maximum.at(merged.seen, into, self.seen[entries])
+        merged.add_totals(into, self.totals[entries], self.seen[entries])
         return merged
 
     def _fold(self, entries: Ints, data: npt.NDArray[Any]) -> None:
@@ -177,7 +187,9 @@ class Totals:
             running = accumulate_extreme(self._ufunc(), group, self.totals[group.entries], data)
             self.totals[group.entries] = group.lasts(running)
         else:
-            self._ufunc().at(self.totals, entries, data)
+            # numpy warns of a NaN, which is a value like others here.
+            with np.errstate(invalid="ignore"):
+                self._ufunc().at(self.totals, entries, data)
 
     def _has_zeros(self, data: npt.NDArray[Any]) -> bool:
         """Return True if a minimum or maximum of floats may have to choose between 0.0 and -0.0.

@@ -75,6 +75,8 @@ class Program:
     """Whether results are counted by key, behind another exchange."""
     ends_alone: bool
     """Whether readers end as soon as they have read their splits."""
+    form: str
+    """"all": windows without a key. "again": results of windows by their window. Else ""."""
     overtakes: bool
     """Whether barriers overtake rows."""
     sources: list[WrittenSource] = field(
@@ -163,22 +165,30 @@ class Program:
                     return windows.co_group_batches(BatchIds(version), uid="work")
                 return windows.co_group(Ids(version), uid="work")
             case _:
-                windowed = first.window(self.windows(), allowed_lateness=self.lateness_ms / 1000)
-                if self.kind.endswith("lists"):
-                    return windowed.process(Lists(version), uid="work")
-                aggregates = {
-                    "n": count(),
-                    "total": sum_("v"),
-                    "low": min_("v"),
-                    "even": sum_("v", where=EVEN),
-                }
-                return windowed.aggregate(**_ordered(aggregates, version), uid="work")
+                return self._in_windows(streams[0], version)
+
+    def _in_windows(self, stream: Stream, version: Version) -> Stream:
+        lateness = self.lateness_ms / 1000
+        windowed = stream.key_by(version.key).window(self.windows(), allowed_lateness=lateness)
+        if self.kind.endswith("lists"):
+            return windowed.process(Lists(version), uid="work")
+        aggregates = {
+            "n": count(), "total": sum_("v"), "low": min_("v"), "even": sum_("v", where=EVEN),
+        }  # fmt: skip
+        if self.form == "all":
+            together = stream.window_all(self.windows(), allowed_lateness=lateness)
+            return together.aggregate(**_ordered(aggregates, version), uid="work")
+        results = windowed.aggregate(**_ordered(aggregates, version), uid="work")
+        if self.form == "again":
+            merged = {"n": sum_("n"), "total": sum_("total"), "low": min_("low")}
+            return results.per_window().aggregate(**merged, even=sum_("even"), uid="again")
+        return results
 
     def changed(self) -> Program | None:
         """Return a program that would misread this one's state, if there is such a one."""
         if self.kind in ("running", "result", "interval", "regular"):
             return None
-        if self.kind == "process" or self.seed % 2:
+        if self.kind == "process" or (self.seed % 2 and self.form != "all"):
             kind, values = KEYS[0] if pa.types.is_integer(self.key[0]) else KEYS[5]
             return replace(self, key=(kind, tuple(values)), sides=((),) * len(self.sides))
         return replace(self, size_ms=self.size_ms + 10, sides=((),) * len(self.sides))
@@ -256,13 +266,44 @@ def program_of(seed: int) -> Program:
         for split, batches in enumerate(of_side)
     )
     phases = _phases(rng, batches) if has_idle_splits else (Phase(batches, actions),)
+    has_second_stage = kind != "result" and rng.random() < 0.4
+    overtakes = not late and rng.random() < 0.5
+    if in_windows and rng.random() < 0.2:
+        keys, written = _with_instants(rng, keys[1], written)
+    form = "" if has_second_stage else _form_of(rng, kind, lateness_ms or has_idle_splits)
     return Program(
         seed, kind, (keys[0], tuple(keys[1])), (extra[0], tuple(extra[1])), written, size_ms,
         slide_ms, lateness_ms, how, phases, has_idle_splits,
-        has_second_stage=kind != "result" and rng.random() < 0.4,
+        has_second_stage=has_second_stage,
         ends_alone=ends_alone,
-        overtakes=not late and rng.random() < 0.5,
+        form=form,
+        overtakes=overtakes,
     )  # fmt: skip
+
+
+def _with_instants(
+    rng: random.Random, old: Sequence[Any], written: Sequence[Sequence[Sequence[Sequence[Row]]]]
+) -> tuple[tuple[pa.DataType, Sequence[Any]], tuple[tuple[tuple[tuple[Row, ...], ...], ...], ...]]:
+    """Return a type of timestamps with its values, and the rows with these as their keys."""
+    instants = rng.choice(INSTANTS)
+    new = [instants[1][number % len(instants[1])] for number in range(len(old))]
+    rows = tuple(
+        tuple(
+            tuple(
+                tuple(row | {"key": new[old.index(row["key"])]} for row in batch) for batch in split
+            )
+            for split in side
+        )
+        for side in written
+    )
+    return instants, rows
+
+
+def _form_of(rng: random.Random, kind: str, emits_again: int) -> str:
+    """Return the form of windows. Results that may be emitted again are not grouped again."""
+    if kind not in ("tumbling", "sliding", "session"):
+        return ""
+    return rng.choice(["", "all", "all"] if emits_again else ["", "all", "again"])
 
 
 def _phases(rng: random.Random, batches: Sequence[tuple[int, int, int]]) -> tuple[Phase, ...]:

@@ -310,7 +310,9 @@ def _check_content(program: Program, history: History, row: Row, records: Sequen
 
 def _check_sessions(program: Program, history: History, rows: Sequence[Row]) -> None:
     """Raise AssertionError unless each session came out at last, and else only parts of one."""
-    sessions = _sessions(program)
+    sessions: dict[Any, list[Row]] = defaultdict(list)
+    for (key, start, end), records in _sessions(program).items():
+        sessions[None if program.form else key, start, end] += records
     emitted: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         emitted[_window_of(program, row)].append(row)
@@ -333,7 +335,12 @@ def _window_of(program: Program, row: Row) -> Any:
     if "start" in row:
         return plain(row["key"]), row["start"], row["end"]
     bounds = (row["window_start"], row["window_end"])
-    return plain(row["key"]), *(round(bound.timestamp() * 1000) for bound in bounds)
+    return _key_of(program, row), *(round(bound.timestamp() * 1000) for bound in bounds)
+
+
+def _key_of(program: Program, row: Row) -> Any:
+    """Return the key of a result; None if results have no key."""
+    return None if program.form else plain(row["key"])
 
 
 def _windows_with(
@@ -346,7 +353,7 @@ def _windows_with(
             is_due = end - 1 <= arrival.watermark
             if is_due and end - 1 + program.lateness_ms <= arrival.watermark:
                 continue
-            window = (plain(arrival.record["key"]), start, end)
+            window = (_key_of(program, arrival.record), start, end)
             held[window].append(arrival.record)
             if is_due:
                 again.add(window)
@@ -366,7 +373,8 @@ def _sessions(program: Program) -> dict[Any, list[Row]]:
     held: dict[Any, list[Row]] = {}
     kept: dict[Any, list[list[Row]]] = defaultdict(list)
     for arrival in _arrivals(program):
-        key, at = plain(arrival.record["key"]), arrival.record["at"]
+        key = None if program.form == "all" else plain(arrival.record["key"])
+        at = arrival.record["at"]
         gone = arrival.watermark - program.lateness_ms
         mine = [arrival.record]
         others: list[list[Row]] = []

@@ -1,0 +1,40 @@
+"""Windows without a key: which aggregates each subtask computes first, and the rows in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from onceflow.core.plan.aggregates import Aggregate
+from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape, make_shape
+
+ALL = "onceflow.all"
+"""The key column of windows without a key. It is 0 in each row, so one subtask gets all rows."""
+PANE, RECORDS = "onceflow.pane", "onceflow.records"
+"""The columns with the start of a pane, in ms, and with its number of records."""
+_MERGED = ("sum", "count", "min", "max", "avg")
+
+
+def make_pane_shape(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> AccumulatorShape:
+    """Return the shape of the totals of panes without a key."""
+    columns = [aggregate.total(name, schema) for name, aggregate in aggregates.items()]
+    return make_shape("onceflow.panes", [pa.int64()], columns, namespaced=True)
+
+
+def can_merge(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> bool:
+    """Return True if the totals of two sets of records give the totals of all their records."""
+    shape = make_pane_shape(aggregates, schema)
+    return not shape.of_bytes and all(column.op in _MERGED for column in shape.columns)
+
+
+def make_gathered_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of records with the column `ALL`."""
+    return schema.append(pa.field(ALL, pa.int64()))
+
+
+def make_panes_schema(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the rows of panes; see `runtime.dataflow.all_windows`."""
+    numbers = [pa.field(name, pa.int64()) for name in (ALL, PANE, RECORDS)]
+    signature = make_pane_shape(aggregates, schema).meta.signature
+    return pa.schema([*numbers, pa.field(signature, pa.large_binary())])
