@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.clients.sql.session import Session
-from onceflow.clients.sql.tables import ColumnFacts, Table, TableColumn, TableName
+from onceflow.clients.sql.tables import CheckConstraint, ColumnFacts, Table, TableColumn, TableName
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import Area, Finding
 
@@ -169,6 +169,21 @@ def find_table(session: Session, name: TableName) -> Table | None:
         unique_keys=keys,
         other_unique=other_unique,
         grantee=grantee(str(user)),
+        checks=_read_json_checks(session, name) if is_mariadb else (),
+    )
+
+
+def _read_json_checks(session: Session, name: TableName) -> tuple[CheckConstraint, ...]:
+    """Return the constraints by which MariaDB checks its JSON columns, which are texts."""
+    database = "DATABASE()" if name.schema is None else literal(name.schema)
+    rows = session.query(
+        "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
+        f" WHERE constraint_schema = {database} AND table_name = {literal(name.name)}"
+    )
+    return tuple(
+        CheckConstraint(str(column), clause, frozenset({str(column)}))
+        for column, clause in ((column, _text(clause)) for column, clause in rows)
+        if clause == f"json_valid({quote(str(column))})"
     )
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.clients.mysql.catalog import TEXTS, MySQLType
+from onceflow.clients.mysql.catalog import CHARSET, TEXTS, MySQLType
 from onceflow.clients.sql.tables import ColumnFit, Target
 from onceflow.clients.sql.values import (
     NO_NEGATIVE_ZERO,
@@ -51,6 +51,9 @@ _INSTANT_FIRST, _INSTANT_LAST = 1_000_000, 2_147_483_647_999_999
 _MEDIUMINT: Mapping[bool, tuple[int, int]] = MappingProxyType(
     {True: (0, 2**24 - 1), False: (-(2**23), 2**23 - 1)}
 )
+_WITHOUT_WIDE = frozenset({"utf8mb3", "utf8"})
+CHECKED_CHARSETS = frozenset({"", CHARSET, "ascii"}) | _WITHOUT_WIDE
+"""The charsets whose characters are known here; another one is the server's to judge."""
 _MICROSECOND_DIGITS = 6
 _UUID = "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
 
@@ -203,7 +206,7 @@ class MySQLFit(ColumnFit):
         if kind.name == "char" or (self.is_key and _pads(kind.collation)):
             last = pc.ends_with(values, " ")
             self.refuse(values, last, "the column drops or ignores trailing spaces")
-        if kind.charset in ("utf8mb3", "utf8"):
+        if kind.charset in _WITHOUT_WIDE:
             wide = pc.match_substring_regex(values, "[\\x{10000}-\\x{10FFFF}]")
             self.refuse(values, wide, f"{kind.charset} has only characters of up to 3 bytes")
         elif kind.charset == "ascii":

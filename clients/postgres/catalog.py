@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onceflow.clients.sql.session import Session
-from onceflow.clients.sql.tables import ColumnFacts, Table, TableColumn, TableName
+from onceflow.clients.sql.tables import (
+    CheckConstraint,
+    ColumnFacts,
+    Table,
+    TableColumn,
+    TableName,
+)
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.connector import Area, Finding
 
@@ -85,6 +91,10 @@ class PostgresType:
     unit_us: int = 1
     """The smallest part of a time or interval that the column keeps, in microseconds: the server
     rounds to it without an error. 0 if it keeps none, as `interval day`."""
+    has_limited_parts: bool = False
+    """True if elements or attributes have limits to which the server cuts or rounds their texts."""
+    has_constraints: bool = False
+    """True if the column was declared as a domain with CHECK constraints."""
 
     @property
     def element_type(self) -> PostgresType:
@@ -120,6 +130,25 @@ _COLUMNS = """
                layer.not_null OR t.typnotnull, layer.has_default OR t.typdefault IS NOT NULL
         FROM layer JOIN pg_catalog.pg_type AS t ON t.oid = layer.type
         WHERE t.typtype = 'd'
+    ),
+    -- UNION, because a composite type may contain arrays of itself.
+    part AS (
+        SELECT layer.attnum, layer.type, -1 AS modifier FROM layer
+        UNION
+        SELECT part.attnum, inner_type.type, inner_type.modifier
+        FROM part JOIN pg_catalog.pg_type AS t ON t.oid = part.type CROSS JOIN LATERAL (
+            SELECT t.typbasetype AS type, t.typtypmod AS modifier WHERE t.typtype = 'd'
+            UNION ALL
+            SELECT t.typelem, -1 WHERE t.typcategory = 'A'
+            UNION ALL
+            SELECT f.atttypid, f.atttypmod FROM pg_catalog.pg_attribute AS f
+            WHERE t.typtype = 'c' AND f.attrelid = t.typrelid AND f.attnum > 0
+                AND NOT f.attisdropped
+            UNION ALL
+            SELECT r.rngsubtype, -1 FROM pg_catalog.pg_range AS r WHERE r.rngtypid = t.oid
+        ) AS inner_type
+        -- The limits of a column's own domains are in `layer`.
+        WHERE t.typtype <> 'd' OR part.type NOT IN (SELECT type FROM layer)
     )
     SELECT a.attname::text AS name, layer.modifier, layer.not_null, layer.has_default,
            a.attgenerated <> '' AS generated,
@@ -145,7 +174,13 @@ _COLUMNS = """
                     THEN NOT pg_catalog.has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
             LIMIT 1) AS closed_sequence,
            CASE WHEN t.typcategory = 'A' AND e.typtype = 'b' THEN e.typname::text ELSE '' END
-               AS element
+               AS element,
+           EXISTS (SELECT FROM part JOIN pg_catalog.pg_type AS p ON p.oid = part.type
+                   WHERE part.attnum = layer.attnum AND part.modifier >= 0
+                       AND p.typnamespace = 'pg_catalog'::regnamespace
+                       AND p.typname NOT IN ('bit', 'varbit')) AS has_limited_parts,
+           EXISTS (SELECT FROM layer AS d JOIN pg_catalog.pg_constraint AS k ON k.contypid = d.type
+                   WHERE d.attnum = layer.attnum AND k.contype = 'c') AS has_constraints
     FROM layer
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = {table} AND a.attnum = layer.attnum
     JOIN pg_catalog.pg_type AS t ON t.oid = layer.type
@@ -154,6 +189,20 @@ _COLUMNS = """
     LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = a.attcollation
     WHERE t.typtype <> 'd'
     ORDER BY a.attnum
+"""
+# `conkey` has a zero for the whole row, which no expression over single columns can give. Since
+# Postgres 18 a constraint may be NOT ENFORCED. A row trigger (bit 1) that runs before (bit 2) may
+# still change a row that violates a constraint.
+_CHECKS = """
+    SELECT k.conname::text, pg_catalog.pg_get_expr(k.conbin, k.conrelid), array_agg(a.attname::text)
+    FROM pg_catalog.pg_constraint AS k
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
+    WHERE k.conrelid = {table} AND k.contype = 'c' AND NOT 0 = ANY (k.conkey)
+        AND coalesce((to_jsonb(k) ->> 'conenforced')::boolean, true)
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t
+                        WHERE t.tgrelid = k.conrelid AND t.tgtype & 3 = 3)
+    GROUP BY k.oid, k.conname, k.conbin, k.conrelid
+    ORDER BY k.conname
 """
 # Without partial indexes, indexes over expressions, and those that are checked only at the end.
 _UNIQUE_KEYS = """
@@ -202,6 +251,10 @@ def find_table(session: Session, name: TableName) -> Table | None:
         inherited_by=find_child(session, shown),
         deletable=deletable,
         grantee=grantee,
+        checks=tuple(
+            CheckConstraint(check, expression, frozenset(columns))
+            for check, expression, columns in session.query(_CHECKS.format(table=int(oid)))
+        ),
     )
 
 
@@ -300,7 +353,8 @@ def _unfit_for_policies(name: TableName, grantee: str) -> Finding:
 
 def _column(row: Sequence[Any], grantee: str) -> TableColumn:
     name, modifier, not_null, has_default, generated, insertable, updatable, readable = row[:8]
-    deterministic, shown, base, kind, always_identity, closed_sequence, element = row[8:]
+    deterministic, shown, base, kind, always_identity, closed_sequence, element = row[8:15]
+    has_limited_parts, has_constraints = row[15:]
     precision, scale = _numeric_limits(element or kind, modifier)
     length: int | None = None
     if (element or kind) in ("varchar", "bpchar") and modifier >= _TYPMOD_OFFSET:
@@ -308,7 +362,18 @@ def _column(row: Sequence[Any], grantee: str) -> TableColumn:
     unit_us = _unit_us(element or kind, modifier)
     return TableColumn(
         name=name,
-        type=PostgresType(kind, shown, precision, scale, element, base, length, unit_us),
+        type=PostgresType(
+            kind,
+            shown,
+            precision,
+            scale,
+            element,
+            base,
+            length,
+            unit_us,
+            has_limited_parts,
+            has_constraints,
+        ),
         nullable=not not_null,
         has_default=has_default,
         generated=generated,

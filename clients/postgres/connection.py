@@ -319,6 +319,13 @@ class PostgresSession(Session):
         with _translate_errors(self._connection), psycopg.RawCursor(self._connection) as cursor:
             return cursor.execute(statement.encode(), parameters).rowcount
 
+    def query_arrays(
+        self, statement: str, parameters: Sequence[BinaryArray]
+    ) -> Sequence[tuple[Any, ...]]:
+        """Return the rows that `statement` returns; it refers to `parameters` as $1 and so on."""
+        with _translate_errors(self._connection), psycopg.RawCursor(self._connection) as cursor:
+            return cursor.execute(statement.encode(), parameters).fetchall()
+
     def end_transaction(self, statement: str, answer: str) -> None:
         """Carry out `statement`; raise StatementRefused unless the server replies `answer`.
 

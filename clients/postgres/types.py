@@ -124,6 +124,9 @@ def takes_text_form(target: PostgresType) -> bool:
     An empty name is a type outside of the server's own schema: a composite type, a range, an array
     of these or of enums, or an extension's type, such as hstore or geometry.
     """
+    if target.has_limited_parts:
+        # The input function would round or cut parts to the limits without an error.
+        return False
     if target.element:
         # The input function would round elements to the limits without an error.
         limits = (target.precision, target.length)
@@ -230,6 +233,14 @@ class PostgresFit(ColumnFit):
         """True if the encoder writes the values in the column's own binary format."""
         element = self.type.element
         return not self.is_text_form and (not element or element in _ELEMENTS)
+
+    @property
+    def is_read_by_server(self) -> bool:
+        """True if only the server knows which of the values it accepts."""
+        kind = self.type
+        # Elements of uuid[] are texts, of which no form is checked here.
+        is_read = kind.has_constraints or kind.name == "enum" or kind.element == "uuid"
+        return is_read or self.is_text_form
 
     @override
     def cast(self, given: pa.Array) -> pa.Array:

@@ -101,6 +101,17 @@ class ColumnFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckConstraint:
+    """A CHECK constraint of a table."""
+
+    name: str
+    expression: str
+    """The condition in SQL, over the bare names of columns."""
+    columns: frozenset[str]
+    """The columns in the expression."""
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A table that rows are written to, as the server describes it."""
 
@@ -120,6 +131,8 @@ class Table:
     """False if it is known that the connected user may not delete rows."""
     grantee: str = ""
     """The connected user, in the form that GRANT accepts."""
+    checks: tuple[CheckConstraint, ...] = ()
+    """The CHECK constraints, as far as the dialect reads them."""
 
     def column(self, name: str) -> TableColumn | None:
         """Return the column called `name`, or None."""

@@ -15,10 +15,18 @@ from onceflow.clients.mysql import catalog
 from onceflow.clients.mysql.connection import own
 from onceflow.clients.mysql.types import MySQLFit, wire_of
 from onceflow.clients.sql.session import AccessDenied, NameUnknown, Session, SqlEndpoint
-from onceflow.clients.sql.tables import ColumnFacts, Table, TableColumn, TableName
+from onceflow.clients.sql.tables import (
+    CheckConstraint,
+    ColumnFacts,
+    Table,
+    TableColumn,
+    TableName,
+    Target,
+)
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.mysql.dml import MySQLDmlExecutor
+from onceflow.sinks.mysql.row_check import MySQLRowCheck, find_row_check
 from onceflow.sinks.mysql.server import MySQLDiagnosis
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
 from onceflow.sinks.sql.dialect import Dialect
@@ -176,6 +184,12 @@ class MySQLDialect(Dialect):
     @override
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> MySQLDmlExecutor:
         return MySQLDmlExecutor(mode, key, local_infile=own(session).loads)
+
+    @override
+    def find_row_check(
+        self, target: Target, names: Sequence[str], constraints: Sequence[CheckConstraint]
+    ) -> MySQLRowCheck | None:
+        return find_row_check(target, names, constraints)
 
     @override
     def lock_holders(

@@ -374,7 +374,10 @@ def _value(fit: MySQLFit, column: pa.Array) -> pa.Array:
         case Spelling.TEXT:
             column = _between("'", _escape_for_sql(column))
         case Spelling.HEX:
-            column = _between("x'", _hex(column))
+            # MariaDB keeps the rest by 65,536 of a longer literal's length in a derived table.
+            is_long = (pc.max(pc.binary_length(column)).as_py() or 0) > _LITERAL_BYTES_MAX
+            before, after = ("UNHEX('", "')") if is_long else ("x'", "'")
+            column = _between(before, _hex(column), after)
         case Spelling.QUOTED:
             column = _between("'", _to_text(column))
         case Spelling.NUMBER | Spelling.BITS:
@@ -403,8 +406,8 @@ def _to_text(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_string())
 
 
-def _between(prefix: str, column: pa.Array) -> pa.Array:
-    joined: pa.Array = pc.binary_join_element_wise(_text(prefix), column, _text("'"), _text(""))
+def _between(before: str, column: pa.Array, after: str = "'") -> pa.Array:
+    joined: pa.Array = pc.binary_join_element_wise(_text(before), column, _text(after), _text(""))
     return joined
 
 
@@ -500,6 +503,9 @@ COLUMNS_MAX = 60
 """The largest number of columns. Each takes up to four literals, which are columns of a one-row
 table of the server. On disk that is an InnoDB table, with 8,126 bytes per row and 20 bytes for each
 long value."""
+
+_LITERAL_BYTES_MAX = 65_535
+"""The longest literal of bytes that every server keeps whole in a derived table."""
 
 # Warnings about the statement's form in the binary log, and about deprecated words.
 _HARMLESS = frozenset({1287, 1592, 1681})

@@ -15,11 +15,19 @@ from onceflow.clients.postgres import catalog
 from onceflow.clients.postgres.connection import attempt_of_writer, writer_name
 from onceflow.clients.postgres.types import PostgresFit, wire_of
 from onceflow.clients.sql.session import Session, SqlEndpoint
-from onceflow.clients.sql.tables import ColumnFacts, Table, TableColumn, TableName
+from onceflow.clients.sql.tables import (
+    CheckConstraint,
+    ColumnFacts,
+    Table,
+    TableColumn,
+    TableName,
+    Target,
+)
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.postgres.dml import PostgresDmlExecutor
 from onceflow.sinks.postgres.locks import list_blockers, lock_holders
+from onceflow.sinks.postgres.row_check import PostgresRowCheck, find_row_check
 from onceflow.sinks.postgres.server import PostgresDiagnosis, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
 from onceflow.sinks.sql.dialect import Dialect
@@ -147,6 +155,12 @@ class PostgresDialect(Dialect):
     @override
     def writer_name(self, context: WriterContext) -> str:
         return writer_name(context.sink_id, context.attempt, context.subtask)
+
+    @override
+    def find_row_check(
+        self, target: Target, names: Sequence[str], constraints: Sequence[CheckConstraint]
+    ) -> PostgresRowCheck | None:
+        return find_row_check(target, names, constraints)
 
     @override
     def lock_holders(

@@ -208,16 +208,20 @@ def _execute(
     session: Session, statement: str, fits: Sequence[PostgresFit], rows: pa.RecordBatch
 ) -> int:
     """Carry out `statement` for all rows; return the number of rows that the server counted."""
-    if any(fit.is_text_form and fit.type.name == "money" for fit in fits):
-        # The texts of money are those of this locale, whatever the server's is.
-        session.execute("SET LOCAL lc_monetary = 'C'")
+    set_locale(session, fits)
     return sum(
         own(session).execute_arrays(statement, array_parameters(fits, part))
-        for part in _split_into_statements(rows)
+        for part in split_into_statements(rows)
     )
 
 
-def _split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def set_locale(session: Session, fits: Sequence[PostgresFit]) -> None:
+    """Let the open transaction read texts of money in one form, whatever the server's locale is."""
+    if any(fit.is_text_form and fit.type.name == "money" for fit in fits):
+        session.execute("SET LOCAL lc_monetary = 'C'")
+
+
+def split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split a batch into parts, so that each statement stays near `_BYTES_A_STATEMENT`."""
     parts = max(1, -(-rows.nbytes // _BYTES_A_STATEMENT))
     size = max(1, -(-rows.num_rows // parts))
@@ -236,10 +240,10 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | 
     if mode is WriteMode.UPDATE:
         return update_statement(target, key) if others else None
     columns = ", ".join(quote(fit.name) for fit in fits)
-    values = ", ".join(_value(number, fit) for number, fit in enumerate(fits))
+    values = ", ".join(cast_value(number, fit) for number, fit in enumerate(fits))
     statement = (
         f"INSERT INTO {identifier(target.name)} ({columns}) OVERRIDING SYSTEM VALUE "
-        f"SELECT {values} FROM {_rows(fits)}"
+        f"SELECT {values} FROM {unnest_rows(fits)}"
     )
     if mode is WriteMode.INSERT:
         return statement
@@ -254,7 +258,9 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | 
 def delete_statement(target: Target, key: Sequence[str]) -> str:
     """Return the statement that deletes the rows of the given keys, one array per key column."""
     fits = fits_of(target, key)
-    return f"DELETE FROM {identifier(target.name)} AS t USING {_rows(fits)} WHERE {_same(fits)}"
+    return (
+        f"DELETE FROM {identifier(target.name)} AS t USING {unnest_rows(fits)} WHERE {_same(fits)}"
+    )
 
 
 def update_statement(target: Target, key: Sequence[str]) -> str:
@@ -264,22 +270,23 @@ def update_statement(target: Target, key: Sequence[str]) -> str:
     """
     fits = fits_of(target)
     assigned = ", ".join(
-        f"{quote(fit.name)} = {_value(number, fit)}"
+        f"{quote(fit.name)} = {cast_value(number, fit)}"
         for number, fit in enumerate(fits)
         if fit.name not in key
     )
     if not assigned:
         return (
-            f"SELECT FROM {identifier(target.name)} AS t, {_rows(fits)} "
+            f"SELECT FROM {identifier(target.name)} AS t, {unnest_rows(fits)} "
             f"WHERE {_same(fits, key)} FOR KEY SHARE OF t"
         )
     return (
-        f"UPDATE {identifier(target.name)} AS t SET {assigned} FROM {_rows(fits)} "
+        f"UPDATE {identifier(target.name)} AS t SET {assigned} FROM {unnest_rows(fits)} "
         f"WHERE {_same(fits, key)}"
     )
 
 
-def _rows(fits: Sequence[PostgresFit]) -> str:
+def unnest_rows(fits: Sequence[PostgresFit]) -> str:
+    """Return the FROM item that turns one array parameter per fit into rows u(c0, c1, …)."""
     arrays = ", ".join(
         f"${number}::pg_catalog.{parameter_type(fit)}[]" for number, fit in enumerate(fits, 1)
     )
@@ -287,14 +294,15 @@ def _rows(fits: Sequence[PostgresFit]) -> str:
     return f"unnest({arrays}) AS u({names})"
 
 
-def _value(number: int, fit: PostgresFit) -> str:
+def cast_value(number: int, fit: PostgresFit) -> str:
+    """Return the expression of a value of `unnest_rows`, cast to its type without limits."""
     column = f"u.c{number}"
     return column if parameter_type(fit) == fit.type.name else f"{column}::{fit.type.base}"
 
 
 def _same(fits: Sequence[PostgresFit], key: Sequence[str] | None = None) -> str:
     return " AND ".join(
-        f"t.{quote(fit.name)} = {_value(number, fit)}"
+        f"t.{quote(fit.name)} = {cast_value(number, fit)}"
         for number, fit in enumerate(fits)
         if key is None or fit.name in key
     )

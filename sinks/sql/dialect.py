@@ -9,6 +9,7 @@ dialect, add a folder next to sinks/postgres:
     types.py        Arrow types and the server's: `fit`
     column_types.py the types of columns that are created: `column_type`; imports SQLAlchemy
     dml.py          sends rows to the server: `executor`
+    row_check.py    its `RowCheck`, only where the server refuses values that the fits accept
     dialect.py      its `Dialect`, which refers to these
     sink.py         the user's class: a `SqlSink` with its options and its URL
     two_phase.py    its `TwoPhase`, only where transactions can be prepared
@@ -62,6 +63,7 @@ import pyarrow as pa
 
 from onceflow.clients.sql.session import RowRefused, Session, SqlEndpoint, session_name
 from onceflow.clients.sql.tables import (
+    CheckConstraint,
     ColumnFacts,
     ColumnFit,
     Table,
@@ -170,6 +172,21 @@ class DmlExecutor(ABC):
         except BaseException:
             stream.give_up()
             raise
+
+
+class RowCheck(ABC):
+    """A check of rows on the server before they are staged. It changes and locks nothing."""
+
+    @abstractmethod
+    def __call__(self, session: Session, rows: pa.RecordBatch) -> None:
+        """Raise RowRefused unless the server accepts `rows`.
+
+        The rows are converted, and may have further columns.
+
+        Raises:
+            RowRefused: The server refuses one of the rows, or more.
+            SqlError: The server cannot be asked.
+        """
 
 
 DATABASE = Area("database")
@@ -313,6 +330,17 @@ class Dialect(ABC):
     @abstractmethod
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> DmlExecutor:
         """Return an executor for rows on `session`; `key` may be empty for inserts."""
+
+    def find_row_check(
+        self, target: Target, names: Sequence[str], constraints: Sequence[CheckConstraint]
+    ) -> RowCheck | None:
+        """Return the check of the columns `names` that rows pass before they are staged.
+
+        None if every row that the fits accept is accepted by the server, as far as its columns
+        alone decide. `constraints` are over columns in `names`.
+        """
+        del target, names, constraints
+        return None
 
     def writer_name(self, context: WriterContext) -> str:
         """Return the name of a writer's session, which identifies its attempt to the server."""

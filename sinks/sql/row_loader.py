@@ -15,15 +15,22 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.clients.sql.session import RowRefused, Session
-from onceflow.clients.sql.tables import ColumnFit, TableName, Target
+from onceflow.clients.sql.tables import CheckConstraint, ColumnFit, TableName, Target
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import RowStager
 from onceflow.sinks.sql.changes import ChangeBuffer, PartialRows
-from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
+from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream, RowCheck
 from onceflow.sinks.sql.row_validator import ValidRows, as_given
+from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.unchanged import UnchangedSets
-from onceflow.sinks.sql.write_mode import ChangeRules, Classified, StagedOperation, StagedVerb
+from onceflow.sinks.sql.write_mode import (
+    ChangeRules,
+    Classified,
+    StagedOperation,
+    StagedVerb,
+    WriteMode,
+)
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024
@@ -184,51 +191,65 @@ class OpenTransaction(Destination):
                 apply(rows)
                 done += rows.num_rows
             else:
-                taken = self._without_refused(
-                    session, rows, lambda part: apply(part.select(range(width)))
-                )
-                done += sum(taken)
+
+                def apply_in_savepoint(part: pa.RecordBatch) -> None:
+                    # A refused statement aborts a transaction on Postgres; the savepoint keeps the
+                    # earlier statements.
+                    with session.savepoint():
+                        apply(part.select(range(width)))
+
+                taken = leave_out_refused(rows, apply_in_savepoint, self._bad_rows, self._schema)
+                done += sum(part.num_rows for part in taken)
         return done
 
-    def _without_refused(
-        self,
-        session: Session,
-        rows: pa.RecordBatch,
-        apply: Callable[[pa.RecordBatch], None],
-    ) -> Iterator[int]:
-        """Apply all of `rows` that the server accepts, and yield the numbers of accepted rows.
 
-        A refused batch is rolled back to a savepoint and halved until the bad row is alone. So each
-        bad row costs about twice the logarithm of the batch in statements.
-        """
-        try:
-            # A refused statement aborts a transaction on Postgres; the savepoint keeps the earlier
-            # statements.
-            with session.savepoint():
-                apply(rows)
-        except RowRefused as error:
-            if rows.num_rows == 1:
-                self._bad_rows.reject(as_given(rows, self._schema), [str(error)])
-                return
-        else:
-            yield rows.num_rows
+def leave_out_refused(
+    rows: pa.RecordBatch,
+    apply: Callable[[pa.RecordBatch], None],
+    bad_rows: BadRows,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """Call `apply` for all of `rows`, yield the accepted parts in order, and reject the other rows.
+
+    A refused part is halved until the bad row is alone. So each bad row costs about twice the
+    logarithm of the batch in statements. `apply` must undo what it did for a refused part.
+    """
+    try:
+        apply(rows)
+    except RowRefused as error:
+        if rows.num_rows == 1:
+            bad_rows.reject(as_given(rows, schema), [str(error)])
             return
-        # Apply the first half first, to keep the order of rows.
-        half = rows.num_rows // 2
-        for part in (rows.slice(0, half), rows.slice(half)):
-            yield from self._without_refused(session, part, apply)
+    else:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    for part in (rows.slice(0, half), rows.slice(half)):
+        yield from leave_out_refused(part, apply, bad_rows, schema)
 
 
 class StagedChanges(Destination):
     """The checkpoint storage.
 
-    Staged rows are applied when they are decided, to the table of then.
+    Staged rows are applied when they are decided, to the table of then. The server is asked before
+    for each value that only the server can judge: a decided row must not be refused.
     """
 
-    def __init__(self, stager: RowStager, rules: ChangeRules) -> None:
+    def __init__(
+        self,
+        stager: RowStager,
+        settings: SqlSettings,
+        open_session: Callable[[], Session],
+        bad_rows: BadRows,
+        schema: pa.Schema,
+    ) -> None:
         """Stage nothing yet; the owner of `stager` pre-commits and closes it."""
         self._stager = stager
-        self._rules = rules
+        self._rules = settings.rules
+        self._dialect = settings.dialect
+        self._open_session = open_session
+        self._bad_rows = bad_rows
+        self._schema = schema
 
     @override
     def put(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
@@ -271,11 +292,38 @@ class StagedChanges(Destination):
             tuple(fit.shown for fit in fits),
         )
         names = [fit.name for fit in fits]
+        check = self._dialect.find_row_check(target, names, self._find_constraints(target, verb))
         staged = 0
         for rows in batches:
-            self._stager.write(rows.select(names), part=operation.to_label())
-            staged += rows.num_rows
+            for part in self._find_accepted(rows, check):
+                self._stager.write(part.select(names), part=operation.to_label())
+                staged += part.num_rows
         return staged
+
+    def _find_constraints(self, target: Target, verb: StagedVerb) -> Sequence[CheckConstraint]:
+        """Return the CHECK constraints that the written columns alone decide for every row.
+
+        Empty if rows may change nothing: an UPDATE of no row violates no constraint.
+        """
+        if verb is not StagedVerb.PUT or self._rules.mode is WriteMode.UPDATE:
+            return ()
+        written = {fit.name for fit in target.fits}
+        return [each for each in target.table.checks if each.columns <= written]
+
+    def _find_accepted(
+        self, rows: pa.RecordBatch, check: RowCheck | None
+    ) -> Iterator[pa.RecordBatch]:
+        if check is None:
+            yield rows
+            return
+        session = self._open_session()
+        if self._bad_rows.fail:
+            check(session, rows)
+            yield rows
+        else:
+            yield from leave_out_refused(
+                rows, lambda part: check(session, part), self._bad_rows, self._schema
+            )
 
 
 class BatchedInserts(RowLoader):

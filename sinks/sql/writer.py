@@ -389,9 +389,9 @@ class SqlStagedWriter(SqlWriter):
         super().__init__(settings, context)
         if not self._bad_rows.fail:
             settings.dialect.log.warning(
-                "%s: commit_mode is ledger: rows that do not fit are dropped, but a row that the"
-                " server refuses, for example by a constraint, is found only after its decision,"
-                " and stops the commit",
+                "%s: commit_mode is ledger: rows that do not fit are left out. But a row that a"
+                " unique index, a foreign key or a trigger refuses is found only after its"
+                " decision, and stops the commit",
                 self._where,
             )
         self._disconnect()
@@ -411,7 +411,10 @@ class SqlStagedWriter(SqlWriter):
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """Stage the rows since the last call, if there are any.
 
+        Connect only if the server must be asked whether it accepts the rows.
+
         Raises:
+            BadRow: The server does not accept a row.
             PreCommitFailed: Nothing of this checkpoint is durable.
         """
         with self._or_close(
@@ -419,12 +422,15 @@ class SqlStagedWriter(SqlWriter):
         ):
             self._require_same_columns()
             self._loader.finish()
+            self._disconnect()
             return self._stager.pre_commit(checkpoint)
 
     @override
     def _new_loader(self, target: Target) -> row_loader.RowLoader:
         rules = self._settings.rules
-        destination = row_loader.StagedChanges(self._stager, rules)
+        destination = row_loader.StagedChanges(
+            self._stager, self._settings, self._open_session, self._bad_rows, self._context.schema
+        )
         if rules.uses_key:
             return row_loader.BufferedChanges(rules, destination, self._validator.unchanged_sets)
         return row_loader.BatchedInserts(destination)

@@ -12,7 +12,7 @@ from onceflow.core.errors import BadRow
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import MySQLSink
 
-_Mode = Literal["insert", "upsert"]
+_Mode = Literal["insert", "upsert", "update"]
 # By LOAD DATA, and in a statement.
 _MODES: tuple[_Mode, _Mode] = ("insert", "upsert")
 
@@ -45,6 +45,18 @@ def test_bits_and_small_numbers_are_those_numbers(database: str) -> None:
     for number, mode in enumerate(_MODES):
         _write(database, pa.array([0, 1, 2049, None], pa.int64()), mode, first=number * 100)
         assert _read(database, "v + 0", first=number * 100) == [0, 1, 2049, None]
+
+
+@pytest.mark.parametrize("mode", ["update", "upsert"])
+def test_bytes_of_over_64_kib_arrive_whole_where_rows_are_found_by_key(
+    database: str, mode: Literal["update", "upsert"]
+) -> None:
+    # With a second unique index, an upsert finds rows by a join, too.
+    query(database, "CREATE TABLE t (n INT PRIMARY KEY, v longblob, other INT UNIQUE)")
+    query(database, "INSERT INTO t VALUES (0, NULL, 0), (1, NULL, 1)")
+    values = [b"b" * 65_539, b"c" * 65_536]
+    _write(database, pa.array(values), mode)
+    assert _read(database) == values
 
 
 def test_zero_is_written_to_an_automatic_column_as_zero(database: str) -> None:

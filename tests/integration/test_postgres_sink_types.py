@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.integration.postgres_sink_kit import Job, query
 
-from onceflow.core.errors import BadRow
+from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import PostgresSink
 
@@ -88,3 +88,40 @@ def test_database_of_another_encoding_gets_the_same_text(onceflow_postgres: Any)
             _write(url, pa.array(["€"]), "text")
     finally:
         query(onceflow_postgres.url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        ("price[]", "{1.005}"),
+        ("priced", "(1.005,1)"),
+        ("priced[]", '{"(1.005,1)"}'),
+        ("prices", "[1.005,2)"),
+        ("holder", '("(1.005,1)")'),
+    ],
+)
+def test_text_of_a_type_whose_parts_are_rounded_is_refused_at_the_start(
+    database: str, shown: str, text: str
+) -> None:
+    query(
+        database,
+        "DROP SCHEMA public CASCADE; CREATE SCHEMA public",
+        "CREATE DOMAIN price AS numeric(5,2)",
+        "CREATE TYPE priced AS (price price, n int)",
+        "CREATE TYPE prices AS RANGE (subtype = price)",
+        "CREATE TYPE holder AS (p priced)",
+    )
+    with pytest.raises(ConfigError, match="does not take it unchanged"):
+        _write(database, pa.array([text]), shown)
+
+
+def test_text_of_a_type_whose_parts_have_no_limits_arrives(database: str) -> None:
+    query(
+        database,
+        "DROP SCHEMA public CASCADE; CREATE SCHEMA public",
+        "CREATE TYPE tree AS (n numeric, name text)",
+        "CREATE DOMAIN wood AS tree[]",
+    )
+    _write(database, pa.array(['{"(1.005,x)"}', "{}"]), "wood")
+    shown = [row[0] for row in query(database, "SELECT v::text FROM t ORDER BY n")]
+    assert shown == ['{"(1.005,x)"}', "{}"]

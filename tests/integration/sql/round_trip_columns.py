@@ -151,7 +151,7 @@ POSTGRES: dict[str, tuple[StoredAs, ...]] = {
         *map(StoredAs, ("text", "varchar", "varchar(3)", "code", "bpchar")),
         # Spaces at the end are the type's own: it fills up with them.
         StoredAs("char(3)", "{}", shows=lambda text: text.rstrip(" ")),
-        StoredAs("label", "{}::text", edges=LABELS, is_servers=True),
+        StoredAs("label", "{}::text", edges=LABELS),
         StoredAs("json", "{}::text", edges=_JSON),
         StoredAs("jsonb", "{}::text", shows=json_value, means=json_value, edges=_JSON),
         StoredAs("uuid", "{}", means=to_uuid, edges=UUIDS),
@@ -248,7 +248,7 @@ MYSQL: dict[str, tuple[StoredAs, ...]] = {
     "text": (
         *map(StoredAs, ("varchar(3)", "varchar(300)", "char(3)", "tinytext", "text", "longtext")),
         *(
-            StoredAs(f"{declared} character set {charset}", is_servers=charset == "latin1")
+            StoredAs(f"{declared} character set {charset}")
             for declared in ("varchar(30)", "text")
             for charset in ("utf8mb3", "ascii", "latin1")
         ),
@@ -276,7 +276,7 @@ MARIADB: dict[str, tuple[StoredAs, ...]] = {
     **MYSQL,
     "text": (
         *(stored for stored in MYSQL["text"] if stored.declared != "json"),
-        StoredAs("json", edges=_JSON, is_servers=True),
+        StoredAs("json", edges=_JSON),
         StoredAs("uuid", shows=uuid.UUID, means=to_uuid, edges=UUIDS),
     ),
 }

@@ -88,9 +88,6 @@ class StoredAs:
     text_of: str | None = None
     """The expression of the text that stands for the value, if the column takes texts that are
     not kept as texts."""
-    is_servers: bool = False
-    """True if only the server knows what it refuses. By ledger it is asked at the commit, which
-    then waits for an operator: no bad row, and no cell of those ways."""
 
 
 @dataclass(frozen=True)
@@ -271,14 +268,10 @@ def find_cells(
     store: Store,
     edges: Iterable[EdgeColumn],
     columns: Sequence[StoredAs],
-    way: Way,
     ending: str = "",
 ) -> list[Cell]:
     """Return the pairs of values and columns that the sink takes at its start."""
-    asked = [stored for stored in columns if not (stored.is_servers and way.is_ledger)]
-    cells = _candidates(store, list(edges), asked, ending)
-    # Only the server knows which texts it refuses, as for the columns that are left out above.
-    return [cell for cell in cells if cell.text_of is None or not way.is_ledger]
+    return list(_candidates(store, list(edges), columns, ending))
 
 
 def open_parts(

@@ -97,7 +97,7 @@ def test_a_drawn_value_is_what_was_written_or_its_row_was_refused(
     def find_altered(
         edges: list[EdgeColumn], stored: list[round_trips.StoredAs], way: round_trips.Way
     ) -> list[str]:
-        cells = round_trips.find_cells(store, edges, stored, way, ending)
+        cells = round_trips.find_cells(store, edges, stored, ending)
         parts = round_trips.open_parts(store, cells, tmp_path, ending)
         return [fault for part in parts for fault in part.judge(way)[0]]
 

@@ -103,7 +103,7 @@ def _require_exact(
     """Write all cells in one way, and fail with the list of altered values."""
     altered: list[str] = []
     empty: list[str] = []
-    cells = round_trips.find_cells(store, edges, columns, way, ending)
+    cells = round_trips.find_cells(store, edges, columns, ending)
     for part in round_trips.open_parts(store, cells, directory, ending):
         faults, arrived = part.judge(way)
         altered += faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ class Dialect:
     trigger: tuple[str, ...]
     """Refuses the row 7: it is not liked."""
     said_of_division: str
+    judging: tuple[str, ...]
+    """Give the table a column `account` whose texts only the server can judge."""
+    judged: tuple[tuple[str, str], ...]
+    """Texts of `account`, and why the server refuses each; empty if it accepts it."""
     never_text: tuple[tuple[str, str], ...] = ()
     """What no column of text takes, and what is said of it."""
 
@@ -42,7 +47,11 @@ _MYSQL = Dialect(
         ),
     ),
     said_of_division="Division by 0",
+    judging=("ALTER TABLE ledger MODIFY account varchar(40) CHARACTER SET latin1",),
+    judged=(("é", ""), ("ł", "charset latin1"), ("€", ""), ("a", "")),
 )
+_DEEP = "[" * 40 + "]" * 40
+"""A document that is nested deeper than MariaDB accepts."""
 DIALECTS = {
     "postgres": Dialect(
         trigger=(
@@ -53,10 +62,24 @@ DIALECTS = {
             f"{_TRIGGER} EXECUTE FUNCTION stop()",
         ),
         said_of_division="division by zero",
+        judging=(
+            "ALTER TABLE ledger ALTER account TYPE inet USING NULL",
+            "ALTER TABLE ledger ADD CONSTRAINT local CHECK (account << '10.0.0.0/8')",
+        ),
+        judged=(
+            ("no", "type inet"),
+            ("10.0.0.1", ""),
+            ("11.0.0.1", "constraint local"),
+            ("", "inet"),
+        ),
         never_text=(("a\0", "NUL"),),
     ),
     "mysql": _MYSQL,
-    "mariadb": _MYSQL,
+    "mariadb": dataclasses.replace(
+        _MYSQL,
+        judging=("ALTER TABLE ledger MODIFY account json",),
+        judged=(("[1]", ""), (_DEEP, "CONSTRAINT `account`"), ("2", "")),
+    ),
 }
 REFUSALS = (
     "ALTER TABLE ledger ADD CONSTRAINT no_three CHECK (id <> 3)",
@@ -325,5 +348,40 @@ def test_ledger_mode_rejects_what_does_not_fit_and_says_what_it_cannot_reject(
         ids, reasons = _written(database, job, [rows([1, 4000, 2])])
     assert ids == [4000]
     assert "40000" in reasons[0]
-    assert "a row that the server refuses" in caplog.text
+    assert "unique index, a foreign key or a trigger" in caplog.text
     assert database.ids_in() == [1, 2]
+
+
+@pytest.mark.parametrize("settings", [{}, {"primary_key": ("id",), "write_mode": "upsert"}])
+def test_ledger_mode_rejects_before_the_decision_what_only_the_server_can_judge(
+    database: Database, staging: FileStagingArea, settings: dict[str, Any]
+) -> None:
+    dialect = DIALECTS[database.name]
+    texts = [text for text, _ in dialect.judged]
+    sink = database.sink(table="ledger", create=True, commit_mode="ledger", **settings)
+    with SqlJob(sink, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        job.check()
+        database.query(*dialect.judging)
+        batches = [_row(number, text) for number, text in enumerate(texts)]
+        ids, reasons = _written(database, job, [pa.concat_batches(batches)])
+    refused = {number: why for number, (_, why) in enumerate(dialect.judged) if why}
+    assert ids == list(refused)
+    for reason, part in zip(reasons, refused.values(), strict=True):
+        assert part in reason
+    assert database.ids_in() == sorted(set(range(len(texts))) - set(refused))
+
+
+def test_ledger_mode_fails_before_the_decision_at_what_the_server_refuses(
+    database: Database, staging: FileStagingArea
+) -> None:
+    dialect = DIALECTS[database.name]
+    sink = database.sink(table="ledger", create=True, commit_mode="ledger")
+    with SqlJob(sink, staging=staging, on_bad_row=OnBadRow.FAIL) as job:
+        job.check()
+        database.query(*dialect.judging)
+        writer = job.writer()
+        text, why = next(judged for judged in dialect.judged if judged[1])
+        writer.write(_row(1, text))
+        with pytest.raises(BadRow, match=re.escape(why)):
+            writer.pre_commit(CheckpointId(1))
+    assert list(staging.transactions()) == []
