@@ -24,14 +24,15 @@ from onceflow.sinks.sql.transactions import PreparedTransactions
 class PostgresTransactions(PreparedTransactions):
     """The transactions of one writer, each of which gets its name only when it is prepared.
 
-    A DELETE does not see a row that a prepared transaction has inserted, and does not wait for it.
-    So each transaction that changes rows by key holds an advisory lock of its own until its end,
-    and a transaction that deletes rows waits for the locks of the earlier ones that the server
-    lists. A transaction leaves the list after its rows are visible.
+    A DELETE or an UPDATE does not see a row that a prepared transaction has inserted, and does not
+    wait for it. So each transaction that changes rows by key holds an advisory lock of its own
+    until its end. A transaction that deletes rows, or updates single columns of them, waits for the
+    locks of the earlier ones that the server lists. A transaction leaves the list after its rows
+    are visible.
 
     The next checkpoint commits what an aborted checkpoint has prepared. If that next checkpoint
-    deletes rows, it waits in vain, and the attempt fails after the lock timeout. The next attempt
-    rolls back the prepared transactions first, so it begins without any.
+    deletes or updates rows, it waits in vain, and the attempt fails after the lock timeout. The
+    next attempt rolls back the prepared transactions first, so it begins without any.
     """
 
     def __init__(self, endpoint: SqlEndpoint, context: WriterContext) -> None:

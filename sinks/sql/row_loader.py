@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 from typing_extensions import override
@@ -31,6 +32,8 @@ from onceflow.sinks.sql.write_mode import (
     StagedVerb,
     WriteMode,
 )
+
+_B = TypeVar("_B", pa.RecordBatch, PartialRows)
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024
@@ -146,7 +149,8 @@ class OpenTransaction(Destination):
     @override
     def update(self, target: Target, batches: Iterable[PartialRows]) -> int:
         session, done = self._transactions.begin(), 0
-        for partial_rows in batches:
+        # Like a DELETE, an UPDATE does not see a row that is prepared and not yet committed.
+        for partial_rows in self._after_earlier(batches):
             present = partial_rows.select_present(target)
             names = [fit.name for fit in present.fits]
             update = partial(self._executor.update_existing, session, present)
@@ -167,11 +171,11 @@ class OpenTransaction(Destination):
         delete = partial(self._executor.delete, session, target)
         return self._apply_batches(session, target, self._after_earlier(batches), delete)
 
-    def _after_earlier(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield `batches`. Wait for earlier transactions before the first; never without rows."""
-        for rows in batches:
+    def _after_earlier(self, batches: Iterable[_B]) -> Iterator[_B]:
+        """Yield `batches`. Wait for earlier transactions before each; never without rows."""
+        for batch in batches:
             self._transactions.await_earlier()
-            yield rows
+            yield batch
 
     @override
     def give_up(self) -> None:

@@ -312,6 +312,30 @@ def test_a_delete_of_a_row_that_is_prepared_and_not_yet_committed_is_not_lost(
     assert query(postgres_database, "SELECT id, name FROM t") == [(2, "a")]
 
 
+def test_an_update_of_single_columns_finds_a_row_that_is_prepared_and_not_yet_committed(
+    postgres_database: str,
+) -> None:
+    """An UPDATE does not see it either: the row would count as missing, and the update be lost."""
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, name text, large text)")
+    texts = [("name", pa.string()), ("large", pa.string())]
+    schema = pa.schema([("id", pa.int64()), *texts, ("unchanged", pa.list_(pa.string()))])
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",),
+        unchanged_column="unchanged", commit_mode="two_phase",
+    )  # fmt: skip
+    with Job(sink, schema=schema) as job:
+        writer = job.check().writer()
+        writer.write(pa.record_batch([[1], ["a"], ["LARGE"], [None]], schema=schema))
+        (first,) = writer.pre_commit(CheckpointId(1))
+        writer.write(pa.record_batch([[1], ["b"], [None], [["large"]]], schema=schema))
+        late = threading.Timer(1.0, lambda: job.committer().commit(first))
+        late.start()
+        (second,) = writer.pre_commit(CheckpointId(2))
+        late.join()
+        assert job.committer().commit(second) == Committed()
+    assert query(postgres_database, "SELECT * FROM t") == [(1, "b", "LARGE")]
+
+
 def test_a_delete_waits_for_the_oldest_of_many_prepared_transactions(
     postgres_database: str,
 ) -> None:
