@@ -135,13 +135,11 @@ def _exit_status() -> Generator[None, None, None]:
         yield
     except OnceflowError as error:
         say(f"onceflow slots: {error}", style="red")
-        match error:
-            case OffsetOutOfRange():
-                raise typer.Exit(EXIT_REFUSED) from error
-            case ConfigError():
-                raise typer.Exit(EXIT_USAGE) from error
-            case _:
-                raise typer.Exit(EXIT_UNREACHABLE) from error
+        if isinstance(error, OffsetOutOfRange):
+            raise typer.Exit(EXIT_REFUSED) from error
+        if isinstance(error, ConfigError):
+            raise typer.Exit(EXIT_USAGE) from error
+        raise typer.Exit(EXIT_UNREACHABLE) from error
 
 
 @contextmanager

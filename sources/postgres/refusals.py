@@ -20,8 +20,6 @@ from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
-from typing_extensions import assert_never
-
 from onceflow.clients.postgres.catalog import literal
 from onceflow.clients.postgres.replication import StreamRefused, format_lsn
 from onceflow.clients.sql.session import SqlError
@@ -125,8 +123,6 @@ def to_stream_error(refused: StreamRefused, position: SlotPosition, where: str) 
             return ConfigError(f"{at} refuses to send changes: {_with_code(refused)}")
         case Refusal.UNKNOWN:
             return _unknown(f"{at}: {_with_code(refused)}", refused.code)
-        case _:
-            assert_never(refusal)
 
 
 def to_session_error(error: SqlError, where: str) -> OnceflowError:
@@ -145,8 +141,6 @@ def to_session_error(error: SqlError, where: str) -> OnceflowError:
             text = f"{where}: {error}"
             # Without a code, the connection was lost.
             return _unknown(text, error.code) if error.code else SourceUnavailable(text)
-        case _:
-            assert_never(refusal)
 
 
 def _with_code(refused: StreamRefused) -> str:

@@ -25,6 +25,15 @@ class FirstCopy(Enum):
     """Only the rows are read, all as of one moment. Then the source ends."""
 
 
+class SchemaChange(Enum):
+    """The choice what happens when changes have a column that is not read."""
+
+    STOP = "stop"
+    """The job stops before the first such change."""
+    IGNORE = "ignore"
+    """The column is left out."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ChangesOptions(DatabaseAccess):
     """The options of the source."""
@@ -79,10 +88,19 @@ class ChangesOptions(DatabaseAccess):
         default=None,
         metadata=option(
             "Columns to read, with their types: DDL as in `id BIGINT, amount DECIMAL(38, 9)`, an"
-            " Arrow schema, or a mapping from name to type. Columns that are added to the table"
-            " later are then not read. Default: all columns of the table; the job stops when one is"
-            " added, and its next start reads it, too. With `tables`, see `schemas`",
+            " Arrow schema, or a mapping from name to type. Default: all columns of the table. With"
+            " `tables`, see `schemas`",
             spark="schema",
+        ),
+    )
+    on_schema_change: str | SchemaChange | None = field(
+        default=None,
+        metadata=option(
+            "What happens when changes have a column that is not read. `stop`: the job stops before"
+            " it. `ignore`: the column is left out; it needs `schema`, or `schemas` for each table."
+            " Default: `ignore` for tables whose columns are named, `stop` for others. A column"
+            " that is dropped, renamed or gets another type always stops the job",
+            choice(SchemaChange),
         ),
     )
     schemas: Mapping[str, object] | None = field(

@@ -31,7 +31,12 @@ from onceflow.sources.postgres.metadata import (
 )
 from onceflow.sources.postgres.position import SlotPosition, TablePosition
 from onceflow.sources.postgres.reader import PostgresReader
-from onceflow.sources.postgres.settings import ChangesOptions, FirstCopy, ReaderSettings
+from onceflow.sources.postgres.settings import (
+    ChangesOptions,
+    FirstCopy,
+    ReaderSettings,
+    SchemaChange,
+)
 from onceflow.sources.postgres.slot_progress import measure_position
 from onceflow.sources.postgres.table import SourceTable, describe_table, format_name, parse_name
 from onceflow.sources.postgres.table_set import adapt_position
@@ -77,6 +82,8 @@ class PostgresChanges(ChangesOptions, Source):
         endpoint_of(self, lock_timeout_s=self.statement_timeout_s)
         object.__setattr__(self, "_names", self._parse_names())
         choice_of(FirstCopy, self.first_copy, setting="first_copy")
+        if self.on_schema_change is not None:
+            choice_of(SchemaChange, self.on_schema_change, setting="on_schema_change")
         if not self.follows and self.slot is not None:
             raise ConfigError("first_copy='only' uses no slot: remove slot=")
         object.__setattr__(self, "_metadata", parse_metadata(self.metadata))
@@ -381,7 +388,13 @@ class PostgresChanges(ChangesOptions, Source):
                 if given is None
                 else schema_of(cast("SchemaLike", given), setting=f"schemas[{output!r}]")
             )
-            table = describe_table(session, name, columns, is_followed=self.follows)
+            table = describe_table(
+                session,
+                name,
+                columns,
+                is_followed=self.follows,
+                reads_all=self._stops_at_new_columns(columns, name),
+            )
             require_free_names(table, self._metadata)
             if table.oid in by_oid:
                 raise ConfigError(
@@ -390,6 +403,23 @@ class PostgresChanges(ChangesOptions, Source):
             tables[output] = table
             by_oid[table.oid] = output
         return tables
+
+    def _stops_at_new_columns(self, columns: pa.Schema | None, name: TableName) -> bool:
+        """Return True if a column that is not read must stop the job.
+
+        Raises:
+            ConfigError: New columns are to be left out, and the columns of the table are not named:
+                the next start would read a new column whose earlier values were left out.
+        """
+        if self.on_schema_change is None:
+            return columns is None
+        change = choice_of(SchemaChange, self.on_schema_change, setting="on_schema_change")
+        if change is SchemaChange.IGNORE and columns is None:
+            raise ConfigError(
+                f"on_schema_change='ignore' leaves new columns of table {name} out, but the next"
+                " start would read them. Name the columns to read: schema= for table=, or schemas="
+            )
+        return change is SchemaChange.STOP
 
     def _list_publication_tables(self, session: PostgresSession) -> Mapping[str, TableName]:
         """Return the tables of the user's publication, by the names of their outputs."""

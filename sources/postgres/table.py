@@ -122,9 +122,9 @@ class SourceTable:
     key: tuple[str, ...]
     """The columns that identify a row, in the order of their index; empty if there are none."""
     reads_all: bool
-    """True if the user has not named the columns, so that a new one must not be left out."""
+    """True if a column that is not read must not be left out."""
     ignored: frozenset[str]
-    """The columns that are not read."""
+    """The columns of the table that may be left out."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -196,11 +196,16 @@ def _unquote(part: str) -> str:
 
 
 def describe_table(
-    session: Session, name: TableName, columns: pa.Schema | None, *, is_followed: bool = True
+    session: Session,
+    name: TableName,
+    columns: pa.Schema | None,
+    *,
+    is_followed: bool,
+    reads_all: bool,
 ) -> SourceTable:
     """Return the table called `name` with the columns of `columns`, or with all of its columns.
 
-    If it is not followed, it needs no key.
+    If it is not followed, it needs no key. `reads_all` is true if no other column may be left out.
 
     Raises:
         ConfigError: The table is missing, or cannot be read; the message says what to do.
@@ -243,8 +248,12 @@ def describe_table(
             if column.name in types
         ),
         key,
-        reads_all=columns is None,
-        ignored=frozenset(column.name for column in table.columns if column.name not in types),
+        reads_all=reads_all,
+        ignored=frozenset(
+            column.name
+            for column in table.columns
+            if column.name not in types and (column.generated or not reads_all)
+        ),
     )
     if missing := [name for name in key if name not in types]:
         raise ConfigError(

@@ -390,24 +390,30 @@ class ChangeReader:
         if changes is None:
             oid = self._by_name.get((relation.schema, relation.name))
             if oid is not None:
-                self._stop(self._tables[oid], "was dropped and created again")
+                self._stop(self._tables[oid], "was dropped and created again", relation)
             return
         difference = changes.find_difference(relation)
         if difference is not None:
-            self._stop(changes, difference)
+            self._stop(changes, difference, relation)
         else:
             for start, operation in changes.plain_starts.items():
                 self._all_plain[start] = (operation, changes)
             self._choose_plain()
 
-    def _stop(self, changes: QueuedChanges, what: str) -> None:
+    def _stop(self, changes: QueuedChanges, what: str, relation: pgoutput.Relation) -> None:
         self._plain = {}
+        names = ", ".join(column.name for column in relation.columns)
         self.stop = BadRecord(
             f"the columns of table {changes.table.name} were changed: the next change comes from a"
             f" table that {what}. Every change before it is done. Change the target alike, and"
             " start the job again: it reads on with the table's present columns, or with those in"
             " schema=. If that start ends with this error, too, the job was behind when the columns"
-            f" were changed, and cannot read the changes from before. Then: {self._base.copy_anew}"
+            f" were changed. The next changes have the columns {names}. If the table has all of"
+            " them, and others that were added later, start the job with schema= with exactly these"
+            " columns and on_schema_change='stop'; it stops again before the next new column. If"
+            " the table does not have some of them any more, start it with schema= with the"
+            " table's columns and on_schema_change='ignore'. If a column has another type:"
+            f" {self._base.copy_anew}"
         )
 
     def _meet_truncate(self, changes: QueuedChanges) -> None:

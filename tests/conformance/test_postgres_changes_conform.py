@@ -1,4 +1,4 @@
-"""The source of a Postgres table's changes keeps every clause of the contract, on a real server."""
+"""The source of Postgres changes keeps every clause of the contract, on a real server."""
 
 from __future__ import annotations
 
@@ -95,6 +95,52 @@ def _first(cursor: psycopg.Cursor[TupleRow]) -> int:
 def server() -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres({"wal_level": "logical", "max_replication_slots": "4"}) as running:
         yield running
+
+
+class TablesInput(ChangesInput):
+    """The inserts into two tables that share a slot, most of them in transactions over both."""
+
+    def fill(self, rows: int) -> Mapping[str, Sequence[object]]:
+        self._execute(*(f"CREATE TABLE {table} (id int PRIMARY KEY)" for table in self._tables))
+        (split,) = self.source().splits()
+        return {split.id: self.append(split.id, rows)}
+
+    def source(self) -> Source:
+        return PostgresChanges(
+            self._url, tables=self._tables, slot=self._name, first_copy="none", batch_rows=2
+        )
+
+    def append(self, split_id: str, rows: int) -> Sequence[object]:
+        keys: list[tuple[str, int]] = []
+        with psycopg.connect(self._url) as connection:
+            for _ in range(rows):
+                number = len(self._ends) + len(keys) % 2
+                table = self._tables[number % 2]
+                connection.execute(f"INSERT INTO {table} VALUES ({number})".encode())
+                keys.append((table, number))
+                if len(keys) % 2 == 0 or len(keys) == rows:
+                    connection.commit()
+                    cursor = connection.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
+                    end = _first(cursor)
+                    connection.commit()
+                    self._ends += [end] * (number + 1 - len(self._ends))
+        return keys
+
+    def close(self) -> None:
+        super().close()
+        self._execute(*(f"DROP TABLE IF EXISTS {table}" for table in self._tables))
+
+    @property
+    def _tables(self) -> Sequence[str]:
+        return [f"{self._name}_a", f"{self._name}_b"]
+
+
+class TestPostgresChangesOfTwoTables(SourceConformance):
+    @pytest.fixture
+    def source_input(self, server: EmbeddedPostgres) -> Iterator[SourceInput]:
+        source_input = TablesInput(server)
+        yield source_input
+        source_input.close()
 
 
 class TestPostgresChanges(SourceConformance):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -18,7 +18,9 @@ from tests.integration.postgres_changes_kit import (
 )
 
 from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange
+from onceflow.core.spi import Split
 from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.sources import PostgresChanges
 from onceflow.sources.postgres import reader as postgres_reader
 
 
@@ -308,3 +310,94 @@ def test_what_happens_to_a_whole_partition_is_no_change_of_its_rows(
         changes = _shown(read_rows(reader, 3))
         assert changes == [("c", 1, "a"), ("c", 101, "b"), ("u", 101, "d")]
     database.execute("DROP TABLE t; CREATE TABLE t (id int)")
+
+
+def _read_until_stopped(
+    source: PostgresChanges, position: Sequence[Split], count: int, reason: str
+) -> tuple[list[dict[str, Any]], Sequence[Split], str]:
+    """Read `count` rows, and then the error. Return the rows, the position, and the error."""
+    assert source.discover(position) == position
+    with contextlib.closing(source.reader(position, CONTEXT)) as reader:
+        rows = read_rows(reader, count) if count else []
+        with pytest.raises(BadRecord, match=reason) as stopped:
+            read_to_error(reader)
+        return rows, reader.snapshot(), str(stopped.value)
+
+
+def test_a_job_that_is_behind_two_new_columns_reads_the_changes_of_each(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    source = source_of(server, first_copy="none")
+    start = source.splits()
+    database.execute("INSERT INTO t VALUES (1, 'a')")
+    database.execute("ALTER TABLE t ADD w int; INSERT INTO t VALUES (2, 'b', 20)")
+    database.execute("ALTER TABLE t ADD x int; INSERT INTO t VALUES (3, 'c', 30, 300)")
+    # From here on each start does what the error before it says.
+    rows, position, _ = _read_until_stopped(source, start, 1, "has a new column 'w'")
+    assert rows == [{"id": 1, "v": "a", "_op": "c"}]
+    again = source_of(server, first_copy="none")
+    _, position, error = _read_until_stopped(again, position, 0, "has no column 'x'")
+    assert "have the columns id, v, w. If the table has all of them" in error
+    staged = source_of(
+        server, first_copy="none", schema="id INT, v STRING, w INT", on_schema_change="stop"
+    )
+    rows, position, _ = _read_until_stopped(staged, position, 1, "has a new column 'x'")
+    assert rows == [{"id": 2, "v": "b", "w": 20, "_op": "c"}]
+    last = source_of(server, first_copy="none")
+    with contextlib.closing(last.reader(position, CONTEXT)) as reader:
+        assert read_rows(reader, 1) == [{"id": 3, "v": "c", "w": 30, "x": 300, "_op": "c"}]
+
+
+def test_a_job_that_is_behind_a_dropped_column_reads_on_without_it(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("ALTER TABLE t ADD w int")
+    start = source_of(server, first_copy="none").splits()
+    database.execute("INSERT INTO t VALUES (1, 'a', 10); ALTER TABLE t DROP w")
+    database.execute("INSERT INTO t VALUES (2, 'b')")
+    present = source_of(server, first_copy="none")
+    _, position, error = _read_until_stopped(present, start, 0, "has a new column 'w'")
+    assert "does not have some of them any more" in error
+    named = source_of(
+        server, first_copy="none", schema="id INT, v STRING", on_schema_change="ignore"
+    )
+    with contextlib.closing(named.reader(position, CONTEXT)) as reader:
+        rows = read_rows(reader, 2)
+    assert _shown(rows) == [("c", 1, "a"), ("c", 2, "b")]
+    with contextlib.closing(source_of(server).reader(reader.snapshot(), CONTEXT)) as reader:
+        database.execute("INSERT INTO t VALUES (3, 'c')")
+        assert _shown(read_rows(reader, 1)) == [("c", 3, "c")]
+
+
+def test_columns_that_are_read_stay_and_new_ones_are_left_out_on_request(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    with pytest.raises(ConfigError, match="the next start would read them"):
+        source_of(server, on_schema_change="ignore").splits()
+    source = source_of(
+        server, first_copy="none", schema="id INT, v STRING", on_schema_change="ignore"
+    )
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("ALTER TABLE t ADD w int; INSERT INTO t VALUES (1, 'a', 10)")
+        assert read_rows(reader, 1) == [{"id": 1, "v": "a", "_op": "c"}]
+        database.execute("ALTER TABLE t DROP v; INSERT INTO t VALUES (2, 20)")
+        with pytest.raises(BadRecord, match="has no column 'v'"):
+            read_to_error(reader)
+
+
+def test_a_partition_with_another_identity_ends_the_job_before_a_key_is_missing(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """The stream has the identity of the table, and the old rows that of the partition."""
+    _partition(database)
+    database.execute("CREATE UNIQUE INDEX by_v ON low (v); ALTER TABLE low ALTER v SET NOT NULL")
+    source = source_of(server, first_copy="none")
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("INSERT INTO t VALUES (1, 'a')")
+        read_rows(reader, 1)
+        before = reader.snapshot()
+        database.execute("ALTER TABLE low REPLICA IDENTITY USING INDEX by_v")
+        database.execute("DELETE FROM t WHERE id = 1")
+        with pytest.raises(BadRecord, match="a partition has another replica identity"):
+            read_to_error(reader)
+        assert reader.snapshot() == before
