@@ -160,8 +160,7 @@ def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
     postgres.create_database(onceflow_postgres.url, name)
     url = onceflow_postgres.database_url(name)
     yield url
-    postgres.roll_back_prepared(url)
-    postgres.drop_database(onceflow_postgres.url, name)
+    postgres.drop_database_in_doubt(onceflow_postgres.url, url, name)
 
 
 @pytest.fixture

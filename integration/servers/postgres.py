@@ -263,6 +263,15 @@ def drop_database(url: str, name: str) -> None:
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+def drop_database_in_doubt(url: str, database_url: str, name: str) -> None:
+    """Drop the database `name`, which `database_url` leads to, with its prepared transactions."""
+    try:
+        drop_database(url, name)
+    except psycopg.errors.ObjectInUse:
+        roll_back_prepared(database_url)
+        drop_database(url, name)
+
+
 def roll_back_prepared(url: str) -> None:
     """End all other sessions of the database of `url`, and roll back its prepared transactions."""
     with psycopg.connect(url, autocommit=True) as connection:
@@ -290,5 +299,6 @@ __all__ = [
     "create_database",
     "default_launcher",
     "drop_database",
+    "drop_database_in_doubt",
     "roll_back_prepared",
 ]

@@ -234,8 +234,7 @@ class Postgres(Database):
 
     @override
     def drop(self, server: SqlServer) -> None:
-        postgres.roll_back_prepared(self.url)
-        postgres.drop_database(server.url, self.database_name)
+        postgres.drop_database_in_doubt(server.url, self.url, self.database_name)
 
     @override
     def sink(self, **settings: Any) -> SqlSink:
