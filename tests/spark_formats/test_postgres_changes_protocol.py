@@ -6,12 +6,14 @@ import json
 import os
 import pickle
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyspark
 import pytest
 from psycopg.rows import TupleRow
 from tests.integration.postgres_changes_kit import drop_slots
@@ -259,22 +261,30 @@ def test_an_idle_query_lets_the_slot_move_by_a_batch_without_rows(
     assert not query.run_batch()
 
 
-def test_a_column_that_is_added_ends_the_query_behind_all_changes_before(
+@pytest.mark.servers
+def test_a_batch_without_a_new_column_is_committed_as_its_error_advises(
     database: psycopg.Connection[TupleRow], query: Query
 ) -> None:
-    query.options["statusInterval"] = "0.2 s"
-    query.run_to_end()
-    database.execute("INSERT INTO t VALUES (1000, 'before')")
-    database.execute("ALTER TABLE t ADD COLUMN w int")
-    database.execute("INSERT INTO t VALUES (1001, 'after', 1)")
+    with pytest.raises(Crashed):
+        while True:
+            query.run_batch(dies_at="logged")
     query.crash()
-    # The reader describes the table as it is now, so the change before it is not readable.
+    database.execute("ALTER TABLE t ADD COLUMN w int")
+    database.execute("INSERT INTO t VALUES (1000, 'after', 1)")
+    with pytest.raises(
+        ConfigError, match=r"'w' is not in this.*schema, which has the columns id, v "
+    ):
+        query.run_batch()
     query.options["schema"] = "id BIGINT, v STRING"
     query.run_to_end()
+    del query.options["schema"]
+    database.execute("INSERT INTO t VALUES (1001, 'after', 2)")
+    query.run_to_end()
     assert query.copy() == _table(database)
+    assert query.written[max(query.written)][-1]["w"] == 2
 
 
-@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize("available_now", [False, pytest.param(True, marks=pytest.mark.servers)])
 def test_a_column_that_is_added_in_a_run_ends_it_when_all_before_is_committed(
     database: psycopg.Connection[TupleRow], query: Query, available_now: bool
 ) -> None:
@@ -309,6 +319,7 @@ def test_a_slot_that_is_lost_or_ahead_is_refused_by_name(
         query.run_batch()
 
 
+@pytest.mark.servers
 def test_a_slot_of_another_purpose_or_reader_is_refused_by_name(
     database: psycopg.Connection[TupleRow], query: Query, tmp_path: Path
 ) -> None:
@@ -321,6 +332,35 @@ def test_a_slot_of_another_purpose_or_reader_is_refused_by_name(
     other = Query(query.options["url"], tmp_path, connectTimeout="1 s")
     with pytest.raises(ConfigError, match="slot s is in use by another reader"):
         other.run_batch()
+
+
+def test_a_new_query_waits_for_a_slot_whose_reader_was_just_killed(
+    query: Query, tmp_path: Path
+) -> None:
+    query.run_to_end()
+    query.run_batch()
+    other = Query(query.options["url"], tmp_path / "other")
+    killer = threading.Timer(0.5, query.crash)
+    killer.start()
+    other.run_to_end()
+    killer.join()
+    assert len(other.copy()) == _ROWS
+
+
+def test_an_end_that_spark_has_not_used_is_planned_again_from_its_start(
+    database: psycopg.Connection[TupleRow], query: Query
+) -> None:
+    query.run_to_end()
+    with pytest.raises(Crashed):
+        while True:
+            database.execute("UPDATE t SET v = v || '.' WHERE id = 1")
+            query.run_batch(dies_at="planned")
+    # The same reader goes on: it was not killed.
+    assert query.reader is not None
+    query.reader.prepareForTriggerAvailableNow()
+    while query.run_batch():
+        pass
+    assert query.copy() == _table(database)
 
 
 def test_a_staged_file_that_is_gone_is_refused_by_name(
@@ -375,3 +415,13 @@ def test_options_that_a_stream_does_not_have_are_refused_by_name(
     given = {"url": "postgresql://host/db", "table": "t", "slot": "s", "changesLocation": "/c"}
     with pytest.raises(ConfigError, match=refusal):
         _ = CHANGES_READ.make({**given, **options}).location
+
+
+def test_a_spark_that_tells_no_start_of_a_batch_is_refused_by_name(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.1.3")
+    with pytest.raises(
+        ConfigError, match=r"onceflow-postgres-changes needs .* since 4\.2; .* 4\.1\.3"
+    ):
+        query.start()

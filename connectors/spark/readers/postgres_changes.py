@@ -48,6 +48,8 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import ReaderContext, SourceReader, Split
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
+from onceflow.formats.debezium.changes import OPERATION
+from onceflow.sources.postgres.metadata import Metadata
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.slot import read_present_lsn, wait_until_free
 
@@ -55,6 +57,8 @@ Document: TypeAlias = "dict[str, Any]"
 """A value that Spark stores as JSON."""
 
 _DIRECTORY = "onceflow-postgres-changes"
+_ADDED = frozenset({OPERATION, *(column.value for column in Metadata)})
+"""The columns that are not the table's."""
 _WAIT_S = 0.1
 """The longest wait for a first row. Other sources of the query wait meanwhile."""
 _GATHERED_S = 0.5
@@ -392,12 +396,13 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
     def _check_columns(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield `rows`. Raise ConfigError if a column of the query is not among theirs."""
         for batch in rows:
-            present = set(batch.schema.names)
+            present = batch.schema.names
             if missing := [name for name in self._schema.fieldNames() if name not in present]:
+                own = [name for name in present if name not in _ADDED]
                 raise ConfigError(
                     f"column {missing[0]!r} is not in this micro-batch, which was read before the"
-                    f" table got the column; it has {', '.join(batch.schema.names)}. Start the"
-                    " query once with trigger(availableNow=True) and option schema, which names"
-                    " these columns of the table with their types. Then start it as before"
+                    " table got the column. Start the query once with trigger(availableNow=True)"
+                    f" and option schema, which has the columns {', '.join(own)} with their types."
+                    " Then start it as before"
                 )
             yield batch
