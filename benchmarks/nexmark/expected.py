@@ -27,14 +27,19 @@ def _bucket(moment: str) -> str:
     return f"time_bucket(INTERVAL 10 SECOND, {moment}::TIMESTAMP)"
 
 
-_STATISTICS = """
-    count(*) AS total_bids,
-    count(*) FILTER (price < 10000) AS rank1_bids,
-    count(*) FILTER (price >= 10000 AND price < 1000000) AS rank2_bids,
-    count(*) FILTER (price >= 1000000) AS rank3_bids
-"""
+def _by_rank(count: str, name: str) -> str:
+    """Return a count of all bids and of those of each rank."""
+    return f"""
+        {count} AS total_{name},
+        {count} FILTER (price < 10000) AS rank1_{name},
+        {count} FILTER (price >= 10000 AND price < 1000000) AS rank2_{name},
+        {count} FILTER (price >= 1000000) AS rank3_{name}
+    """
 
 
+_BIDS = _by_rank("count(*)", "bids")
+_BIDDERS = _by_rank("count(DISTINCT bidder)", "bidders")
+_AUCTIONS = _by_rank("count(DISTINCT auction)", "auctions")
 _WINNERS = """
     SELECT DISTINCT ON (id) a.* EXCLUDE (n, date_time), a.date_time AS opened,
         bidder, price, b.date_time AS date_time, b.extra AS bid_extra
@@ -50,7 +55,7 @@ class Expected:
     """The SQL of a query, and of the last updates among the rows of `result`."""
 
     query: str
-    """A query over `person`, `auction` and `bid`."""
+    """A query over `person`, `auction` and `bid`. Its columns are compared."""
     latest: str = "FROM result"
 
 
@@ -73,6 +78,34 @@ EXPECTED: Mapping[str, Expected] = {
         """,
         "SELECT DISTINCT ON (category) * FROM result ORDER BY auctions DESC",
     ),
+    "q5": Expected(
+        """
+        SELECT auction, window_start, window_end, bids FROM (
+            SELECT auction, window_start, window_start + INTERVAL 10 SECOND AS window_end,
+                count(*) AS bids
+            FROM (
+                SELECT auction, time_bucket(INTERVAL 2 SECOND, date_time::TIMESTAMP)
+                    - INTERVAL 2 SECOND * unnest(range(5)) AS window_start
+                FROM bid
+            )
+            GROUP BY auction, window_start
+        )
+        QUALIFY bids = max(bids) OVER (PARTITION BY window_start)
+        """
+    ),
+    "q6": Expected(
+        f"""
+        SELECT seller, sum(price) FILTER (place <= 10)::DOUBLE / count(*) FILTER (place <= 10)
+            AS average, count(*) AS auctions
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY seller ORDER BY expires DESC, id DESC)
+                AS place
+            FROM ({_WINNERS})
+        )
+        GROUP BY seller
+        """,
+        "SELECT DISTINCT ON (seller) * FROM result ORDER BY auctions DESC",
+    ),
     "q7": Expected(
         f"""
         SELECT auction, price, bidder, date_time, extra FROM bid
@@ -89,7 +122,7 @@ EXPECTED: Mapping[str, Expected] = {
     "q9": Expected(
         f"""
         SELECT id, item_name, description, initial_bid, reserve, opened, expires, seller, category,
-            extra, id AS auction, bidder, price, date_time, bid_extra, 1 AS rank
+            extra, bidder, price, date_time, bid_extra, 1 AS rank
         FROM ({_WINNERS})
         """,
         "SELECT DISTINCT ON (id) * FROM result ORDER BY price DESC, date_time",
@@ -116,11 +149,6 @@ EXPECTED: Mapping[str, Expected] = {
         GROUP BY bidder, session
         """
     ),
-    "q12": Expected(
-        "SELECT bidder, count(*) AS bids FROM bid GROUP BY bidder",
-        # Which window has a bid depends on the clock.
-        "SELECT bidder, sum(bids)::BIGINT AS bids FROM result GROUP BY bidder",
-    ),
     "q13": Expected(
         """
         SELECT auction, bidder, price, date_time, 'value ' || auction % 10000 AS value FROM bid
@@ -136,18 +164,26 @@ EXPECTED: Mapping[str, Expected] = {
         FROM bid WHERE 0.908::DOUBLE * price > 1000000 AND 0.908::DOUBLE * price < 50000000
         """
     ),
+    "q15": Expected(
+        f"SELECT {_DAY} AS day, {_BIDS}, {_BIDDERS}, {_AUCTIONS} FROM bid GROUP BY day",
+        "SELECT DISTINCT ON (day) * FROM result ORDER BY total_bids DESC",
+    ),
+    "q16": Expected(
+        f"""
+        SELECT channel, {_DAY} AS day, max(strftime(date_time, '%H:%M')) AS minute,
+            {_BIDS}, {_BIDDERS}, {_AUCTIONS}
+        FROM bid GROUP BY channel, day
+        """,
+        "SELECT DISTINCT ON (channel, day) * FROM result ORDER BY total_bids DESC",
+    ),
     "q17": Expected(
         f"""
-        SELECT auction, {_DAY} AS day, {_STATISTICS}, min(price) AS min_price,
+        SELECT auction, {_DAY} AS day, {_BIDS}, min(price) AS min_price,
             max(price) AS max_price, sum(price)::DOUBLE / count(*) AS avg_price,
             sum(price)::BIGINT AS sum_price
         FROM bid GROUP BY auction, day
         """,
-        """
-        SELECT DISTINCT ON (auction, day) auction, day, total_bids, rank1_bids, rank2_bids,
-            rank3_bids, min_price, max_price, avg_price, sum_price
-        FROM result ORDER BY total_bids DESC
-        """,
+        "SELECT DISTINCT ON (auction, day) * FROM result ORDER BY total_bids DESC",
     ),
     "q18": Expected(
         "SELECT DISTINCT ON (bidder, auction) * EXCLUDE n FROM bid ORDER BY n DESC",
@@ -190,7 +226,11 @@ EXPECTED: Mapping[str, Expected] = {
         """
     ),
 }
-"""What each query has to return."""
+"""What each query has to return.
+
+q12 is missing: its windows are those of the clock, and a window that has not ended when the input
+ends is not emitted.
+"""
 
 
 class Judge:
@@ -221,8 +261,8 @@ class Judge:
         self._database.execute(f"CREATE OR REPLACE TEMP TABLE actual AS {expected.latest}")
         self._database.execute(f"CREATE OR REPLACE TEMP TABLE expected AS {expected.query}")
         columns = self._database.table("expected").columns
-        if sorted(columns) != sorted(self._database.table("actual").columns):
-            return f"columns {self._database.table('actual').columns} instead of {columns}"
+        if absent := set(columns) - set(self._database.table("actual").columns):
+            return f"the rows have no columns {absent}"
         names = ", ".join(columns)
         missing, extra = (
             self._database.execute(

@@ -7,26 +7,40 @@ result, as in a sink with upserts of the key; see expected.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from onceflow import (
     EventTimeSessionWindows,
+    KeyedFunction,
+    ListStateDescriptor,
+    Record,
+    SlidingEventTimeWindows,
+    StateAccess,
     Stream,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
+    ValueStateDescriptor,
     avg,
     count,
+    count_distinct,
     desc,
     max_,
     min_,
     sum_,
 )
 
+SECOND = TumblingEventTimeWindows("1 s")
 TEN_SECONDS = TumblingEventTimeWindows("10 s")
 DAY = "to_char(date_time, '%Y-%m-%d')"
-CHEAP, MIDDLE, DEAR = "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000"
+RANKS = {
+    "total": None,
+    "rank1": "price < 10000",
+    "rank2": "price >= 10000 AND price < 1000000",
+    "rank3": "price >= 1000000",
+}
 
 
 class Tables(NamedTuple):
@@ -56,34 +70,69 @@ def q3(tables: Tables) -> Stream:
     """Local items: auctions of a category whose sellers live in three states."""
     sellers = tables.person.sql("SELECT * FROM stream WHERE state IN ('OR', 'ID', 'CA')")
     auctions = tables.auction.sql("SELECT id, seller FROM stream WHERE category = 10")
-    joined = auctions.key_by("seller").join(sellers.key_by("id"), ttl=None).merge(uid="q3")
-    return joined.project("name", "city", "state", "id_left AS id")
+    joined = auctions.key_by("seller").join(sellers.key_by("id"), ttl=None)
+    return joined.merge("name", "city", "state", "id_left AS id", uid="q3")
 
 
-def _valid_bids(tables: Tables, uid: str) -> Stream:
-    """Return all auctions with each bid that came while they were open."""
+def _valid_bids(tables: Tables, *columns: str, uid: str) -> Stream:
+    """Return columns of all auctions with each bid that came while they were open."""
     auctions, bids = tables.auction.key_by("id"), tables.bid.key_by("auction")
-    pairs = auctions.interval_join(bids).between(0, "1 min").merge(uid=uid)
-    return pairs.sql("SELECT * FROM stream WHERE date_time_right <= expires")
+    return auctions.interval_join(bids).between(0, "expires").merge(*columns, uid=uid)
+
+
+def _ended_auctions(tables: Tables, uid: str) -> Stream:
+    """Return the highest bid of each auction, when the auction has ended."""
+    bids = _valid_bids(tables, "id", "seller", "category", "expires", "price", uid=f"{uid}-bids")
+    # Each auction is in one window, which ends after the auction.
+    windows = bids.key_by("id", "seller", "category", "expires").window(SECOND, time="expires")
+    return windows.aggregate(price=max_("price"), uid=f"{uid}-prices")
 
 
 def q4(tables: Tables) -> Stream:
     """The average price for which auctions of a category end."""
-    # Each auction is in one window: that of the moment at which it ends.
-    ended = _valid_bids(tables, "q4-bids").key_by("id", "category")
-    final = ended.window(TumblingEventTimeWindows("1 s"), time="expires")
-    prices = final.aggregate(price=max_("price"), uid="q4-prices")
-    averages = prices.key_by("category").running(average=avg("price"), auctions=count(), uid="q4")
-    return averages.project("category", "average", "auctions")
+    ended = _ended_auctions(tables, "q4").key_by("category")
+    return ended.running(average=avg("price"), auctions=count(), uid="q4")
+
+
+def q5(tables: Tables) -> Stream:
+    """The auctions with the most bids in the last ten seconds, every two seconds."""
+    windows = tables.bid.key_by("auction").window(SlidingEventTimeWindows("10 s", "2 s"))
+    counts = windows.aggregate(bids=count(), uid="q5-counts")
+    most = counts.per_window().aggregate(most=max_("bids"), uid="q5-most")
+    return counts.connect(most).key_by("bids", "most").per_window().join().merge(uid="q5")
+
+
+class AverageOfLastTen(KeyedFunction):
+    """Averages the prices of the ten auctions of a key that ended last."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        columns = [("seller", pa.int64()), ("average", pa.float64()), ("auctions", pa.int64())]
+        return pa.schema(columns)
+
+    def open(self, state: StateAccess) -> None:
+        self.ended = state.list_state(ListStateDescriptor("ended", tuple[datetime, int, int]))
+        self.count = state.value_state(ValueStateDescriptor("count", int, default=0))
+
+    def process(self, record: Record) -> Record:
+        ended = [*self.ended.get(), (record["expires"], record["id"], record["price"])]
+        last = sorted(ended)[-10:]
+        self.ended.update(last)
+        self.count.set(self.count.get() + 1)
+        average = sum(price for _, _, price in last) / len(last)
+        return {"seller": record["seller"], "average": average, "auctions": self.count.get()}
+
+
+def q6(tables: Tables) -> Stream:
+    """The average price of the last ten auctions of a seller."""
+    return _ended_auctions(tables, "q6").key_by("seller").process(AverageOfLastTen(), uid="q6")
 
 
 def q7(tables: Tables) -> Stream:
     """The highest bids of each ten seconds."""
-    windows = tables.bid.key_by(all="1").window(TEN_SECONDS)
-    highest = windows.aggregate(price=max_("price"), uid="q7-highest").key_by("price")
-    joined = tables.bid.key_by("price").interval_join(highest, right_time="window_end")
-    bids = joined.between(0, "10 s", lower_inclusive=False).merge(uid="q7")
-    return bids.project("auction", "price", "bidder", "date_time", "extra")
+    highest = tables.bid.window_all(TEN_SECONDS).aggregate(highest=max_("price"), uid="q7-highest")
+    both = tables.bid.connect(highest).key_by("price", "highest")
+    windows = both.window(TEN_SECONDS, left_time="date_time", right_time="window_start")
+    return windows.join().merge("auction", "price", "bidder", "date_time", "extra", uid="q7")
 
 
 def q8(tables: Tables) -> Stream:
@@ -91,16 +140,18 @@ def q8(tables: Tables) -> Stream:
     sellers = tables.auction.key_by("seller").window(TEN_SECONDS)
     windows = sellers.aggregate(auctions=count(), uid="q8-sellers").key_by("seller")
     joined = tables.person.key_by("id").interval_join(windows, right_time="window_end")
-    new = joined.between(0, "10 s", lower_inclusive=False).merge(uid="q8")
-    return new.project("id", "name", "window_start AS starttime")
+    new = joined.between(0, "10 s", lower_inclusive=False)
+    return new.merge("id", "name", "window_start AS starttime", uid="q8")
 
 
 def q9(tables: Tables) -> Stream:
     """The highest bid of each auction."""
-    bids = _valid_bids(tables, "q9-bids").project(
+    bids = _valid_bids(
+        tables,
         *("id", "item_name", "description", "initial_bid", "reserve", "date_time_left AS opened"),
-        *("expires", "seller", "category", "extra_left AS extra", "auction", "bidder", "price"),
+        *("expires", "seller", "category", "extra_left AS extra", "bidder", "price"),
         *("date_time_right AS date_time", "extra_right AS bid_extra"),
+        uid="q9-bids",
     )
     return bids.key_by("id").top_n(1, by=[desc("price"), "date_time"], uid="q9")
 
@@ -153,13 +204,34 @@ def q14(tables: Tables) -> Stream:
     )
 
 
+def _statistics_by_rank() -> Mapping[str, Any]:
+    """Return how many bids, bidders and auctions there are: in all, and by rank of the price."""
+    return {
+        **{f"{rank}_bids": count(where=where) for rank, where in RANKS.items()},
+        **{f"{rank}_bidders": count_distinct("bidder", where=w) for rank, w in RANKS.items()},
+        **{f"{rank}_auctions": count_distinct("auction", where=w) for rank, w in RANKS.items()},
+    }
+
+
+def q15(tables: Tables) -> Stream:
+    """Statistics of a day."""
+    return tables.bid.key_by(day=DAY).running(**_statistics_by_rank(), uid="q15")
+
+
+def q16(tables: Tables) -> Stream:
+    """Statistics of a channel and day."""
+    bids = tables.bid.key_by("channel", day=DAY)
+    days = bids.running(last=max_("date_time"), **_statistics_by_rank(), uid="q16")
+    return days.project("*", "to_char(last, '%H:%M') AS minute")
+
+
 def q17(tables: Tables) -> Stream:
     """Statistics of an auction and day."""
     return tables.bid.key_by("auction", day=DAY).running(
         total_bids=count(),
-        rank1_bids=count(where=CHEAP),
-        rank2_bids=count(where=MIDDLE),
-        rank3_bids=count(where=DEAR),
+        rank1_bids=count(where=RANKS["rank1"]),
+        rank2_bids=count(where=RANKS["rank2"]),
+        rank3_bids=count(where=RANKS["rank3"]),
         min_price=min_("price"),
         max_price=max_("price"),
         avg_price=avg("price"),
@@ -182,12 +254,16 @@ def q19(tables: Tables) -> Stream:
 def q20(tables: Tables) -> Stream:
     """Bids with their auctions, of one category."""
     auctions = tables.auction.sql("SELECT * FROM stream WHERE category = 10").key_by("id")
-    joined = tables.bid.key_by("auction").join(auctions, ttl=None).merge(uid="q20")
-    return joined.project(
-        *("auction", "bidder", "price", "channel", "url", "date_time_left AS date_time"),
-        *("extra_left AS extra", "item_name", "description", "initial_bid", "reserve"),
-        *("date_time_right AS opened", "expires", "seller", "category"),
-        "extra_right AS auction_extra",
+    return (
+        tables.bid.key_by("auction")
+        .join(auctions, ttl=None)
+        .merge(
+            *("auction", "bidder", "price", "channel", "url", "date_time_left AS date_time"),
+            *("extra_left AS extra", "item_name", "description", "initial_bid", "reserve"),
+            *("date_time_right AS opened", "expires", "seller", "category"),
+            "extra_right AS auction_extra",
+            uid="q20",
+        )
     )
 
 
@@ -216,6 +292,30 @@ def q22(tables: Tables) -> Stream:
 
 QUERIES: Mapping[str, Callable[[Tables], Stream]] = {
     query.__name__: query
-    for query in (q0, q1, q2, q3, q4, q7, q8, q9, q10, q11, q13, q14, q17, q18, q19, q20, q21, q22)
+    for query in (
+        q0,
+        q1,
+        q2,
+        q3,
+        q4,
+        q5,
+        q6,
+        q7,
+        q8,
+        q9,
+        q10,
+        q11,
+        q12,
+        q13,
+        q14,
+        q15,
+        q16,
+        q17,
+        q18,
+        q19,
+        q20,
+        q21,
+        q22,
+    )
 }
 """All queries by name."""

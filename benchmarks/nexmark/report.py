@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from rich.table import Table
 
+from benchmarks.nexmark.expected import EXPECTED
 from benchmarks.nexmark.job import Result
 from benchmarks.tables import figure_table
 
@@ -38,9 +39,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
             state_bytes=max(run.state_bytes_max for run in runs),
         )
 
+    @property
+    def verdict(self) -> str:
+        """The verdict in a word or two."""
+        if self.query not in EXPECTED:
+            return "not compared"
+        return "wrong" if self.difference else "right"
+
     def as_line(self) -> str:
         """Return the result for a person, as progress."""
-        verdict = self.difference or "right"
+        verdict = self.difference or self.verdict
         if self.cpu_s_per_million is None:
             return f"{self.query}: {verdict}"
         return (
@@ -58,7 +66,7 @@ def make_table(results: Sequence[Measured], title: str) -> Table:
     for one in results:
         table.add_row(
             one.query,
-            "wrong" if one.difference else "right",
+            one.verdict,
             "" if one.cpu_s_per_million is None else f"{one.cpu_s_per_million:.2f}",
             "" if one.events_per_second is None else f"{one.events_per_second:,}",
             "" if one.state_bytes is None else f"{one.state_bytes / 1e6:.2f}",
