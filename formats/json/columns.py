@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypedDict, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyarrow import types
 from typing_extensions import NotRequired
@@ -94,14 +95,19 @@ def _exact(value: Any, written: Any, kind: pa.DataType) -> Any:
         return value and [_exact(item, text, kind.value_type) for item, text in pairs]
     if types.is_map(kind) and value:
         return {key: _exact(entry, written[key], kind.item_type) for key, entry in value.items()}
-    if types.is_struct(kind) and isinstance(value, Mapping):
-        mapping = cast("Mapping[str, Any]", value)
-        fields = {field.name: field.type for field in map(kind.field, range(kind.num_fields))}
-        return {
-            name: _exact(member, written.get(name), fields[name])
-            for name, member in mapping.items()
-        }
-    return value
+    return _exact_struct(value, written, kind) if types.is_struct(kind) else value
+
+
+def _exact_struct(value: Any, written: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, msgspec.Struct):
+        make_exact(value, written, pa.schema(list(kind)))
+    if not isinstance(value, Mapping):
+        return value
+    mapping = cast("Mapping[str, Any]", value)
+    fields = {field.name: field.type for field in map(kind.field, range(kind.num_fields))}
+    return {
+        name: _exact(member, written.get(name), fields[name]) for name, member in mapping.items()
+    }
 
 
 def _read_instant(finer: re.Match[str], written: str, kind: pa.DataType) -> dt.datetime | int:
@@ -172,8 +178,17 @@ def _describe_value(value: bytes, name: str) -> str:
 
 
 def _short(value: object) -> str:
+    value = _to_dictionaries(value)
     shown = str(value) if not isinstance(value, str) else repr(value)
     return f"{shown[:_VALUE_LENGTH_MAX]}…" if len(shown) > _VALUE_LENGTH_MAX else shown
+
+
+def _to_dictionaries(value: object) -> object:
+    """Return the value of a struct as a dictionary, and any other value as it is."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    members = msgspec.structs.fields(value)
+    return {member.encode_name: _to_dictionaries(getattr(value, member.name)) for member in members}
 
 
 def column_reader(count: int) -> Callable[[list[Any]], tuple[list[Any], ...]]:
@@ -200,7 +215,7 @@ A dictionary with shorter indices may overflow in a batch.
 
 
 def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
-    """Return the type of one record with `columns`.
+    """Return the type of one record with `columns`. Values of structs are dictionaries.
 
     A column that is not nullable must be present and not null. A nullable column may be missing.
     Fields that are not columns are ignored.
@@ -208,9 +223,34 @@ def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
     Raises:
         ConfigError: JSON records cannot fill a column's type. The message names the column.
     """
+    return _define_record(columns, [_python_type(column.type, column.name) for column in columns])
+
+
+def record_type_of_members(columns: pa.Schema) -> type[msgspec.Struct]:
+    """Return the type of one record with `columns`, like `record_type`. Structs are objects.
+
+    A struct is a msgspec object with the fields c0, c1, …, as a record is, also within a struct.
+    Within lists and maps, structs are dictionaries. `converter_of_members` takes such values.
+
+    Raises:
+        ConfigError: JSON records cannot fill a column's type. The message names the column.
+    """
+    return _define_record(
+        columns, [_type_of_members(column.type, column.name) for column in columns]
+    )
+
+
+def _type_of_members(kind: pa.DataType, column: str) -> Any:
+    if not types.is_struct(kind):
+        return _python_type(kind, column)
+    members = pa.schema(list(kind))
+    inner = [_type_of_members(field.type, f"{column}.{field.name}") for field in members]
+    return _define_record(members, inner)
+
+
+def _define_record(columns: pa.Schema, kinds: Sequence[Any]) -> type[msgspec.Struct]:
     fields: list[Any] = []
-    for index, column in enumerate(columns):
-        kind = _python_type(column.type, column.name)
+    for index, (column, kind) in enumerate(zip(columns, kinds, strict=True)):
         if column.nullable:
             fields.append((f"c{index}", kind | None, None))
         else:
@@ -351,6 +391,33 @@ def converter_of(kind: pa.DataType) -> Convert:
         return array_of(values, kind)
 
     return _within_python(convert) if types.is_nested(kind) or types.is_date(kind) else convert
+
+
+def converter_of_members(kind: pa.DataType) -> Convert:
+    """Return a function from values of `record_type_of_members` to an array of `kind`.
+
+    It raises if a value does not fit.
+    """
+    if not types.is_struct(kind) or not kind.num_fields:
+        return converter_of(kind)
+    read = column_reader(kind.num_fields)
+    converters = [converter_of_members(field.type) for field in kind]
+
+    def convert(values: Sequence[Any]) -> pa.Array:
+        is_present = np.array([value is not None for value in values], np.bool_)
+        present = [value for value in values if value is not None]
+        if not present:
+            return pa.nulls(len(values), kind)
+        members = [
+            convert_member(column)
+            for convert_member, column in zip(converters, read(present), strict=True)
+        ]
+        rows = pa.StructArray.from_arrays(members, fields=list(kind))
+        if len(present) == len(values):
+            return rows
+        return rows.take(pa.array(np.cumsum(is_present) - 1, mask=~is_present))
+
+    return convert
 
 
 def _is_coarser_than_python(kind: pa.DataType) -> bool:

@@ -30,13 +30,14 @@ from onceflow.formats.json.columns import (
     Convert,
     any_finer,
     column_reader,
-    converter_of,
+    converter_of_members,
     fault_of,
     has_late_checks,
     holds_instants,
     late_fault_of,
     make_exact,
     record_type,
+    record_type_of_members,
 )
 from onceflow.formats.registry_schemas import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
 from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows, open_native_json
@@ -286,7 +287,7 @@ class JsonRows:
         self._has_keys = settings.key_format is not None
         self.kept: list[Message] = []
         """The messages of the rows taken last, for the column of keys; empty without keys."""
-        kind = record_type(settings.columns)
+        kind = record_type_of_members(settings.columns)
         decoder = json_decoder(kind)
         self._decode = cast("Callable[[Any], Any]", decoder.decode)
         self._decode_lines = cast("Callable[[bytes], list[Any]]", decoder.decode_lines)
@@ -296,7 +297,9 @@ class JsonRows:
             self._header_bytes = HEADER_BYTES
             self._decode = behind_header(self._decode)
         self._read_columns = column_reader(len(settings.columns))
-        self._converters: list[Convert] = [converter_of(column.type) for column in self._columns]
+        self._converters: list[Convert] = [
+            converter_of_members(column.type) for column in self._columns
+        ]
         # The native decoder creates no record objects, which a later step or error may need.
         is_plain = settings.format is ValueFormat.JSON and not self._keep_messages
         self._native = open_native_json(settings.columns) if is_plain else None

@@ -156,7 +156,11 @@ def test_value_of_every_type_arrives_exactly_and_null_stays_null(
         (pa.map_(pa.string(), pa.field("v", pa.int8(), nullable=False)), b'{"k":null}', "`null`"),
         (pa.list_(pa.timestamp("s")), b'["2024-01-01T00:00:00.5"]', "is finer than timestamp[s]"),
         (pa.map_(pa.string(), pa.timestamp("ms")), b'{"k": "2024-01-01T00:00:00.0001"}', "finer"),
-        (pa.struct([("a", pa.timestamp("s"))]), b'{"a": "2024-01-01T00:00:00.5"}', "is finer than"),
+        (
+            pa.struct([("a", pa.timestamp("s"))]),
+            b'{"a": "2024-01-01T00:00:00.5"}',
+            "would lose data",
+        ),
         (
             pa.struct([pa.field("a", pa.int8(), nullable=False)]),
             b"{}",
