@@ -53,6 +53,7 @@ from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.windows import WINDOW_COLUMNS, WindowAssigner, WindowNames
 from onceflow.core.plan.work import (
     Deduplicate,
+    Emission,
     FilterRecords,
     FlatMapRecords,
     JoinTable,
@@ -542,22 +543,28 @@ class KeyedStream:
         return self._then(work, uid, function.output_schema(self.schema))
 
     def running(
-        self, *, uid: str, ttl: StateTtlConfig | None = None, **aggregates: Aggregate
+        self,
+        *,
+        uid: str,
+        ttl: StateTtlConfig | None = None,
+        emit: str = "record",
+        **aggregates: Aggregate,
     ) -> Stream:
         """Add a column for each aggregate: its value over the key's records so far.
 
         Vectorised: many times as fast as `process` with an equivalent function. The current record
         is included. If a key has had no record for `ttl` by the slot's clock, its aggregates start
-        again.
+        again. `emit="batch"` emits only the last record of each key and batch.
 
         Raises:
-            ConfigError: There is no aggregate, a name is in use, a column cannot be aggregated, or
-                `ttl` allows expired values to be returned.
+            ConfigError: There is no aggregate, a name is in use, a column cannot be aggregated,
+                `ttl` allows expired values to be returned, or `emit` is something else.
         """
         users_mistakes.require_aggregates(aggregates, "running")
         check_running_ttl(ttl)
+        emission = choice_of(Emission, emit, setting="emit")
         schema = running_schema(self.schema, aggregates)
-        return self._then(RunAggregates(self._key, dict(aggregates), ttl), uid, schema)
+        return self._then(RunAggregates(self._key, dict(aggregates), ttl, emission), uid, schema)
 
     @check_arguments
     def deduplicate(

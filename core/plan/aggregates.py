@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.argument_types import check_fields
+from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.stream_sql import StreamSql, require_condition, select_conditions
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateTtlConfig
 from onceflow.core.state.api.descriptors import DIGITS_MAX
+from onceflow.core.state.api.descriptors import AggregateOp as StateOp
 from onceflow.core.state.states.distinct_sets import DistinctSets, plan_members
 
-AggregateOp: TypeAlias = Literal["sum", "count", "count_distinct", "min", "max", "avg"]
+AggregateOp: TypeAlias = Literal[
+    "sum", "count", "count_distinct", "min", "max", "avg", "first", "last"
+]
+_IN_STATE: Mapping[AggregateOp, StateOp] = {"first": "earliest", "last": "latest"}
+"""The operations that have another name in state."""
 
 
 @check_fields
@@ -48,7 +54,8 @@ class Aggregate:
         """
         if self.where is not None:
             require_condition(self.where, schema, owner=str(self))
-        return AccumulatorColumn(name, self.op, self._total_type(schema))
+        op = _IN_STATE.get(self.op) or cast("StateOp", self.op)
+        return AccumulatorColumn(name, op, self._total_type(schema))
 
     def __str__(self) -> str:
         column = "" if self.column is None else repr(self.column)
@@ -66,6 +73,14 @@ class Aggregate:
         if self.op == "count_distinct":
             self._check_members(column_type)
             return pa.int64()
+        if self.op in ("first", "last"):
+            return self._value_type(column_type)
+        return self._number_type(column_type)
+
+    def _number_type(self, column_type: pa.DataType) -> pa.DataType:
+        """Return the type of a total of numbers, or of a least or greatest value."""
+        if self.op in ("min", "max") and (plain := _plain_bytes(column_type)) is not None:
+            return plain
         if pa.types.is_integer(column_type):
             return pa.int64()
         if pa.types.is_floating(column_type):
@@ -75,11 +90,30 @@ class Aggregate:
             return pa.decimal128(digits, column_type.scale)
         if self.op in ("min", "max") and _is_time(column_type):
             return column_type
-        times = "" if self.op in ("sum", "avg") else ", a date, a time or a timestamp"
+        times = "" if self.op in ("sum", "avg") else ", text, bytes, dates, times and timestamps"
         raise ConfigError(
             f"{self.op}({self.column!r}): cannot aggregate {column_type}; it takes integers, floats"
             f" and decimals of up to {DIGITS_MAX} digits{times}; for others use process() with a"
             " function of your own"
+        )
+
+    def _value_type(self, kind: pa.DataType) -> pa.DataType:
+        """Return the type in which a first or last value is kept and emitted."""
+        types = pa.types
+        if types.is_dictionary(kind):
+            return self._value_type(kind.value_type)
+        if types.is_large_string(kind) or types.is_large_binary(kind):
+            return kind
+        if (plain := _plain_bytes(kind)) is not None:
+            return plain
+        if types.is_decimal(kind) and kind.precision <= DIGITS_MAX:
+            return pa.decimal128(kind.precision, kind.scale)
+        if types.is_primitive(kind):
+            return kind
+        raise ConfigError(
+            f"{self}: cannot keep a value of type {kind}; it takes numbers, decimals of up to"
+            f" {DIGITS_MAX} digits, booleans, text, bytes, dates, times, timestamps and durations;"
+            " for others use top_n(1, …) or process()"
         )
 
     def _check_members(self, column_type: pa.DataType) -> None:
@@ -91,6 +125,15 @@ class Aggregate:
                 f" decimals of up to {DIGITS_MAX} digits, booleans, text, bytes, dates, times and"
                 " timestamps; cast the column before"
             ) from error
+
+
+def _plain_bytes(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type of text or bytes for values of `kind`, or None if they are neither."""
+    if pa.types.is_dictionary(kind):
+        return _plain_bytes(kind.value_type)
+    if is_text(kind):
+        return pa.string()
+    return pa.binary() if is_bytes(kind) else None
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -149,6 +192,24 @@ def avg(column: str, *, where: str | None = None) -> Aggregate:
     return Aggregate("avg", column, where)
 
 
+def first(column: str, *, where: str | None = None) -> Aggregate:
+    """Return the first value of `column` that is not null. It is null until there is a value.
+
+    In windows of event time, it is the value of the record with the lowest event time, in ms. Of
+    equal times, and everywhere else, it is the one that arrived first. `where` is as in `count`.
+    """
+    return Aggregate("first", column, where)
+
+
+def last(column: str, *, where: str | None = None) -> Aggregate:
+    """Return the last value of `column` that is not null. It is null until there is a value.
+
+    In windows of event time, it is the value of the record with the highest event time, in ms. Of
+    equal times, and everywhere else, it is the one that arrived last. `where` is as in `count`.
+    """
+    return Aggregate("last", column, where)
+
+
 def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa.Schema:
     """Return `schema` with one more column for each aggregate, in the order given.
 
@@ -179,6 +240,9 @@ def check_kept_ttl(ttl: StateTtlConfig | None, method: str) -> None:
             f"{method}(ttl=…): visibility={ttl.visibility!r} is not for {method}: a key that has"
             " expired starts again, whether its state is deleted yet or not"
         )
+
+
+_TIMED = ("time", "value")
 
 
 class AggregateInputs:
@@ -226,10 +290,18 @@ class AggregateInputs:
             for name, total in zip(self._aggregates, totals, strict=True)
         ]
 
-    def read(self, rows: pa.RecordBatch) -> dict[str, Any]:
+    @property
+    def needs_times(self) -> bool:
+        """True if the event times of the records matter: for first and last values."""
+        return any(aggregate.op in _IN_STATE for aggregate in self._aggregates.values())
+
+    def read(
+        self, rows: pa.RecordBatch, times: npt.NDArray[np.int64] | None = None
+    ) -> dict[str, Any]:
         """Return the values of each aggregate by its name, with a null for each row to skip.
 
-        An aggregate that counts all rows has no values.
+        An aggregate that counts all rows has no values. `times` are the event times by which the
+        first and the last value are found; None for the order of arrival.
 
         Raises:
             Exception: A condition cannot be computed for a row, such as a division by zero.
@@ -238,10 +310,14 @@ class AggregateInputs:
         values: dict[str, Any] = {}
         for name, aggregate in self._aggregates.items():
             column = None if aggregate.column is None else rows.column(aggregate.column)
+            if column is not None and pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
             if aggregate.where is not None:
                 chosen = met[aggregate.where]
                 kept = pa.scalar(True) if column is None else column
                 column = pc.if_else(chosen, kept, pa.scalar(None, kept.type))
+            if column is not None and times is not None and aggregate.op in _IN_STATE:
+                column = pa.StructArray.from_arrays([pa.array(times), column], _TIMED)
             if column is not None:
                 values[name] = column
         return values

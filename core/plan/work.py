@@ -384,6 +384,13 @@ class _KeyColumnsWork(_KeyedWork):
         return self.key
 
 
+class Emission(Enum):
+    """The records for which `running` emits its aggregates."""
+
+    RECORD = "record"
+    BATCH = "batch"
+
+
 @dataclass(frozen=True, slots=True)
 class RunAggregates(_KeyColumnsWork):
     """Adds running aggregates of each key as columns, batch by batch."""
@@ -391,6 +398,8 @@ class RunAggregates(_KeyColumnsWork):
     aggregates: Mapping[str, Aggregate]
     ttl: StateTtlConfig | None = None
     """The time without records after which a key's aggregates start again, or None for never."""
+    emit: Emission = Emission.RECORD
+    """All records, or the last one of each key and batch."""
 
 
 class Keep(Enum):

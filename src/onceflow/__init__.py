@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         avg,
         count,
         count_distinct,
+        first,
+        last,
         max_,
         min_,
         sum_,
@@ -174,7 +176,9 @@ else:
             "onceflow.core.settings.configuration": "Configuration",
             "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
-            "onceflow.core.plan.aggregates": "Aggregate avg count count_distinct max_ min_ sum_",
+            "onceflow.core.plan.aggregates": (
+                "Aggregate avg count count_distinct first last max_ min_ sum_"
+            ),
             "onceflow.core.plan.work": "Order desc",
             "onceflow.core.plan.event_time": "WatermarkStrategy",
             "onceflow.core.plan.function_metrics": (
@@ -365,6 +369,8 @@ __all__ = [
     "count",
     "count_distinct",
     "desc",
+    "first",
+    "last",
     "max_",
     "min_",
     "session",

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.keyed_run import KeyedRun
 from tests.conformance.state_job import Job
 
-from onceflow import avg, count, count_distinct, max_, min_, sum_
+from onceflow import avg, count, count_distinct, first, last, max_, min_, sum_
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.windows import make_keyed_schema
 from onceflow.core.plan.work import AggregateCounts
@@ -22,7 +22,7 @@ from onceflow.core.runtime.dataflow import count_windows
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
 
-SCHEMA = pa.schema([("account", pa.string()), ("amount", pa.int64())])
+SCHEMA = pa.schema([("account", pa.string()), ("amount", pa.int64()), ("name", pa.string())])
 AGGREGATES = {
     "total": sum_("amount"),
     "n": count(),
@@ -34,6 +34,10 @@ AGGREGATES = {
     "large_low": min_("amount", where="amount > 3"),
     "distinct": count_distinct("amount"),
     "large_distinct": count_distinct("amount", where="amount > 3"),
+    "first": first("amount"),
+    "last": last("name"),
+    "low_name": min_("name"),
+    "high_name": max_("name", where="amount > 3"),
 }
 Row = tuple[str, int | None]
 
@@ -65,7 +69,18 @@ def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
     large = [amount for amount in known if amount > 3]
     of_large = (len(large), sum(large), min(large, default=None))
     distinct = (len(set(known)), len(set(large)))
-    return (sum(known), len(amounts), low, high, mean, *of_large, *distinct)
+    names = [name for amount in known if (name := _name(amount))]
+    chosen = (
+        next(iter(known), None),
+        next(reversed(names), None),
+        min(names, default=None),
+        max(filter(None, map(_name, large)), default=None),
+    )
+    return (sum(known), len(amounts), low, high, mean, *of_large, *distinct, *chosen)
+
+
+def _name(amount: int | None) -> str | None:
+    return None if amount is None else "zä\0"[amount % 3] * (amount % 4 + 1)
 
 
 class Running(KeyedRun[CountAggregator]):
@@ -87,7 +102,7 @@ class Running(KeyedRun[CountAggregator]):
         )
 
     def take_rows(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-        records = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
+        records = [dict(zip(SCHEMA.names, (*row, _name(row[1])), strict=True)) for row in rows]
         return [tuple(record.values()) for record in self.take(records)]
 
     def emitted(self) -> list[tuple[Any, ...]]:
@@ -139,14 +154,16 @@ def test_windows_that_one_batch_fills_follow_in_the_order_of_their_records(
     assert running.take_rows([("a", 0), ("b", 0)]) == []
     amounts = range(1, 2 * records_count)
     windows = running.take_rows([(key, amount) for amount in amounts for key in "acb"])
-    for key, first in [("a", 0), ("b", 0), ("c", 1)]:
+    for key, begin in [("a", 0), ("b", 0), ("c", 1)]:
         totals = [total for owner, total, *_ in windows if owner == key]
-        starts = range(first, 2 * records_count - 1, 2)
+        starts = range(begin, 2 * records_count - 1, 2)
         assert totals == [start + start + 1 for start in starts]
 
 
 def test_a_record_without_a_key_is_refused_with_its_row(job: Job) -> None:
     running = Running(job, 3, 1)
-    batch = pa.record_batch([pa.array(["a", None]), pa.array([1, 2])], schema=SCHEMA)
+    batch = pa.record_batch(
+        [pa.array(["a", None]), pa.array([1, 2]), pa.array(["b", "c"])], schema=SCHEMA
+    )
     with pytest.raises(UserFunctionError, match="null"):
         running.operators[0].receive(Batch(batch))

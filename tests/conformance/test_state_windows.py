@@ -21,6 +21,8 @@ from onceflow import (
     TumblingEventTimeWindows,
     count,
     count_distinct,
+    first,
+    last,
     max_,
     min_,
     sum_,
@@ -37,7 +39,9 @@ from onceflow.core.runtime.dataflow.session_operators import SessionAggregator, 
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import StateBackend, hash_keys, key_group_of
 
-SCHEMA = pa.schema([("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
+SCHEMA = pa.schema(
+    [("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64()), ("text", pa.string())]
+)
 AGGREGATES = {
     "total": sum_("amount"),
     "n": count(),
@@ -45,6 +49,10 @@ AGGREGATES = {
     "high": max_("amount"),
     "distinct": count_distinct("amount"),
     "even_distinct": count_distinct("amount", where="amount % 2 = 0"),
+    "first": first("amount"),
+    "last": last("amount", where="amount % 2 = 0"),
+    "low_text": min_("text"),
+    "high_text": max_("text"),
 }
 Row = tuple[str, int, int | None]
 
@@ -55,7 +63,7 @@ class Model:
     def __init__(self, windows: PaneAssigner, lateness: int) -> None:
         self._windows = windows
         self._lateness = lateness
-        self._rows: dict[tuple[str, int, int], list[int | None]] = defaultdict(list)
+        self._rows: dict[tuple[str, int, int], list[tuple[int, int | None]]] = defaultdict(list)
         self.told = [NO_WATERMARK] * MAX_PARALLELISM
         self.late = 0
 
@@ -66,7 +74,7 @@ class Model:
             windows = [(s, e) for s, e in self._of(at) if e - 1 + self._lateness > told]
             self.late += not windows
             for start, end in windows:
-                self._rows[key, start, end].append(amount)
+                self._rows[key, start, end].append((at, amount))
                 if end - 1 <= told:
                     again.add((key, start, end))
         return [self._row(window) for window in again]
@@ -97,11 +105,17 @@ class Model:
         return (*window, *_aggregates(self._rows[window]))
 
 
-def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
-    known = [amount for amount in amounts if amount is not None]
-    distinct, even = set(known), {amount for amount in known if amount % 2 == 0}
-    low, high = min(known, default=None), max(known, default=None)
-    return (sum(known), len(amounts), low, high, len(distinct), len(even))
+def _aggregates(rows: Sequence[tuple[int, int | None]]) -> tuple[Any, ...]:
+    """Return the aggregates of (time, amount), in the order of arrival."""
+    known = [amount for _, amount in sorted(rows, key=lambda row: row[0]) if amount is not None]
+    even = [amount for amount in known if amount % 2 == 0]
+    texts = list(map(str, known))
+    return (
+        *(sum(known), len(rows), min(known, default=None), max(known, default=None)),
+        *(len(set(known)), len(set(even))),
+        *(next(iter(known), None), next(reversed(even), None)),
+        *(min(texts, default=None), max(texts, default=None)),
+    )
 
 
 @dataclass(eq=False)
@@ -110,7 +124,7 @@ class Session:
 
     start: int
     end: int
-    amounts: list[int | None]
+    amounts: list[tuple[int, int | None]]
     again: bool = False
 
 
@@ -133,7 +147,7 @@ class SessionModel:
             if end - 1 + self._lateness <= told:
                 self.late += 1
                 continue
-            amounts = [*(amount for one in joined for amount in one.amounts), amount]
+            amounts = [*(row for one in joined for row in one.amounts), (at, amount)]
             again = at + self._gap - 1 <= told or any(one.again for one in joined)
             held[:] = [one for one in held if one not in joined]
             held.append(Session(start, end, amounts, again))
@@ -202,6 +216,7 @@ class Running:
         for groups, operator in zip(self.groups, self.operators, strict=True):
             mine = [row for row in rows if key_group_of(row[0], MAX_PARALLELISM) in groups]
             columns = [list(column) for column in zip(*mine, strict=True)] or [[], [], []]
+            columns.append([None if amount is None else str(amount) for amount in columns[2]])
             batch = pa.record_batch(
                 [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
             )
@@ -362,7 +377,7 @@ def test_a_savepoint_brings_windows_to_any_backend(job: Job, target: str) -> Non
     running.take([("a", 1, 5), ("b", 7, 6), ("a", 12, 7)])
     for operator in running.operators:
         operator.on_watermark(4)
-    assert running.emitted() == [("a", -5, 5, 5, 1, 5, 5, 1, 0)]
+    assert running.emitted() == [("a", -5, 5, *_aggregates([(1, 5)]))]
     snapshots = running.snapshot(savepoint=True)
     moved = Running(job, windows, 0, 1, snapshots, BACKENDS[target])
     moved.operators[0].on_watermark(4)
@@ -371,8 +386,8 @@ def test_a_savepoint_brings_windows_to_any_backend(job: Job, target: str) -> Non
     assert moved.late == 1
     moved.operators[0].on_watermark(9)
     assert sorted(moved.emitted()) == [
-        ("a", 0, 10, 5, 1, 5, 5, 1, 0),
-        ("b", 0, 10, 6, 1, 6, 6, 1, 1),
+        ("a", 0, 10, *_aggregates([(1, 5)])),
+        ("b", 0, 10, *_aggregates([(7, 6)])),
     ]
 
 
@@ -404,10 +419,10 @@ def test_late_records_go_to_a_side_output_whole_and_are_not_counted(job: Job) ->
     operator.outlet(Feed("op", SCHEMA, tag.name)).append(lambda batch: late.append(batch.rows))
     running.take([("a", 5, 1)])
     operator.on_watermark(20)
-    assert running.emitted() == [("a", 0, 10, 1, 1, 1, 1, 1, 0)]
+    assert running.emitted() == [("a", 0, 10, *_aggregates([(1, 1)]))]
     assert running.take([("a", 9, 2), ("b", 25, 3)]) == []
     assert [row for batch in late for row in batch.to_pylist()] == [
-        {"account": "a", "at": 9, "amount": 2}
+        {"account": "a", "at": 9, "amount": 2, "text": "2"}
     ]
     assert running.late == 0
 
@@ -445,14 +460,14 @@ def test_late_records_of_sessions_go_aside_and_bad_ones_are_named(job: Job) -> N
     operator.outlet(Feed("op", SCHEMA, tag.name)).append(lambda batch: late.append(batch.rows))
     running.take([("a", 5, 1), ("b", 12, 1)])
     operator.on_watermark(20)
-    assert running.emitted() == [("a", 5, 15, 1, 1, 1, 1, 1, 0)]
+    assert running.emitted() == [("a", 5, 15, *_aggregates([(5, 1)]))]
     # One is alone; one joins what is held; one would join a record that comes after it.
     assert running.take([("a", 6, 2), ("b", 3, 3), ("c", 9, 4), ("c", 15, 5)]) == []
     assert [row["amount"] for batch in late for row in batch.to_pylist()] == [2, 4]
     operator.on_watermark(30)
     assert sorted(running.emitted()) == [
-        ("b", 3, 22, 4, 2, 1, 3, 2, 0),
-        ("c", 15, 25, 5, 1, 5, 5, 1, 0),
+        ("b", 3, 22, *_aggregates([(12, 1), (3, 3)])),
+        ("c", 15, 25, *_aggregates([(15, 5)])),
     ]
     with pytest.raises(UserFunctionError, match=r"'op'.*'at' is null.*'account': 'b'"):
         running.take([("a", 41, 1), ("b", None, 1)])  # type: ignore[list-item]

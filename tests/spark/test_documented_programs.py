@@ -73,6 +73,12 @@ def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
     for one in rows_in(tmp_path / "target/kinds"):
         kinds[one["account"]] = max(kinds[one["account"]], one["amounts"])
     assert kinds == {account: len(seen) for account, seen in amounts.items()}
+    newest: dict[str, dict[str, Any]] = {}
+    for one in sorted(rows_in(tmp_path / "target/latest"), key=_count):
+        newest[one["account"]] = one
+    assert {account: one["payments"] for account, one in newest.items()} == Counter(
+        payment["account"] for payment in payments()
+    )
     doubled = sorted((one["id"], one["amount"]) for one in rows_in(tmp_path / "target/doubled"))
     assert doubled == [(payment["id"], 2 * payment["amount"]) for payment in payments()]
     selected = sorted((one["id"], one["euros"]) for one in rows_in(tmp_path / "target/selected"))

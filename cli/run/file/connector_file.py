@@ -406,7 +406,8 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
     _check_keys(given[0], keys, where)
     if keys.running is not None:
         aggregates = parse_aggregates(keys.running, f"{where}.running")
-        return stream.key_by(*(keys.key_by or ())).running(uid=uid, ttl=keys.ttl, **aggregates)
+        keyed = stream.key_by(*(keys.key_by or ()))
+        return keyed.running(uid=uid, ttl=keys.ttl, emit=keys.emit or "record", **aggregates)
     if keys.deduplicate is not None:
         keyed = stream.key_by(*(keys.key_by or ()))
         return keyed.deduplicate(keep=keys.deduplicate, by=keys.by, ttl=keys.ttl, uid=uid)
@@ -420,7 +421,7 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
 
 
 _KEYS_OF = {
-    "running": {"key_by", "ttl"},
+    "running": {"key_by", "ttl", "emit"},
     "deduplicate": {"key_by", "by", "ttl"},
     "window": {"key_by", "time", "allowed_lateness", "aggregate"},
 }

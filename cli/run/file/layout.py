@@ -26,13 +26,15 @@ from onceflow.core.plan.aggregates import (
     avg,
     count,
     count_distinct,
+    first,
+    last,
     max_,
     min_,
     sum_,
 )
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.plan.windows import WindowAssigner
-from onceflow.core.plan.work import Keep
+from onceflow.core.plan.work import Emission, Keep
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import DURATION, NAMES, choice, option
 from onceflow.core.state import StateTtlConfig
@@ -96,6 +98,13 @@ class StepKeys:
         default=None,
         metadata=option(
             "Of running and deduplicate: time without a record after which a key starts again"
+        ),
+    )
+    emit: str | None = field(
+        default=None,
+        metadata=option(
+            "Of running: every record, or the last one of each key and batch. Default: record",
+            choice(Emission),
         ),
     )
     deduplicate: str | None = field(
@@ -165,7 +174,7 @@ _AGGREGATE = re.compile(
 )
 """A function, its column, and a condition as SQL writes it: `sum(a) FILTER (WHERE b > 1)`."""
 _DISTINCT = re.compile(r"distinct\s+", re.IGNORECASE)
-_OF_COLUMN = {"sum": sum_, "min": min_, "max": max_, "avg": avg}
+_OF_COLUMN = {"sum": sum_, "min": min_, "max": max_, "avg": avg, "first": first, "last": last}
 
 
 def parse_aggregates(written: Mapping[str, object], where: str) -> dict[str, Aggregate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.plan.aggregates import AggregateInputs
-from onceflow.core.plan.work import RunAggregates
+from onceflow.core.plan.work import Emission, RunAggregates
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -18,7 +19,7 @@ from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.state import KeyedStateStore, StateWriter
 from onceflow.core.state.aggregates.running import Grouping
-from onceflow.core.state.aggregates.totals import to_typed_array
+from onceflow.core.state.aggregates.totals import Results, to_typed_array
 from onceflow.core.state.api.descriptors import LIFE
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.states.distinct_sets import OwnedSets
@@ -95,6 +96,7 @@ class AggregateRunner(KeyedOperator):
         super().__init__(uid, store)
         self._key = work.key
         self._schema = schema
+        self._emission = work.emit
         self._inputs = AggregateInputs(work.aggregates, input_schema)
         columns = [
             aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()
@@ -126,11 +128,13 @@ class AggregateRunner(KeyedOperator):
             running = self._table.update_group(group, keys, values)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
+        if self._emission is Emission.BATCH and rows.num_rows:
+            rows, running = _take_lasts(group, rows, running)
         results = [to_typed_array(running[name], self._schema.field(name).type) for name in running]
         arrays = [*rows.columns, *results]
         self.emit(pa.record_batch(arrays, schema=self._schema))
         if self._cleaned_a_record:
-            self.store.clean(self._cleaned_a_record * rows.num_rows)
+            self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
 
     def _read_lives(self, group: Grouping) -> Ints:
         """Return the life of each row's key, in row order. It is 0 if keys do not expire."""
@@ -150,3 +154,16 @@ class AggregateRunner(KeyedOperator):
         mine = entries[self._table.has_values(self._life, entries)]
         lives = self._table.numbers(self._life, mine)
         self._sets.remove_owned(OwnedSets.of(lives, self._table.key_columns_of(mine)))
+
+
+def _take_lasts(
+    group: Grouping, rows: pa.RecordBatch, running: Mapping[str, Results]
+) -> tuple[pa.RecordBatch, dict[str, Results]]:
+    """Return the last row of each key, in row order, and its results."""
+    lasts = np.sort(group.lasts(group.order))
+    indices = pa.array(lasts)
+    taken = {
+        name: results.take(indices) if isinstance(results, pa.Array) else results[lasts]
+        for name, results in running.items()
+    }
+    return rows.take(indices), taken

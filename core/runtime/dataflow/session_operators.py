@@ -263,7 +263,7 @@ class SessionAggregator(WindowOperator):
             rows = rows.filter(pa.array(~late))
             starts, ends = starts[chosen], ends[chosen]
             keys = self._read_keys(rows)
-        values = call_user(self.uid, lambda: self._inputs.read(rows))
+        values = call_user(self.uid, lambda: self._inputs.read(rows, starts))
         values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
         try:
             self._sets.add(rows, starts // self._gap_ms, keys, None, values)

@@ -213,7 +213,9 @@ class WindowAggregator(WindowOperator):
     def _fold(self, starts: Ints, rows: pa.RecordBatch, hashes: Hashes | None) -> Ints:
         """Add rows to the panes that begin at `starts`, and return the rows' entries."""
         keys = [rows.column(name) for name in self._key]
-        values = user_functions.call_user(self.uid, lambda: self._inputs.read(rows))
+        by_time = self._clock is None and self._inputs.needs_times
+        times = self._times_of(rows) if by_time else None
+        values = user_functions.call_user(self.uid, lambda: self._inputs.read(rows, times))
         self._sets.add(rows, starts, keys, hashes, values)
         return self._table.fold(starts, keys, hashes, values)
 

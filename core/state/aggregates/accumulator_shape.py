@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import ConfigError, StateCorrupt
-from onceflow.core.state.aggregates.byte_values import BYTES_TYPES, is_of_bytes
 from onceflow.core.state.aggregates.totals import dtype_of, start_of
 from onceflow.core.state.api import descriptors
 from onceflow.core.state.api.context import StateClock
@@ -60,21 +59,10 @@ def decode_totals(
     """
     if not of_bytes:
         return np.frombuffer(b"".join(values.to_pylist()), layout), []
-    (whole,) = read_key_columns([values.cast(pa.large_binary())], ["totals"])
-    assert isinstance(whole, BytesKeys)
-    size = layout.itemsize
+    whole, size = _read_rows(values), layout.itemsize
     if not len(whole):
         return np.zeros(0, layout), [pa.array([], pa.large_binary()) for _ in of_bytes]
-    if int(whole.lengths.min()) < size:
-        shortest = int(whole.lengths.min())
-        raise StateCorrupt(
-            f"a row of totals in a snapshot has {shortest} bytes, but needs at least {size};"
-            " restore an older checkpoint"
-        )
-    # A view with a record at each byte, aligned or not: one gather loads the record of each row.
-    data = np.append(whole.data, np.zeros(max(0, size - PADDING_BYTES), np.uint8))
-    loads: Records = np.ndarray((len(data) - size + 1,), layout, data, strides=(1,))
-    records = loads[whole.starts]
+    records = _load_records(whole, layout)
     texts: list[pa.Array] = []
     position, ends = whole.starts + size, whole.starts + whole.lengths
     for column in of_bytes:
@@ -93,6 +81,36 @@ def decode_totals(
             " checkpoint"
         )
     return records, texts
+
+
+def read_records(values: pa.Array, layout: np.dtype[Any]) -> Records:
+    """Return the fixed-size part of encoded rows, which may have texts behind it.
+
+    Raises:
+        StateCorrupt: The bytes are no rows of this layout.
+    """
+    rows = _read_rows(values)
+    return _load_records(rows, layout) if len(rows) else np.zeros(0, layout)
+
+
+def _read_rows(values: pa.Array) -> BytesKeys:
+    (rows,) = read_key_columns([values.cast(pa.large_binary())], ["totals"])
+    assert isinstance(rows, BytesKeys)
+    return rows
+
+
+def _load_records(rows: BytesKeys, layout: np.dtype[Any]) -> Records:
+    size, shortest = layout.itemsize, int(rows.lengths.min())
+    if shortest < size:
+        raise StateCorrupt(
+            f"a row of totals in a snapshot has {shortest} bytes, but needs at least {size};"
+            " restore an older checkpoint"
+        )
+    # A view with a record at each byte, aligned or not: one gather loads the record of each row.
+    data = np.append(rows.data, np.zeros(max(0, size - PADDING_BYTES), np.uint8))
+    loads: Records = np.ndarray((len(data) - size + 1,), layout, data, strides=(1,))
+    records: Records = loads[rows.starts]
+    return records
 
 
 NAMESPACE = "namespace"
@@ -153,7 +171,7 @@ class AccumulatorShape:
     @property
     def of_bytes(self) -> tuple[int, ...]:
         """The indices of the columns of text or bytes."""
-        return tuple(index for index, column in enumerate(self.columns) if is_of_bytes(column))
+        return tuple(index for index, column in enumerate(self.columns) if column.has_bytes)
 
     @property
     def totals_type(self) -> np.dtype[Any]:
@@ -168,7 +186,7 @@ class AccumulatorShape:
         """
         old = list(aggregates_of(stored)[1].items())
         layout = _layout([("<i8", _count_words(what)) for _, what in old])
-        of_bytes = [i for i, (_, what) in enumerate(old) if what in _BYTES_AGGREGATES]
+        of_bytes = [i for i, (_, what) in enumerate(old) if _has_bytes(what)]
         before, texts = decode_totals(values, layout, of_bytes)
         after = np.zeros(len(before), self.totals_type)
         texts_after: list[pa.Array] = []
@@ -180,7 +198,7 @@ class AccumulatorShape:
                 # The layout has integers for all words; the bits of floats stay unchanged.
                 total[:] = np.ascontiguousarray(before[f"t{old_index}"]).view(total.dtype)
                 after[f"s{index}"] = before[f"s{old_index}"]
-                if is_of_bytes(column):
+                if column.has_bytes:
                     texts_after.append(texts[of_bytes.index(old_index)])
             elif column == descriptors.USED:
                 total[:] = StateClock().now_ms()
@@ -188,7 +206,7 @@ class AccumulatorShape:
             elif column == descriptors.LIFE:
                 # Keys that were there before have the life 0.
                 after[f"s{index}"] = 1
-            elif is_of_bytes(column):
+            elif column.has_bytes:
                 texts_after.append(pa.array([b""] * len(before), pa.large_binary()))
             else:
                 total[:] = start_of(column)
@@ -258,23 +276,32 @@ def _check_column(column: descriptors.AccumulatorColumn, table: str) -> None:
     fine = kind in (pa.int64(), pa.float64())
     if column.op in ("min", "max", "last"):
         fine = fine or types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind)
+        fine = fine or kind in (pa.string(), pa.binary())
     if column.op in ("sum", "min", "max", "avg"):
         fine = fine or types.is_decimal128(kind)
     if column.op == "last":
-        fine = fine or types.is_boolean(kind) or kind in BYTES_TYPES
+        fine = fine or types.is_boolean(kind)
+    if column.op in ("earliest", "latest"):
+        fine = types.is_primitive(kind) or types.is_decimal128(kind) or _is_text_or_bytes(kind)
     if column.op in ("count", "count_distinct"):
         fine = kind == pa.int64()
     if column.op not in get_args(descriptors.AggregateOp) or not fine:
         raise ConfigError(
             f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum and avg"
             " take int64, float64 and decimal128; count gives int64; min and max take the types of"
-            " sum, timestamps, dates and times; last takes int64, float64, timestamps, dates,"
-            " times, booleans, text and bytes"
+            " sum, timestamps, dates, times, text and bytes; last takes int64, float64, timestamps,"
+            " dates, times, booleans, text and bytes; earliest and latest take all of these"
         )
 
 
-_BYTES_AGGREGATES = frozenset(f"last({kind}" for kind in BYTES_TYPES)
-"""The aggregates of text and bytes, in the form of `aggregates_of`."""
+def _has_bytes(what: str) -> bool:
+    """Return True if a total is bytes of any length; `what` is in the form of `aggregates_of`."""
+    op, _, type_name = what.partition("(")
+    return descriptors.has_bytes(op, type_name)
+
+
+def _is_text_or_bytes(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def key_kind(key_type: pa.DataType) -> str:

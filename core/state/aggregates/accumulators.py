@@ -3,8 +3,7 @@
 Nulls among the values are skipped. A sum starts at 0. A minimum or maximum is null until the first
 value that is not null. NaN is the largest floating point number, as in Spark and Postgres: it
 becomes the maximum, and the minimum only if there are no other values. The *last* value is the
-value that was written last, or null: a value state that is read and written a batch at a time. Only
-a last value may be text or bytes.
+value that was written last, or null: a value state that is read and written a batch at a time.
 
 Each key, or namespace and key, has an entry (see `key_index`). A removed key keeps its entry,
 without a value, until the table is packed. A snapshot does not contain it. `encoded_totals`
@@ -28,8 +27,9 @@ from onceflow.core.state.aggregates.accumulator_shape import (
     decode_totals,
     encode_totals,
 )
-from onceflow.core.state.aggregates.byte_values import BytesTotals, totals_of
+from onceflow.core.state.aggregates.byte_values import BytesTotals
 from onceflow.core.state.aggregates.expiring_totals import Expiry
+from onceflow.core.state.aggregates.kinds_of_totals import totals_of
 from onceflow.core.state.aggregates.owner_index import OwnerIndex
 from onceflow.core.state.aggregates.running import Grouping, SumOverflow
 from onceflow.core.state.aggregates.totals import Results, Totals
@@ -283,8 +283,7 @@ class AccumulatorTable:
                 raise self._overflow(column, keys, overflow.row) from overflow
             merged_columns.append(merged)
         for column, merged in zip(self._columns, merged_columns, strict=True):
-            column.totals[new] = merged.totals[1 : len(new) + 1]
-            column.seen[new] = merged.seen[1 : len(new) + 1]
+            column.take_merged(new, merged)
         self._mark_changed(new)
 
     def find(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:

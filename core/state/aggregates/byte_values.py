@@ -1,4 +1,4 @@
-"""Text and bytes as totals of a table: the last value of each entry.
+"""Bytes of any length as totals of a table: the value of each entry.
 
 The values are in an arena, and an entry's total is the index of its value there. Values are only
 appended, so a snapshot can share the arena. Values that no entry has any more are dropped when the
@@ -20,26 +20,12 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
 from onceflow.core.state.aggregates.totals import Totals
-from onceflow.core.state.aggregates.wide_totals import wide_totals_of
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.keys.key_index import enlarge
 
-BYTES_TYPES = (pa.string(), pa.binary())
 SPARE_VALUES = 4096
 """The number of values without an entry that may be kept in addition to one for each entry."""
-
-
-def is_of_bytes(column: AccumulatorColumn) -> bool:
-    """Return True if a column's values have no fixed size."""
-    return column.type in BYTES_TYPES
-
-
-def totals_of(column: AccumulatorColumn) -> Totals:
-    """Return empty totals for a column."""
-    if is_of_bytes(column):
-        return BytesTotals(column)
-    return wide_totals_of(column) or Totals(column)
 
 
 class ValueArena:
@@ -130,8 +116,14 @@ class BytesTotals(Totals):
         """Set the values of distinct entries to `data`, a large_binary array without nulls."""
         first = self._arena.append(data)
         self.totals[entries] = np.arange(first, first + len(data))
-        if self._arena.count > 2 * self._end + SPARE_VALUES:
-            self._pack()
+        self._pack_if_full()
+
+    def take_merged(self, entries: Ints, merged: Totals) -> None:
+        """Set the totals of distinct entries to those of the entries 1, 2, … of `merged`."""
+        assert isinstance(merged, BytesTotals)
+        every = merged.totals[1 : len(entries) + 1]
+        self.put_bytes(entries, merged.bytes_at().take(pa.array(every)))
+        self.seen[entries] = merged.seen[1 : len(entries) + 1]
 
     def bytes_at(self) -> pa.Array:
         """Return the values that the totals are indices of.
@@ -139,6 +131,10 @@ class BytesTotals(Totals):
         Later changes do not affect the result.
         """
         return self._arena.view()
+
+    def _pack_if_full(self) -> None:
+        if self._arena.count > 2 * self._end + SPARE_VALUES:
+            self._pack()
 
     def _pack(self) -> None:
         """Drop the values that no entry has any more."""

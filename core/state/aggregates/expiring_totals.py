@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.state.aggregates.accumulator_shape import read_records
 from onceflow.core.state.aggregates.totals import Totals
 from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.api.descriptors import StateTtlConfig
@@ -49,7 +50,7 @@ class Expiry:
 
     def are_rows_expired(self, values: pa.Array) -> npt.NDArray[np.bool_]:
         """Return True for each of a snapshot's values whose key has expired."""
-        rows = np.frombuffer(b"".join(values.to_pylist()), self._layout)
+        rows = read_records(values, self._layout)
         return self._is_long_ago(rows[self._field])
 
     def filter_alive(self, chunks: Iterable[StateRows]) -> Iterable[StateRows]:

@@ -30,11 +30,14 @@ array."""
 
 def dtype_of(column: AccumulatorColumn) -> np.dtype[Any]:
     """Return the type of a word of an aggregate's total."""
-    return np.dtype(np.float64 if pa.types.is_floating(column.type) else np.int64)
+    is_float = pa.types.is_floating(column.type) and not column.has_bytes
+    return np.dtype(np.float64 if is_float else np.int64)
 
 
 def start_of(column: AccumulatorColumn) -> float | int | npt.NDArray[Any]:
     """Return the total of an aggregate that has seen no value: a number, or its words."""
+    if column.has_bytes:
+        return 0
     if (words := column.words_of_total) > 1:
         start = np.zeros(words, dtype_of(column))
         if column.op in ("min", "max"):
@@ -173,6 +176,11 @@ class Totals:
         merged.reserve(1, count + 1)
         merged.add_totals(into, self.totals[entries], self.seen[entries])
         return merged
+
+    def take_merged(self, entries: Ints, merged: Totals) -> None:
+        """Set the totals of distinct entries to those of the entries 1, 2, … of `merged`."""
+        self.totals[entries] = merged.totals[1 : len(entries) + 1]
+        self.seen[entries] = merged.seen[1 : len(entries) + 1]
 
     def _fold(self, entries: Ints, data: npt.NDArray[Any]) -> None:
         if self._counts or self.column.op == "sum":

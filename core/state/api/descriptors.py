@@ -196,7 +196,9 @@ class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
         serializer_of(self.type)
 
 
-AggregateOp: TypeAlias = Literal["sum", "count", "count_distinct", "min", "max", "avg", "last"]
+AggregateOp: TypeAlias = Literal[
+    "sum", "count", "count_distinct", "min", "max", "avg", "earliest", "latest", "last"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +206,9 @@ class AccumulatorColumn:
     """A running aggregate: `AccumulatorColumn("balance", "sum", pa.int64())`.
 
     `name` is also the name under which `AccumulatorTable.update` takes the column's values. `type`
-    is `int64`, `float64` or `decimal128`; for min, max and last also a time; for last a boolean,
-    text or bytes, but no decimal.
+    is `int64`, `float64` or `decimal128`; for min, max and last also a time, text or bytes; for
+    last also a boolean, but no decimal. An earliest or latest value may have any type of fixed
+    width, too. The last value is the one that was put last, and may be null.
     """
 
     name: str
@@ -223,13 +226,25 @@ class AccumulatorColumn:
         return pa.decimal128(self.type.precision + more, self.type.scale + more)
 
     @property
+    def has_bytes(self) -> bool:
+        """True if the totals are bytes of any length, in an arena."""
+        return has_bytes(self.op, str(self.type))
+
+    @property
     def words_of_total(self) -> int:
         """The number of 64-bit words of a total."""
         return words_of_total(self.op, str(self.type))
 
 
+def has_bytes(op: str, type_name: str) -> bool:
+    """Return True if totals are bytes of any length, for the operation and type in a snapshot."""
+    return op in ("earliest", "latest") or type_name in ("string", "binary")
+
+
 def words_of_total(op: str, type_name: str) -> int:
     """Return the number of 64-bit words of a total, for the operation and type in a snapshot."""
+    if has_bytes(op, type_name):
+        return 1
     words = 2 if type_name.startswith("decimal") else 1
     if op == "avg":
         return 2 if type_name == str(pa.float64()) else 3

@@ -41,7 +41,8 @@ from onceflow.core.state.aggregates.accumulator_shape import (
     AccumulatorShape,
     decode_totals,
 )
-from onceflow.core.state.aggregates.byte_values import is_of_bytes, totals_of
+from onceflow.core.state.aggregates.chosen_values import decode_chosen
+from onceflow.core.state.aggregates.kinds_of_totals import totals_of
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.keys.key_codec import decode_key
 from onceflow.core.state.keys.key_index import decode_keys, to_key_array
@@ -225,7 +226,7 @@ def json_of(data: bytes) -> str:
 
 # --- running aggregates --------------------------------------------------------------------------
 
-_AGGREGATE = re.compile(r"(sum|count_distinct|count|min|max|avg|last)\((.*)")
+_AGGREGATE = re.compile(r"(sum|count_distinct|count|min|max|avg|earliest|latest|last)\((.*)")
 _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _ZONED = re.compile(r"timestamp\[(\w+), tz=(.*)\]")
 
@@ -305,7 +306,7 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
         next_text = iter(texts)
         arrays = [
             _texts(records, n, column, next(next_text))
-            if is_of_bytes(column)
+            if column.has_bytes
             else _totals(records, n, column)
             for n, column in enumerate(shape.columns)
         ]
@@ -317,6 +318,8 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
 def _texts(records: Any, index: int, column: AccumulatorColumn, texts: pa.Array) -> pa.Array:
     seen = pa.array(records[f"s{index}"] != 0)
     values: pa.Array = pc.if_else(seen, texts, pa.scalar(None, texts.type))
+    if column.op in ("earliest", "latest"):
+        return decode_chosen(values, column.type)
     return cast_rows(values, column.type)
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.two_outputs import TwoOutputs
 from typer.testing import CliRunner
 
-from onceflow import LocalProcesses, Pipeline, Stream, count, count_distinct, sum_
+from onceflow import LocalProcesses, Pipeline, Stream, count, count_distinct, last, sum_
 from onceflow.cli.main import app
 from onceflow.cli.run.cluster import OpenedCluster
 from onceflow.cli.run.file.connector_file import ConnectorFile, read_connector_file
@@ -256,6 +256,7 @@ def test_an_aggregate_may_have_a_condition_as_in_sql() -> None:
             "s": "sum(amount)FILTER (WHERE state = 'a)')",
             "kinds": "COUNT(DISTINCT state) FILTER (WHERE amount > 5)",
             "others": "count( distinct `state`)",
+            "newest": "last(state) filter (where amount > 5)",
         },
         "steps.balance.running",
     ) == {
@@ -263,6 +264,7 @@ def test_an_aggregate_may_have_a_condition_as_in_sql() -> None:
         "s": sum_("amount", where="state = 'a)'"),
         "kinds": count_distinct("state", where="amount > 5"),
         "others": count_distinct("state"),
+        "newest": last("state", where="amount > 5"),
     }
 
 
