@@ -552,13 +552,13 @@ class KeyedStream:
     ) -> Stream:
         """Add a column for each aggregate: its value over the key's records so far.
 
-        Vectorised: many times as fast as `process` with an equivalent function. The current record
-        is included. If a key has had no record for `ttl` by the slot's clock, its aggregates start
-        again. `emit="batch"` emits only the last record of each key and batch.
+        Vectorised: many times as fast as `process`. The current record is included. If a key has
+        had no record for `ttl` by the slot's clock, its aggregates start again. `emit="batch"`
+        emits only the last record of each key and batch.
 
         Raises:
-            ConfigError: There is no aggregate, a name is in use, a column cannot be aggregated,
-                `ttl` allows expired values to be returned, or `emit` is something else.
+            ConfigError: There is no aggregate, a name is in use, a column cannot be aggregated, or
+                `ttl` or `emit` is not allowed.
         """
         users_mistakes.require_aggregates(aggregates, "running")
         check_running_ttl(ttl)
@@ -609,18 +609,12 @@ class KeyedStream:
         and `rank`. Vectorised, like `running`. `uid` names the state in checkpoints.
 
         Raises:
-            ConfigError: `n` is not between 1 and 1,000, a column of `by` does not exist, is part of
-                the key or has no order, `rank` is the name of a column, or a column cannot be kept
-                in state.
+            ConfigError: `n` is not between 1 and 1,000, a column of `by` is missing, part of the
+                key or without order, the stream has `rank`, or state cannot keep a column.
         """
         if not 1 <= n <= TOP_N_MAX:
             raise ConfigError(f"top_n({n}): give a number of records from 1 to {TOP_N_MAX}")
-        given = [by] if isinstance(by, str | Order) else by
-        orders = tuple(Order(order) if isinstance(order, str) else order for order in given)
-        if not orders:
-            raise ConfigError("top_n(by=[]): give at least one column, as in by=desc('price')")
-        for order in orders:
-            users_mistakes.require_order(order.column, self.schema, self._key, "top_n")
+        orders = users_mistakes.read_orders(by, self.schema, self._key, "top_n")
         if rank in self.schema.names:
             raise ConfigError(f"top_n(rank={rank!r}): the stream has this column already")
         check_rows_can_be_kept(self.schema, "top_n()")

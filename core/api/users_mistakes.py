@@ -21,6 +21,7 @@ from onceflow.core.plan.functions import KeyedBatchFunction, KeyedFunction
 from onceflow.core.plan.join_functions import ProcessJoinFunction
 from onceflow.core.plan.window_batches import CoGroupBatchFunction
 from onceflow.core.plan.window_functions import CoGroupFunction, ProcessWindowFunction
+from onceflow.core.plan.work import Order
 from onceflow.core.state.keys.key_columns import check_key_type, check_rows_can_be_divided
 
 _P = ParamSpec("_P")
@@ -192,3 +193,20 @@ def _advice(function: object) -> str:
         if isinstance(function, kind):
             return f", a {kind.__name__}: that is for {method}"
     return ""
+
+
+def read_orders(
+    by: str | Order | Sequence[str | Order], schema: pa.Schema, key: Sequence[str], method: str
+) -> tuple[Order, ...]:
+    """Return the orders that the user gave as `by`.
+
+    Raises:
+        ConfigError: There is none, or the records of one key cannot be ordered by a column.
+    """
+    given = [by] if isinstance(by, str | Order) else by
+    orders = tuple(Order(order) if isinstance(order, str) else order for order in given)
+    if not orders:
+        raise ConfigError(f"{method}(by=[]): give at least one column, as in by=desc('price')")
+    for order in orders:
+        require_order(order.column, schema, key, method)
+    return orders
