@@ -48,7 +48,8 @@ def require_same_kind(position: SlotPosition, *, follows: bool) -> None:
     given = "'all' or 'none'" if follows else "'only'"
     raise StateIncompatible(
         f"the source of the checkpoint {stored}, and now first_copy= is {given}: give it its old"
-        " value, or give the source another uid, which reads the tables anew into an empty target"
+        " value, or start the job under another name, which reads the tables anew into an empty"
+        " target"
     )
 
 

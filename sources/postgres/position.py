@@ -133,12 +133,12 @@ class SlotPosition:
         """The advice for a user whose job cannot continue from here: to copy the tables again."""
         if not self.slot:
             return (
-                "Empty the target, and start the job with another uid of the source, which copies"
+                "Empty the target, and start the job under another name, which copies"
                 " the table anew"
             )
         return (
             f"Drop the slot (SELECT pg_drop_replication_slot({literal(self.slot)})), empty the"
-            " target, and start the job with another uid of the source, which copies the table anew"
+            " target, and start the job under another name, which copies the table anew"
         )
 
     def to_split(self) -> Split:

@@ -320,7 +320,7 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
             f"slot {name} was invalidated ({reason or 'wal_removed'}): the server has deleted"
             " changes that were not read. Drop it (SELECT pg_drop_replication_slot("
             f"{literal(name)})), empty the target, raise max_slot_wal_keep_size, and start the job"
-            " with another uid of the source, which copies the table anew"
+            " under another name, which copies the table anew"
         )
     return SlotState(bool(is_active), parse_lsn(confirmed))
 
@@ -367,7 +367,7 @@ def check_position(
         raise OffsetOutOfRange(
             f"the checkpoint has a position in the cluster {position.system}, and the url leads to"
             f" the cluster {cluster.system}: correct url=. To read the other cluster, start the job"
-            " with another uid of the source, which copies the table anew into an empty target"
+            " under another name, which copies the table anew into an empty target"
         )
     if position.timeline != cluster.timeline:
         raise OffsetOutOfRange(
@@ -386,7 +386,7 @@ def check_position(
     if slot is None:
         raise OffsetOutOfRange(
             f"slot {position.slot} does not exist any more, and with it the changes after"
-            f" {format_lsn(position.lsn)}. Start the job with another uid of the source, which"
+            f" {format_lsn(position.lsn)}. Start the job under another name, which"
             " copies the table anew into an empty target"
         )
     if slot.confirmed > position.lsn:

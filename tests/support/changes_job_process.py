@@ -1,11 +1,13 @@
 """Runs a job in a process of its own that copies a table and follows its changes.
 
     python -m tests.support.changes_job_process DIRECTORY --url URL [--append] [--keeps MODE]
+        [--name NAME] [--first-copy COPY]
 
 With `--append` it appends, otherwise it upserts. With `--keeps` it upserts in that commit mode, and
 keeps the values that updates leave as they were and do not send.
 
 It reads the table `original`, and writes the table `copy` of the same database until it is killed.
+With `--first-copy only` it ends after the copy.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--append", action="store_true")
     parser.add_argument("--keeps", default="")
+    parser.add_argument("--name", default="changes")
+    parser.add_argument("--first-copy", default="all")
     arguments = parser.parse_args()
     fork_own_host()
     source = PostgresChanges(
         arguments.url,
         table="original",
+        first_copy=arguments.first_copy,
         chunk_rows=40,
         batch_rows=15,
         metadata=["_unchanged"] if arguments.keeps else (),
@@ -51,7 +56,7 @@ def main() -> None:
         )
     pipeline = Pipeline(
         LocalProcesses(arguments.directory / "logs"),
-        name="changes",
+        name=arguments.name,
         parallelism=2,
         checkpointing=Checkpointing(storage=str(arguments.directory / "checkpoints"), interval=0.1),
         restart=ExponentialDelay(initial_delay_s=0.2, max_delay_s=1.0),

@@ -73,12 +73,8 @@ _ONE_TABLE = (
     " for each other table, with a slot of its own"
 )
 _OF_QUERIES: Mapping[str, str] = {
-    "start the job with another uid of the source": (
-        "start the query with another checkpointLocation"
-    ),
-    "Start the job with another uid of the source": (
-        "Start the query with another checkpointLocation"
-    ),
+    "start the job under another name": ("start the query with another checkpointLocation"),
+    "Start the job under another name": ("Start the query with another checkpointLocation"),
     "Give this source another uid, or start the job as it was": (
         "Give the query another checkpointLocation"
     ),
