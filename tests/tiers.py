@@ -1,10 +1,10 @@
 """Which tests wait for `script/test --servers`: what they hold, the default run holds elsewhere.
 
 The default run takes ten minutes on two quiet cores, so it holds each guarantee once: with one
-server of each technology, the whole kit for a sink that prepares and one that stages, and short
-jobs on Spark. A test is left out by its mark, or by a line here: other databases, storages,
-clusters and examples, and what takes long where something shorter shows it. What takes minutes, and
-what kills once more at another step, is marked `slow`.
+server of each technology, the whole kit for a sink that prepares, one state backend for each
+operator, and short jobs on Spark. A test is left out by its mark, or by a line here: other
+databases, storages, clusters and examples, and what takes long where something shorter shows it.
+What takes minutes, and what kills once more at another step, is marked `slow`.
 """
 
 from __future__ import annotations
@@ -135,6 +135,13 @@ SIBLINGS = (
     "tests/unit/sinks/test_kafka_record_keys.py::test_keys_that_the_sink_registers_and_writes_the_source_discovers_and_reads[avro-name",
     "tests/unit/sinks/test_kafka_record_keys.py::test_keys_that_the_sink_registers_and_writes_the_source_discovers_and_reads[json-schema-key6",
     "tests/unit/sinks/test_kafka_record_keys.py::test_keys_that_the_sink_registers_and_writes_the_source_discovers_and_reads[json-schema-whole",
+    "tests/spark_formats/test_another_staging.py::test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_there[prepared-",
+    "tests/spark_formats/test_another_staging.py::test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_there[replied-",
+    "tests/spark_formats/test_character_columns.py::test_padded_and_short_text_is_read_back_as_spark_has_it[json",
+    "tests/spark_formats/test_character_columns.py::test_void_column_is_read_back_as_nulls[json",
+    "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[logged-",
+    "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[prepared-",
+    "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[replied-",
     # Each group of types in one way to write, and rows in bulk on MySQL alone.
     "tests/integration/sql/test_sql_round_trips.py::test_a_value_in_a_database_is_what_was_written_or_its_row_was_refused[postgres-numbers-insert",
     "tests/integration/sql/test_sql_round_trips.py::test_a_value_in_a_database_is_what_was_written_or_its_row_was_refused[postgres-text-upsert",
@@ -314,7 +321,6 @@ COSTLY = (
     "tests/integration/test_kafka_storage_behind.py::test_a_commit_is_remembered_with_the_claim",
     "tests/integration/test_moved_jobs.py::test_a_stopped_job_moves_though_the_brokers",
     "tests/integration/test_readme.py::test_the_ten_line_pipeline",
-    "tests/integration/sql/test_sql_sink_ledger_faults.py::test_frozen_server_does_not_hang",
     "tests/runtime/test_bucket_jobs.py::test_a_checkpoint_says_how_many_bytes",
     "tests/runtime/test_connect.py::test_payments_are_enriched_once",
     "tests/runtime/test_end_of_input.py::test_rows_of_the_end_are_there_once_though_their_checkpoint_times_out",

@@ -14,7 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
 from tests.integration.lake_driver import catalog_properties
 from tests.support.changing_source import ChangingSource
@@ -35,6 +35,7 @@ _PROGRAM = Path(__file__).with_name("lake_driver.py")
 RECORDS = 30_000
 TIMEOUT_S = 120.0
 
+_ROLL_BACKS_MAX = 50
 _REPLACED = re.compile(
     "no longer has a record of sink id|and created anew|set back to an older copy"
 )
@@ -192,11 +193,16 @@ class IcebergLakeJob(LakeJob):
 
     @override
     def roll_back(self) -> Callable[[], object]:
-        with self.table() as table:
-            assert table is not None
-            newest, before = (snapshot.snapshot_id for snapshot in reversed(table.snapshots()[-2:]))
-        self._set_branch(before)
-        return lambda: self._set_branch(newest)
+        for _ in range(_ROLL_BACKS_MAX):
+            with self.table() as table:
+                assert table is not None
+                last = reversed(table.snapshots()[-2:])
+                newest, before = (snapshot.snapshot_id for snapshot in last)
+                # Refused if the job has committed since the table was loaded.
+                with suppress(CommitFailedException):
+                    self._set_branch(table, before)
+                    return lambda: self._roll_forward(newest)
+        raise AssertionError(f"the job committed during each of {_ROLL_BACKS_MAX} roll-backs")
 
     @contextmanager
     def stand_aside(self) -> Generator[None, None, None]:
@@ -208,11 +214,14 @@ class IcebergLakeJob(LakeJob):
             catalog.drop_table("shop.orders")
             catalog.rename_table("shop.away", "shop.orders")
 
-    def _set_branch(self, snapshot_id: int) -> None:
+    def _roll_forward(self, snapshot_id: int) -> None:
         with self.table() as table:
             assert table is not None
-            with table.manage_snapshots() as snapshots:
-                snapshots.set_current_snapshot(snapshot_id)
+            self._set_branch(table, snapshot_id)
+
+    def _set_branch(self, table: Table, snapshot_id: int) -> None:
+        with table.manage_snapshots() as snapshots:
+            snapshots.set_current_snapshot(snapshot_id)
 
 
 class DeltaLakeJob(LakeJob):
