@@ -48,6 +48,8 @@ def _example() -> str:
     return str(code)
 
 
+@pytest.mark.only_proof  # that Spark calls the reader as the tests of the protocol do
+@pytest.mark.timeout(300)
 def test_the_documented_query_keeps_a_copy_and_its_slot_follows_committed_batches(
     spark: SparkSession,
     server: EmbeddedPostgres,
@@ -58,10 +60,13 @@ def test_the_documented_query_keeps_a_copy_and_its_slot_follows_committed_batche
     create_database(server.url, "reports")
     reports = server.database_url("reports")
     database.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(20, 4), at timestamptz)"
+        "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(38, 9), at timestamptz,"
+        " local timestamp, day date, ratio float8, paid boolean, tags text[], raw bytea, note text)"
     )
     database.execute(
-        "INSERT INTO orders SELECT g, g / 3.0, now() FROM generate_series(1, 500) AS g"
+        "INSERT INTO orders SELECT g, 12345678901234567890123456789.000000001 + g, now(),"
+        " '9999-12-31 23:59:59.999999', '0001-01-01', g / 3.0, g % 2 = 0,"
+        " ARRAY['a', NULL, g::text], '\\x00ff', NULL FROM generate_series(1, 500) AS g"
     )
     code = _example().replace("/var/lib/onceflow", str(tmp_path))
     code = code.replace(".start())", ".trigger(availableNow=True).start())")

@@ -22,6 +22,7 @@ from tests.support.waiting import await_true
 from onceflow.clients.postgres.replication import parse_lsn
 from onceflow.connectors.spark.formats import PostgresChangesFormat
 from onceflow.connectors.spark.options.postgres_changes import CHANGES_READ
+from onceflow.connectors.spark.readers import postgres_changes
 from onceflow.connectors.spark.readers.postgres_changes import ChangesStreamReader
 from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange, StateIncompatible
 from onceflow.integration.servers.postgres import EmbeddedPostgres
@@ -259,6 +260,30 @@ def test_an_idle_query_lets_the_slot_move_by_a_batch_without_rows(
     # The batch without rows needs no other one.
     time.sleep(0.3)
     assert not query.run_batch()
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_table_that_is_idle_in_a_busy_server_keeps_no_wal(
+    database: psycopg.Connection[TupleRow],
+    query: Query,
+    monkeypatch: pytest.MonkeyPatch,
+    available_now: bool,
+) -> None:
+    monkeypatch.setattr(postgres_changes, "_WAL_MOVED_MIN", 10_000)
+    query.options |= {"statusInterval": "0.2 s", "firstCopy": "none"}
+    query.run_to_end()
+    ((lsn,),) = database.execute("SELECT pg_current_wal_lsn()::text").fetchall()
+    for _ in range(2):
+        database.execute("SELECT pg_logical_emit_message(true, 'busy', repeat('x', 20000))")
+        if available_now:
+            query.run_to_end()
+        else:
+            await_true(query.run_batch)
+    assert query.copy() == {}
+    # The slot is at the batch before the last one.
+    assert query.committed_lsn() > parse_lsn(lsn)
+    before = json.loads(query.ends[-2])["position"]["lsn"]
+    await_true(lambda: _slot(database) >= parse_lsn(before))
 
 
 @pytest.mark.servers
