@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.pictures import changes, charts, checkpoints, dataflow, floors, results
+from docs.pictures import changes, charts, checkpoints, dataflow, floors, nexmark, results
 from docs.pictures.drawing import Picture
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
@@ -25,6 +25,7 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
     "results-state": charts.draw_state,
     "results-spark": charts.draw_spark,
     "results-loads": charts.draw_loads,
+    "results-nexmark": nexmark.draw_results,
 }
 
 
@@ -34,6 +35,8 @@ def main() -> None:
         (IMAGES / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
     page = results.PAGE.read_text(encoding="utf-8")
     results.PAGE.write_text(results.fill_tables(page), encoding="utf-8")
+    page = nexmark.PAGE.read_text(encoding="utf-8")
+    nexmark.PAGE.write_text(nexmark.fill_page(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from docs.pictures import nexmark
 from docs.pictures.__main__ import IMAGES, PICTURES
 from docs.pictures.drawing import Box, Picture, TextTooWide
 from docs.pictures.results import PAGE, fill_tables
@@ -47,6 +48,14 @@ def test_the_tables_of_results_have_the_figures_of_the_data() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.count("\n<!-- results: ") == 2
     assert fill_tables(page) == page
+
+
+def test_the_page_on_nexmark_has_the_figures_and_the_queries_that_run() -> None:
+    """`python -m docs.pictures` fills it anew."""
+    page = nexmark.PAGE.read_text(encoding="utf-8")
+    assert page.count("\n<!-- nexmark: ") == 2
+    assert nexmark.fill_page(page) == page
+    assert all(one["difference"] == "" for one in nexmark.read_results()["queries"])
 
 
 def test_a_text_that_leaves_its_box_or_the_picture_is_refused() -> None:
