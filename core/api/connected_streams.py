@@ -18,7 +18,7 @@ from onceflow.core.plan import join_functions
 from onceflow.core.plan.functions import OutputTag
 from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.process_functions import BroadcastProcessFunction, CoProcessFunction
-from onceflow.core.plan.window_batches import CoGroupBatchFunction, WindowBatches
+from onceflow.core.plan.window_batches import ChosenLeft, CoGroupBatchFunction, WindowBatches
 from onceflow.core.plan.window_functions import (
     CoGroupFunction,
     CoWindowedFunction,
@@ -231,6 +231,20 @@ class WindowedConnectedStreams(Generic[StreamT]):
 
         keys = self._inputs[0].key, self._inputs[1].key
         return JoinedStreams(self._process, function, sides, keys)
+
+    def semi_join(self, *, uid: str) -> StreamT:
+        """Emit each left record whose key and window has at least one right record, once.
+
+        `uid` names the state in checkpoints.
+        """
+        return self._process(self._to_windowed(ChosenLeft(with_partner=True)), uid=uid)
+
+    def anti_join(self, *, uid: str) -> StreamT:
+        """Emit each left record whose key and window has no right record.
+
+        `uid` names the state in checkpoints.
+        """
+        return self._process(self._to_windowed(ChosenLeft(with_partner=False)), uid=uid)
 
     def _to_windowed(self, function: CoGroupFunction) -> CoWindowedFunction:
         content = KeptRecords(function, *(side.schema for side in self._sides))

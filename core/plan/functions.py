@@ -258,6 +258,9 @@ class BatchStates(Protocol):
 class FunctionOfRecords:
     """The base of functions of records and timers. It is pickled: create resources in `open`."""
 
+    fires_at_end: bool = False
+    """True if processing-time timers that are not due yet fire at the end of bounded inputs."""
+
     def on_timer(self, timer: Timer) -> Record | Iterable[Record] | None:
         """Return the output records for the fired `timer`, or None for no output.
 

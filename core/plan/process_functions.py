@@ -35,9 +35,6 @@ class CoProcessFunction(FunctionOfRecords, ABC):
     order of the split. Records of the two streams interleave in order of arrival.
     """
 
-    fires_at_end: bool = False
-    """True if processing-time timers that are not due yet fire at the end of bounded inputs."""
-
     @abstractmethod
     def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
         """Return the schema of the returned records. Runs on the driver."""

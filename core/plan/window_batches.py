@@ -111,7 +111,7 @@ class WindowBatches(CoGroupFunction):
 
     def process(
         self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
-    ) -> Record:
+    ) -> list[Record]:
         """Raise NotImplementedError: the runtime calls the batch function directly."""
         raise NotImplementedError
 
@@ -122,3 +122,33 @@ class WindowBatches(CoGroupFunction):
     def close(self) -> None:
         """Close the function."""
         self.function.close()
+
+
+class _ChosenLeft(CoGroupBatchFunction):
+    """Emits the left records of windows that have right records, or of those that have none."""
+
+    def __init__(self, *, with_partner: bool) -> None:
+        self._with_partner = with_partner
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        """Return the schema of the left records."""
+        return left
+
+    def process(self, windows: CoGroupBatch) -> pa.RecordBatch:
+        """Return the left records of the chosen windows."""
+        chosen = (windows.right.counts > 0) == self._with_partner
+        return windows.left.rows.filter(pa.array(windows.left.spread(chosen)))
+
+
+class ChosenLeft(WindowBatches):
+    """The function of a semi-join or an anti-join, for windows in batches and for single ones."""
+
+    def __init__(self, *, with_partner: bool) -> None:
+        super().__init__(_ChosenLeft(with_partner=with_partner))
+        self._with_partner = with_partner
+
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> list[Record]:
+        """Return the left records if the window is a chosen one."""
+        return left if bool(right) == self._with_partner else []

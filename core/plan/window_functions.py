@@ -292,6 +292,8 @@ class WindowsOfRecords:
     ) -> None:
         self.windows: WindowAssigner = windows
         self.lateness_ms = lateness_ms
+        # Windows in processing time are emitted at the end of the input, before they are due.
+        self.fires_at_end = windows.by_clock
         self._content = content
         self._inputs = inputs
         whose, why = type(windows).__name__, "all their windows have closed"

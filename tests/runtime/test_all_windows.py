@@ -36,6 +36,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.windows import WindowAssigner
 
 STRATEGY = WatermarkStrategy("id", max_out_of_orderness=0.05)
 SLIDING = SlidingEventTimeWindows(0.6, 0.2)
@@ -196,6 +197,25 @@ def test_results_of_windows_are_grouped_again_by_sessions_and_by_another_key(
         (row["n"], start_ms(row, "a"), start_ms(row, "b"), row["accounts"]) for row in rows
     )
     assert found == [(20, start, start + 100, 5) for start in range(0, 1_000, 100)]
+
+
+@pytest.mark.parametrize("windows", [TumblingEventTimeWindows(0.1), EventTimeSessionWindows(0.001)])
+def test_semi_and_anti_joins_emit_each_left_record_at_most_once(
+    cluster: AnyCluster, tmp_path: Path, windows: WindowAssigner
+) -> None:
+    source = CountingSource(600, accounts=4)
+    with_partner, without = (DirectorySink(str(tmp_path / name)) for name in ("with", "without"))
+    pipeline, records = reading(cluster, tmp_path, source)
+    # Each account of 100 to 199 ms has many records to the right.
+    right = records.filter(lambda record: 100 <= record["id"] < 200 and record["account"] < "2")
+    joined = records.connect(right).key_by("account", "account").window(windows)
+    joined.semi_join(uid="semi").write(with_partner, uid="with-out")
+    joined.anti_join(uid="anti").write(without, uid="without-out")
+    pipeline.start().wait(60)
+    chosen = [n for n in range(600) if 100 <= n < 200 and str(n % 4) < "2"]
+    assert sorted(row["id"] for row in with_partner.rows()) == chosen
+    assert sorted(row["id"] for row in without.rows()) == sorted(set(range(600)) - set(chosen))
+    assert with_partner.rows()[0].keys() == set(records.schema.names)
 
 
 def test_a_timestamp_is_the_key_of_windows(cluster: AnyCluster, tmp_path: Path) -> None:

@@ -196,6 +196,14 @@ class LocalTimes(ProcessWindowFunction):
         return [local_times(record) for record in records]
 
 
+class Listing(ProcessWindowFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return pa.schema([("ids", pa.list_(pa.int64()))])
+
+    def process(self, key: Any, window: TimeWindow, records: list[Record]) -> Record:
+        return {"ids": [record["id"] for record in records]}
+
+
 @pytest.mark.parametrize(
     "windows",
     [TumblingEventTimeWindows(0.1), EventTimeSessionWindows(0.1)],
@@ -378,6 +386,26 @@ def test_windows_in_processing_time_hold_each_record_once(
     for row in sink.rows():
         totals[row["account"]] += row["n"]
     assert totals == dict.fromkeys(map(str, range(10)), 200)
+
+
+def test_windows_in_processing_time_are_emitted_at_the_end_of_the_input(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(200, accounts=10)
+    year = TumblingProcessingTimeWindows("365 d")
+    pipeline, sink = windowed(cluster, tmp_path, source, year)
+    records = pipeline.read(source, uid="more")
+    lists, groups = DirectorySink(str(tmp_path / "lists")), DirectorySink(str(tmp_path / "groups"))
+    listed = records.key_by("account").window(year).process(Listing(), uid="lists")
+    listed.write(lists, uid="lists-out")
+    pairs = records.connect(records).key_by("id", "id").window(year).join()
+    pairs.merge(uid="pairs").write(groups, uid="pairs-out")
+    assert pipeline.start().wait(60).state is JobState.FINISHED
+    assert {row["account"]: row["n"] for row in sink.rows()} == dict.fromkeys(
+        map(str, range(10)), 20
+    )
+    assert sorted(number for row in lists.rows() for number in row["ids"]) == [*range(200)]
+    assert sorted(row["id"] for row in groups.rows()) == [*range(200)]
 
 
 def test_mistakes_with_windows_are_refused_before_the_start(

@@ -72,6 +72,8 @@ class Snapshotted(Protocol):
 class TimedFunction(Snapshotted, Protocol):
     """The methods that every function of records of keyed streams has."""
 
+    fires_at_end: bool
+
     def on_timer(self, timer: state.Timer) -> Results:
         """Return the results after `timer` has fired."""
         ...
@@ -281,6 +283,12 @@ class KeyedFunctionOperator(TimedOperator):
         super().__init__(uid, function, store, states, schema, event_time)
         self._on_timer = function.on_timer
         self._on_end = function.on_end
+        self._fires_at_end = function.fires_at_end
+
+    def flush(self) -> None:
+        """Fire all processing-time timers at the end of the input, if the function wants that."""
+        if self._timers is not None and self._fires_at_end:
+            self._fire(self._timers.processing, MAX_WATERMARK)
 
     def _open(
         self,
@@ -411,11 +419,6 @@ class CoProcessor(KeyedFunctionOperator):
     def process(self, batch: Batch) -> None:
         """Emit the function's results for the first stream's records."""
         self._run(batch.rows, self._keys[0], self._co_function.process_1)
-
-    def flush(self) -> None:
-        """Fire all processing-time timers at the end of the input, if the function wants that."""
-        if self._timers is not None and self._co_function.fires_at_end:
-            self._fire(self._timers.processing, MAX_WATERMARK)
 
     def _receive_second(self, batch: Batch) -> None:
         self.records_in += batch.rows.num_rows

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,11 @@ from onceflow.core.state.snapshots.canonical import Groups
 from onceflow.core.state.stores.keyed_store import PendingKeyedSnapshot as FrozenState
 
 ROWS_A_BATCH = 32_768
+WINDOWS_SELECTED_MAX = 64
+"""The number of overlapping windows whose panes are looked up at once."""
+ENTRIES_MERGED_MAX = 262_144
+"""The number of entries that are merged at once, if windows overlap; bounds the memory that copies
+of them need. At least one window is merged."""
 _log = logging.getLogger("onceflow.runtime")
 _INT64 = np.iinfo(np.int64)
 
@@ -231,6 +236,18 @@ class WindowAggregator(WindowOperator):
         if self._clock is not None:
             self._advance(self._clock.now_ms())
 
+    def flush(self) -> None:
+        """Emit the open windows in processing time, because no record follows."""
+        if self._clock is None or not self._panes:
+            return
+        first, stop = min(self._panes), max(self._panes) + 1
+        entries = self._select(first, stop)
+        self._emit_panes(entries, self._table.namespaces_of(entries) + self._windows.size_ms)
+        self._table.remove(entries)
+        self._sets.remove(*self._limits(first, stop))
+        self._panes.clear()
+        self._next_ms = None
+
     def on_watermark(self, watermark: int) -> None:
         """Emit the event-time windows that are due."""
         if self._clock is not None:
@@ -296,63 +313,82 @@ class WindowAggregator(WindowOperator):
         windows = self._windows
         due = windows.due(self._panes, before, now)
         if windows.overlap:
-            for end in due:
-                entries = self._select_entries(end)
-                self._emit(self._not_fired(entries, np.full(len(entries), end), before), end)
+            for first in range(0, len(due), WINDOWS_SELECTED_MAX):
+                for entries, ends in self._list_windows(due[first : first + WINDOWS_SELECTED_MAX]):
+                    self._emit_merged(*self._not_fired(entries, ends, before))
         elif due:
             # Each pane is a window, and all panes in between are due, too: emit all at once.
             entries = self._select(windows.panes_of(due[0]).start, windows.panes_of(due[-1]).stop)
             ends = self._table.namespaces_of(entries) + windows.size_ms
-            self._emit(self._not_fired(entries, ends, before))
+            self._emit_panes(*self._not_fired(entries, ends, before))
 
-    def _not_fired(self, entries: Ints, ends: Ints, before: int) -> Ints:
-        """Return the entries whose windows have not fired before a restore."""
+    def _list_windows(self, due: Sequence[int]) -> Iterator[tuple[Ints, Ints]]:
+        """Yield the entries of overlapping windows with the end of each, several windows at once.
+
+        An entry that is in several windows is repeated.
+        """
+        windows = self._windows
+        entries = self._select(windows.panes_of(due[0]).start, windows.panes_of(due[-1]).stop)
+        starts, ends = self._table.namespaces_of(entries), np.array(due)
+        firsts = np.searchsorted(starts, ends - windows.size_ms)
+        stops = np.searchsorted(starts, ends)
+        # Distinct values are counted one window at a time.
+        entries_max = 1 if self._sets else ENTRIES_MERGED_MAX
+        at = 0
+        while at < len(due):
+            counts = np.cumsum(stops[at:] - firsts[at:])
+            stop = at + max(1, int(np.searchsorted(counts, entries_max, "right")))
+            ranges = zip(firsts[at:stop], stops[at:stop], strict=True)
+            chosen = np.concatenate([entries[first:last] for first, last in ranges])
+            yield chosen, np.repeat(ends[at:stop], stops[at:stop] - firsts[at:stop])
+            at = stop
+
+    def _not_fired(self, entries: Ints, ends: Ints, before: int) -> tuple[Ints, Ints]:
+        """Return the entries, and their ends, whose windows have not fired before a restore."""
         if before >= self._restored.most:
-            return entries
-        return entries[self._restored.watermarks_of(self._table.groups_of(entries)) < ends - 1]
+            return entries, ends
+        watermarks = self._restored.watermarks_of(self._table.groups_of(entries))
+        return entries[watermarks < ends - 1], ends[watermarks < ends - 1]
 
     def _fire_again(self, changed: Ints, panes: Sequence[int], now: int) -> None:
         """Emit again the fired windows of changed entries in these panes that are not over."""
         windows = self._windows
         for end in windows.due(panes, now - windows.lateness_ms, now):
-            entries = self._select_entries(end)
+            entries = self._select(windows.panes_of(end).start, windows.panes_of(end).stop)
             mine = np.isin(entries, changed)
             if windows.overlap and mine.any():
-                self._emit(entries, end, mine)
+                self._emit_merged(entries, np.full(len(entries), end), mine)
             else:
-                self._emit(entries[mine])
+                self._emit_panes(entries[mine], np.full(int(mine.sum()), end))
 
-    def _select_entries(self, end: int) -> Ints:
-        panes = self._windows.panes_of(end)
-        return self._select(panes.start, panes.stop)
+    def _emit_panes(self, entries: Ints, ends: Ints) -> None:
+        """Emit windows of one pane each; `ends` has the end of each entry's window."""
+        totals = [self._table.values(index, entries) for index in range(self._inputs.count)]
+        self._emit(entries, ends, totals)
 
-    def _emit(
-        self, entries: Ints, end: int | None = None, of_keys: npt.NDArray[np.bool_] | None = None
+    def _emit_merged(
+        self, entries: Ints, ends: Ints, of_keys: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """Emit the window that ends at `end`, or each entry's own window, of all keys or some."""
-        if not len(entries):
-            return
-        table, size_ms = self._table, self._windows.size_ms
-        if end is None:
-            starts = table.namespaces_of(entries)
-            totals = [table.values(index, entries) for index in range(self._inputs.count)]
-        else:
-            entries, positions, totals = table.merge_by_key(entries)
-            if of_keys is not None:
-                chosen = np.unique(positions[of_keys])
-                entries, totals = (
-                    entries[chosen],
-                    [total.take(pa.array(chosen)) for total in totals],
-                )
-            starts = np.full(len(entries), end - size_ms)
-        keys = table.keys_of(entries)
-        if end is not None and self._sets:
+        """Emit windows of several panes, of all keys or of the keys of some entries.
+
+        `ends` has the end of the window in which each entry counts.
+        """
+        leaders, positions, totals = self._table.merge_by_key(entries, ends)
+        if of_keys is not None:
+            chosen = np.unique(positions[of_keys])
+            leaders, totals = leaders[chosen], [total.take(pa.array(chosen)) for total in totals]
+        entries, ends = entries[leaders], ends[leaders]
+        if self._sets and len(ends):
             # A value that is in several panes of the window counts once.
-            panes = self._windows.panes_of(end)
+            panes = self._windows.panes_of(int(ends[0]))
+            keys = self._table.keys_of(entries)
             counts = self._sets.count_union(*self._limits(panes.start, panes.stop), keys)
             totals = self._inputs.replace_counts(totals, counts)
-        moments = [pa.array(starts), pa.array(starts + size_ms)]
-        self._emit_windows(keys, moments, totals)
+        self._emit(entries, ends, totals)
+
+    def _emit(self, entries: Ints, ends: Ints, totals: Sequence[pa.Array]) -> None:
+        moments = [pa.array(ends - self._windows.size_ms), pa.array(ends)]
+        self._emit_windows(self._table.keys_of(entries), moments, totals)
 
 
 def _distinct(panes: Ints) -> list[int]:

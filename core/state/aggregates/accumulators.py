@@ -393,18 +393,21 @@ class AccumulatorTable:
         """Return the key group of each key, given its hash by `hash_keys`."""
         return key_groups(hashes, self._max_parallelism)
 
-    def merge_by_key(self, entries: Ints) -> tuple[Ints, Ints, list[pa.Array]]:
-        """Return the totals of `entries`, merged over the namespaces of each key. Changes nothing.
+    def merge_by_key(self, entries: Ints, parts: Ints) -> tuple[Ints, Ints, list[pa.Array]]:
+        """Return totals of `entries`, merged over the namespaces of each part and key.
 
-        Returns one entry of each key; for each of `entries`, the index of its key among these; and
-        the columns of merged totals.
+        Changes nothing. `parts` are the parts of the entries, which may repeat. Returns the index
+        of one entry of each part and key; for each of `entries`, the index of its part and key
+        among these; and the columns of merged totals.
 
         Raises:
             BadStateValue: A sum exceeds 64 bits.
         """
         keys = self.shape.keys_alone(self._index.view_keys())
-        columns = tuple(_part(column, entries) for column in keys)
-        numbers, leaders = KeyIndex(columns).resolve(columns, hash_key_columns(columns))
+        part = FixedKeys((parts.view(np.uint64),))
+        columns = (part, *(_part(column, entries) for column in keys))
+        hashes = self.shape.hash_entries(columns, None)
+        numbers, leaders = KeyIndex(columns).resolve(columns, hashes)
         every = np.arange(1, len(leaders) + 1)
         merged: list[Totals] = []
         for column in self._columns:
@@ -412,7 +415,7 @@ class AccumulatorTable:
                 merged.append(column.merge(entries, numbers, len(leaders)))
             except SumOverflow as overflow:
                 raise self._merge_overflow(column, entries, overflow.row) from overflow
-        return entries[leaders], numbers - 1, [totals.values(every) for totals in merged]
+        return leaders, numbers - 1, [totals.values(every) for totals in merged]
 
     def _namespaces(self) -> Ints:
         (namespace, *_) = self._index.view_keys()

@@ -137,11 +137,12 @@ class DistinctSets:
         """
         columns = read_key_columns(keys)
         owners = KeyIndex(columns, bits=_bits_for(len(keys[0])))
-        owners.resolve(columns, hash_key_columns(columns))
+        # The index numbers keys in the order of their hashes.
+        numbers, _ = owners.resolve(columns, hash_key_columns(columns))
         counts: dict[str, Ints] = {}
         for column_set in self._sets:
             counts.update(column_set.count_union(first, stop, owners))
-        return counts
+        return {name: counted[numbers - 1] for name, counted in counts.items()}
 
     def count_owned(self, owned: OwnedSets, group_count: int) -> dict[str, Ints]:
         """Return the counts of distinct values over the sets of each group."""
@@ -238,7 +239,7 @@ class _ColumnSet:
             self._table.remove(self._table.select(first, stop, groups))
 
     def count_union(self, first: int, stop: int, owners: KeyIndex) -> dict[str, Ints]:
-        """Return the counts of the keys in `owners`, in their order."""
+        """Return the counts of the keys in `owners`, in the order of their numbers there."""
         entries = self._table.select(first, stop)
         keys = self._table.key_columns_of(entries)
         groups = owners.find(keys, hash_key_columns(keys)) - 1

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import (
+    EventTimeSessionWindows,
     HeapBackend,
     OutputTag,
     SlidingEventTimeWindows,
@@ -31,6 +32,7 @@ from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow import window_operators
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
+from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import StateContext, hash_keys
 from onceflow.core.state.api import context as clock
@@ -48,7 +50,7 @@ Window = tuple[int, int, int, int, int]
 class _Running:
     """An operator, and the windows that it has emitted since the last question."""
 
-    def __init__(self, operator: WindowAggregator) -> None:
+    def __init__(self, operator: WindowAggregator | SessionAggregator) -> None:
         self.operator = operator
         self.batches: list[pa.RecordBatch] = []
         operator.outputs.append(lambda batch: self.batches.append(batch.rows))
@@ -91,7 +93,8 @@ def _running(
     work = AggregateWindows(("key",), windows, time, lateness_ms, _AGGREGATES, late)
     results = {name: one.result_type(_SCHEMA) for name, one in _AGGREGATES.items()}
     context = StateContext("op", 0, _GROUPS, len(_GROUPS), directory)
-    operator = WindowAggregator(
+    is_session = isinstance(windows, EventTimeSessionWindows)
+    operator = (SessionAggregator if is_session else WindowAggregator)(
         "op",
         work,
         HeapBackend().open(context, (), MemoryStorage()),
@@ -132,6 +135,27 @@ def test_windows_that_are_over_leave_no_state_behind() -> None:
         assert table.namespaces().tolist() == [2_000]
         run.advance(3_499)
         assert table.namespaces().tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("windows_max", "entries_max", "batches_count"), [(64, 1_000, 1), (3, 1_000, 7), (64, 1, 21)]
+)
+def test_overlapping_windows_that_are_due_at_once_are_emitted_together(
+    monkeypatch: pytest.MonkeyPatch, windows_max: int, entries_max: int, batches_count: int
+) -> None:
+    monkeypatch.setattr(window_operators, "WINDOWS_SELECTED_MAX", windows_max)
+    monkeypatch.setattr(window_operators, "ENTRIES_MERGED_MAX", entries_max)
+    with _running(SlidingEventTimeWindows(1.0, 0.5)) as run:
+        records = [(key, 500 * step, 1 + step) for step in range(20) for key in (1, 2)]
+        assert run.take(*records) == []
+        run.operator.on_watermark(10_499)
+        assert len(run.batches) == batches_count
+        assert run.emitted() == [
+            (key, start, start + 1_000, len(steps), sum(1 + step for step in steps))
+            for key in (1, 2)
+            for start in range(-500, 10_000, 500)
+            if (steps := [step for step in range(20) if start <= 500 * step < start + 1_000])
+        ]
 
 
 def test_overlapping_windows_share_their_records() -> None:
@@ -313,6 +337,37 @@ def test_windows_of_the_clock_begin_at_their_offset(monkeypatch: pytest.MonkeyPa
         now_s = 10.3
         run.operator.on_time()
         assert run.emitted() == [(1, 9_300, 10_300, 1, 5)]
+
+
+def test_records_exactly_a_gap_apart_share_a_session_until_it_is_emitted() -> None:
+    with _running(EventTimeSessionWindows(1.0)) as run:
+        assert run.take((1, 0, 1), (2, 0, 1), (3, 0, 1)) == []
+        assert run.take((1, 1_000, 1), (2, 1_001, 1)) == []
+        # A session is due one millisecond before its end, as in Flink.
+        assert run.advance(998) == []
+        assert run.advance(999) == [(2, 0, 1_000, 1, 1), (3, 0, 1_000, 1, 1)]
+        assert run.take((3, 1_000, 1)) == []
+        assert run.advance(2_000) == [
+            (1, 0, 2_000, 2, 2), (2, 1_001, 2_001, 1, 1), (3, 1_000, 2_000, 1, 1),
+        ]  # fmt: skip
+
+
+def test_open_windows_of_the_clock_are_emitted_once_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        window_operators, "StateClock", lambda: clock.StateClock(wall_clock=lambda: 10.2)
+    )
+    with _running(TumblingProcessingTimeWindows(1.0)) as run:
+        run.take((1, None, 5), (2, None, 6))
+        run.operator.flush()
+        assert run.emitted() == [(1, 10_000, 11_000, 1, 5), (2, 10_000, 11_000, 1, 6)]
+        assert run.operator.due_in_s is None
+        # The last rows of an earlier function follow the first end.
+        run.take((1, None, 7))
+        run.operator.flush()
+        run.operator.flush()
+        assert run.emitted() == [(1, 10_000, 11_000, 1, 7)]
 
 
 def test_event_windows_have_no_clock() -> None:
