@@ -78,6 +78,7 @@ class Job:
         """Request a checkpoint, without waiting for it. If it fails, another one follows."""
         self._driver.request(CheckpointKind.MANUAL)
 
+    @check_arguments
     def savepoint(
         self,
         path: str | None = None,
@@ -121,6 +122,7 @@ class Job:
         """
         return self._driver.look_up(uid, state, [key])
 
+    @check_arguments
     def stop(
         self,
         timeout_s: float | None = 60.0,
@@ -431,6 +433,7 @@ class Pipeline:
         return read_streams(self._graph, source, uid, dead_letters, watermarks)
 
     @without_internal_frames
+    @check_arguments
     def start(
         self,
         *,

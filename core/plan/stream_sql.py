@@ -72,15 +72,33 @@ class StreamSql:
         Raises:
             OverflowError: An integer overflows, or a decimal has more digits than its type. The
                 message names the expression and both values, or the column and the value.
+            ValueError: The query cannot be computed for a record, such as a division by zero. The
+                message names the query and the record.
         """
         self._failures.clear()
         try:
             yield from self._run(self._context, rows)
-        except Exception:
+        except OverflowError:
+            raise
+        except Exception as error:
             # The engine has turned an error of a user's function into text.
             if self._failures:
                 raise self._failures[0] from None
-            raise
+            record = self._find_failing(rows).to_pylist()[0]
+            raise ValueError(f"sql({self.query!r}): {error}; at record {record}") from error
+
+    def _find_failing(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the first row of `rows` for which the query fails, by halving."""
+        while rows.num_rows > 1:
+            half = rows.num_rows // 2
+            try:
+                for _ in self._run(self._context, rows.slice(0, half)):
+                    pass
+            except Exception:
+                rows = rows.slice(0, half)
+            else:
+                rows = rows.slice(half)
+        return rows
 
     def _run(self, context: Any, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         # Plan again for each batch, because a plan holds the rows of its table.

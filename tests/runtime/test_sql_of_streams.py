@@ -58,6 +58,22 @@ def test_a_value_that_an_expression_cannot_take_names_the_operator(
         pipeline.run(60)
 
 
+@pytest.mark.parametrize("where", [False, True], ids=["sql", "aggregate"])
+def test_a_division_by_zero_names_the_expression_and_the_record(
+    cluster: AnyCluster, tmp_path: Path, *, where: bool
+) -> None:
+    pipeline, records, sink = begin(cluster, tmp_path, CountingSource(100), restart=NoRestart())
+    quotients = (
+        records.key_by("account").running(n=count(where="10 / (id - 77) > 1"), uid="divided")
+        if where
+        else records.sql("SELECT 10 / (id - 77) > 1 AS is_large FROM stream", uid="divided")
+    )
+    quotients.write(sink, uid="out")
+    expected = r"operator 'divided' failed: .*10 / \(id - 77\) > 1.*zero.*at record .*'id': 77[,}]"
+    with pytest.raises(UserFunctionError, match=expected):
+        pipeline.run(60)
+
+
 def test_an_integer_that_leaves_64_bits_ends_the_job_and_is_never_written(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -168,3 +168,10 @@ def test_a_missing_or_unknown_argument_is_pythons_own_error() -> None:
         call(1, cast("Any", "2"))
     with pytest.raises(ConfigError, match=r"call\(b=…\)"):
         call(1, b=cast("Any", 2))
+
+
+def test_a_start_from_something_else_than_a_path_is_refused_by_its_name() -> None:
+    checkpointing = onceflow.Checkpointing(storage="/nowhere")
+    pipeline = onceflow.Pipeline(onceflow.LocalProcesses(), name="job", checkpointing=checkpointing)
+    with pytest.raises(ConfigError, match=r"start\(from_savepoint=…\) takes a text or None"):
+        pipeline.start(from_savepoint=cast("Any", 7))
