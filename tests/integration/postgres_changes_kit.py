@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from onceflow.core.spi import ReaderContext, SourceReader
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.sources import PostgresChanges
 
+CREATE_TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 CONTEXT = ReaderContext("job", "t", 0, 1, AttemptId(1))
 _TIMEOUT_S = 90
 
@@ -52,6 +54,25 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@contextmanager
+def open_database(
+    server: EmbeddedPostgres, *statements: str
+) -> Generator[psycopg.Connection[TupleRow]]:
+    """Yield a connection after `statements`. Drop all slots, publications and tables at the end."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+        yield connection
+        drop_slots(connection)
+        # All tables at once: some are partitions of others.
+        tables = connection.execute(
+            "SELECT string_agg(oid::regclass::text, ', ') FROM pg_class"
+            " WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+        ).fetchall()
+        if tables[0][0] is not None:
+            connection.execute(f"DROP TABLE {tables[0][0]} CASCADE".encode())
 
 
 def drop_slots(database: psycopg.Connection[TupleRow]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from psycopg.rows import TupleRow
 from tests.integration.postgres_changes_kit import (
     CONTEXT,
-    drop_slots,
+    CREATE_TABLE,
+    open_database,
     read_rows,
     read_to_error,
     source_of,
@@ -32,11 +33,8 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    with open_database(server, CREATE_TABLE) as connection:
         yield connection
-        drop_slots(connection)
-        connection.execute("DROP TABLE IF EXISTS child, u, t CASCADE")
 
 
 _CHANGES = """

@@ -12,6 +12,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.rows import TupleRow
+from tests.integration.postgres_changes_kit import (
+    CONTEXT,
+    CREATE_TABLE,
+    open_database,
+    source_of,
+)
 
 from onceflow.clients.postgres.replication import ReplicationStream, StreamRefused
 from onceflow.core.errors import (
@@ -21,8 +27,7 @@ from onceflow.core.errors import (
     SettingsRefused,
     SourceUnavailable,
 )
-from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.spi import ReaderContext, SourceReader, Split
+from onceflow.core.spi import SourceReader, Split
 from onceflow.integration.conformance.processes import eventually
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.sources import PostgresChanges
@@ -31,8 +36,6 @@ from onceflow.sources.postgres import reader as postgres_reader
 from onceflow.sources.postgres.first_copy import Key
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.table import SourceTable
-
-_CONTEXT = ReaderContext("job", "t", 0, 1, AttemptId(1))
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +46,8 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    with open_database(server, CREATE_TABLE) as connection:
         yield connection
-        connection.execute(
-            "DO $$ DECLARE p text; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP"
-            " EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$"
-        )
-        deadline = time.monotonic() + 30
-        while connection.execute("SELECT FROM pg_replication_slots WHERE active").fetchall():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
-        connection.execute("DROP TABLE IF EXISTS t")
-
-
-def _source(server: EmbeddedPostgres, **options: Any) -> PostgresChanges:
-    given: dict[str, Any] = {"table": "t", **options}
-    return PostgresChanges(server.url, **given).bind("job", "t")
 
 
 def _read(
@@ -92,12 +79,12 @@ def test_a_table_is_copied_and_followed_and_its_slot_moves_after_the_decision(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
     database.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 25) i")
-    source = _source(server, chunk_rows=10, batch_rows=4)
+    source = source_of(server, chunk_rows=10, batch_rows=4)
     source.validate()
     splits = source.splits()
     start = _confirmed(database)
     database.execute("UPDATE t SET v = 'new' WHERE id = 3")
-    reader = source.reader(splits, _CONTEXT)
+    reader = source.reader(splits, CONTEXT)
     # Two ranges of the key are copied side by side.
     copied = sorted(_read(reader, 25), key=lambda row: int(row["id"]))
     assert [row["id"] for row in copied] == list(range(1, 26))
@@ -118,7 +105,7 @@ def test_a_table_is_copied_and_followed_and_its_slot_moves_after_the_decision(
     reader.close()
     database.execute("INSERT INTO t VALUES (32, 'later')")
     assert source.discover(decided) == decided
-    again = source.reader(decided, _CONTEXT)
+    again = source.reader(decided, CONTEXT)
     assert _read(again, 1) == [{"id": 32, "v": "later", "_op": "c"}]
     again.close()
     with pytest.raises(OffsetOutOfRange, match="past the checkpoint's position"):
@@ -128,8 +115,8 @@ def test_a_table_is_copied_and_followed_and_its_slot_moves_after_the_decision(
 def test_an_idle_table_does_not_keep_the_wal_of_others(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    source = _source(server, first_copy="none")
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, first_copy="none")
+    reader = source.reader(source.splits(), CONTEXT)
     start = _confirmed(database)
     database.execute("CREATE TABLE busy AS SELECT generate_series(1, 1000)")
     database.execute("DROP TABLE busy")
@@ -170,8 +157,8 @@ def test_every_type_is_read_alike_in_the_copy_and_in_the_stream(
     insert = f"INSERT INTO t VALUES (%s, {', '.join(values.values())})".encode()
     database.execute(insert, [1])
     database.execute("INSERT INTO t (id) VALUES (2)")
-    source = _source(server)
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server)
+    reader = source.reader(source.splits(), CONTEXT)
     copied = _read_batches(reader, 2)
     database.execute(insert, [3])
     database.execute("INSERT INTO t (id) VALUES (4)")
@@ -245,8 +232,8 @@ def test_a_value_without_an_arrow_value_is_refused_by_name(
     match: str,
 ) -> None:
     database.execute(f"ALTER TABLE t ADD COLUMN w {kind}".encode())
-    source = _source(server, first_copy="none")
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, first_copy="none")
+    reader = source.reader(source.splits(), CONTEXT)
     database.execute(f"INSERT INTO t VALUES (1, 'x', {value})".encode())
     before = reader.snapshot()
     with pytest.raises(BadRecord, match=match):
@@ -260,8 +247,8 @@ def test_a_large_value_that_was_not_sent_is_refused_unless_the_identity_is_full(
 ) -> None:
     database.execute("ALTER TABLE t ADD COLUMN n int; ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     database.execute("INSERT INTO t VALUES (1, repeat('x', 10000), 1)")
-    source = _source(server, first_copy="none")
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, first_copy="none")
+    reader = source.reader(source.splits(), CONTEXT)
     database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     database.execute("UPDATE t SET n = 2")
     (row,) = _read(reader, 1)
@@ -276,8 +263,8 @@ def test_a_large_value_that_was_not_sent_is_refused_unless_the_identity_is_full(
 def test_a_new_column_stops_the_job_after_the_last_change_without_it(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    source = _source(server, first_copy="none")
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, first_copy="none")
+    reader = source.reader(source.splits(), CONTEXT)
     database.execute("INSERT INTO t VALUES (1, 'x')")
     database.execute("ALTER TABLE t ADD COLUMN w int DEFAULT 5")
     database.execute("INSERT INTO t VALUES (2, 'y', 6)")
@@ -291,9 +278,9 @@ def test_a_new_column_stops_the_job_after_the_last_change_without_it(
     with pytest.raises(BadRecord, match="has a new column 'w'"):
         _read(reader, 1)
     reader.close()
-    later = _source(server, first_copy="none")
+    later = source_of(server, first_copy="none")
     assert later.discover(decided) == decided
-    again = later.reader(decided, _CONTEXT)
+    again = later.reader(decided, CONTEXT)
     assert _read(again, 1) == [{"id": 2, "v": "y", "w": 6, "_op": "c"}]
     again.close()
 
@@ -306,11 +293,11 @@ def test_a_transaction_that_runs_since_before_the_slot_delays_the_copy_and_is_re
 ) -> None:
     monkeypatch.setattr(copying, "REPORTED_AFTER_S", 0.2)
     database.execute("INSERT INTO t VALUES (1, 'old')")
-    source = _source(server)
+    source = source_of(server)
     splits = source.splits()
     with psycopg.connect(server.url) as other:
         other.execute("INSERT INTO t VALUES (2, 'open')")
-        reader = source.reader(splits, _CONTEXT)
+        reader = source.reader(splits, CONTEXT)
         until = time.monotonic() + 1
         while time.monotonic() < until:
             assert reader.poll(0.05) is None
@@ -325,8 +312,8 @@ def test_a_transaction_that_runs_since_before_the_slot_delays_the_copy_and_is_re
 def test_a_prepared_transaction_is_read_when_it_is_committed(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    source = _source(server)
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server)
+    reader = source.reader(source.splits(), CONTEXT)
     assert _read(reader, 1, until=lambda: _is_copied(reader)) == []
     with psycopg.connect(server.url, autocommit=True) as other:
         other.execute("BEGIN; INSERT INTO t VALUES (1, 'prepared'); PREPARE TRANSACTION 'p'")
@@ -348,6 +335,11 @@ def test_a_prepared_transaction_is_read_when_it_is_committed(
         ("", {"schema": "id BIGINT"}, "'id'.*not read as int64: give int32, or string"),
         ("", {"schema": "v STRING"}, "schema= lacks id"),
         ("CREATE PUBLICATION p", {"publication": "p"}, 'ALTER PUBLICATION "p" ADD TABLE'),
+        (
+            "CREATE PUBLICATION p FOR TABLE t (id)",
+            {"publication": "p"},
+            "limits the rows or columns",
+        ),
         (
             "CREATE PUBLICATION p FOR TABLE t WHERE (id > 5)",
             {"publication": "p"},
@@ -381,7 +373,7 @@ def test_what_cannot_be_read_is_refused_at_the_start_and_leaves_nothing(
         database.execute(statements.encode())
     before = _list_left(database)
     with pytest.raises(ConfigError, match=match):
-        _source(server, **options).splits()
+        source_of(server, **options).splits()
     assert _list_left(database) == before
 
 
@@ -391,7 +383,7 @@ def test_a_server_without_a_free_slot_keeps_no_publication(
     for name in ("a", "b"):
         database.execute("SELECT pg_create_physical_replication_slot(%s)", [name])
     with pytest.raises(ConfigError, match="raise max_replication_slots"):
-        _source(server).splits()
+        source_of(server).splits()
     assert _list_left(database) == (["a", "b"], [])
 
 
@@ -407,7 +399,7 @@ def test_a_user_without_the_right_to_replicate_is_refused_by_name(
     database.execute("CREATE ROLE reader LOGIN; GRANT SELECT ON t TO reader")
     try:
         with pytest.raises(ConfigError, match="ALTER ROLE reader REPLICATION"):
-            _source(server, user="reader").validate()
+            source_of(server, user="reader").validate()
     finally:
         database.execute("DROP OWNED BY reader; DROP ROLE reader")
 
@@ -416,20 +408,20 @@ def test_a_server_without_logical_wal_is_refused_by_name() -> None:
     with EmbeddedPostgres() as server, psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
         with pytest.raises(ConfigError, match="wal_level = replica; needed: logical"):
-            _source(server).validate()
+            source_of(server).validate()
 
 
 def test_a_slot_that_is_gone_or_new_or_in_use_is_told_apart(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    source = _source(server, first_copy="none", connect_timeout_s=2.0)
+    source = source_of(server, first_copy="none", connect_timeout_s=2.0)
     splits = source.splits()
-    reader = source.reader(splits, _CONTEXT)
+    reader = source.reader(splits, CONTEXT)
     database.execute("INSERT INTO t VALUES (1, 'x')")
     _read(reader, 1)
     with pytest.raises(ConfigError, match="in use by another reader"):
         source.splits()
-    other = source.reader(splits, _CONTEXT)
+    other = source.reader(splits, CONTEXT)
     with pytest.raises(SourceUnavailable, match="in use by another reader"):
         _read(other, 1)
     other.close()
@@ -456,7 +448,7 @@ def _await_free(connection: psycopg.Connection[TupleRow]) -> None:
 def test_another_cluster_is_refused_by_name(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    source = _source(server)
+    source = source_of(server)
     (split,) = source.splits()
     other = Split(split.id, split.position.replace(b'"system":"', b'"system":"9'))
     with pytest.raises(OffsetOutOfRange, match="leads to the cluster"):
@@ -469,20 +461,20 @@ def test_the_copy_of_a_table_without_a_key_is_not_continued(
     database.execute("DROP TABLE t; CREATE TABLE t (v text)")
     database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     database.execute("INSERT INTO t SELECT 'x' FROM generate_series(1, 100)")
-    source = _source(server, batch_rows=10)
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, batch_rows=10)
+    reader = source.reader(source.splits(), CONTEXT)
     _read(reader, 10)
     half = reader.snapshot()
     others = _read(reader, 91, until=lambda: _is_copied(reader))
     assert len(others) == 90
     whole = reader.snapshot()
     reader.close()
-    again = source.reader(half, _CONTEXT)
+    again = source.reader(half, CONTEXT)
     with pytest.raises(OffsetOutOfRange, match="was interrupted, and it cannot continue"):
         _read(again, 1)
     again.close()
     database.execute("INSERT INTO t VALUES ('later')")
-    followed = source.reader(whole, _CONTEXT)
+    followed = source.reader(whole, CONTEXT)
     assert _read(followed, 1) == [{"v": "later", "_op": "c"}]
     followed.close()
 
@@ -500,8 +492,8 @@ def test_columns_that_are_changed_between_two_chunks_end_the_copy(
 ) -> None:
     """A later chunk has the update of the new column, which its rows lack, so it would be lost."""
     database.execute("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 40) AS n")
-    source = _source(server, chunk_rows=2, batch_rows=2)
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, chunk_rows=2, batch_rows=2)
+    reader = source.reader(source.splits(), CONTEXT)
     with contextlib.closing(reader):
         assert len(_read(reader, 2)) == 2
         database.execute("ALTER TABLE t ADD w int; UPDATE t SET w = 7 WHERE id = 40")
@@ -526,8 +518,8 @@ def test_a_table_is_not_rewritten_between_the_snapshot_of_a_chunk_and_its_rows(
         return select_chunk(table, lower, upper, rows)
 
     monkeypatch.setattr(copying, "select_chunk", rewrite_first)
-    source = _source(server)
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server)
+    reader = source.reader(source.splits(), CONTEXT)
     with contextlib.closing(reader):
         assert [row["id"] for row in _read(reader, 2, until=lambda: _is_copied(reader))] == [1, 2]
 
@@ -541,8 +533,8 @@ def test_a_fault_in_the_copy_is_not_retried_as_an_outage(
         raise ZeroDivisionError
 
     monkeypatch.setattr(copying, "select_chunk", fail)
-    source = _source(server)
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server)
+    reader = source.reader(source.splits(), CONTEXT)
     with contextlib.closing(reader), pytest.raises(ZeroDivisionError):
         _read(reader, 1)
 
@@ -558,12 +550,12 @@ def test_a_fault_in_the_copy_is_not_retried_as_an_outage(
 def test_a_job_does_not_go_on_if_its_publication_no_longer_sends_every_change(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow], statement: str
 ) -> None:
-    source = _source(server, first_copy="none")
+    source = source_of(server, first_copy="none")
     splits = source.splits()
     database.execute(statement.encode())
     with pytest.raises(OffsetOutOfRange, match=r"leaves out changes\. Drop the slot"):
         source.discover(splits)
-    reader = source.reader(splits, _CONTEXT)
+    reader = source.reader(splits, CONTEXT)
     with contextlib.closing(reader), pytest.raises(OffsetOutOfRange, match="leaves out changes"):
         _read(reader, 1)
 
@@ -573,9 +565,9 @@ def test_a_right_that_was_revoked_is_refused_by_name(
 ) -> None:
     database.execute("CREATE ROLE reader LOGIN REPLICATION; GRANT SELECT ON t TO reader")
     try:
-        splits = _source(server, first_copy="none").splits()
-        source = _source(server, first_copy="none", user="reader")
-        reader = source.reader(splits, _CONTEXT)
+        splits = source_of(server, first_copy="none").splits()
+        source = source_of(server, first_copy="none", user="reader")
+        reader = source.reader(splits, CONTEXT)
         database.execute("ALTER ROLE reader NOREPLICATION")
         with contextlib.closing(reader), pytest.raises(ConfigError, match="REPLICATION"):
             _read(reader, 1)
@@ -586,7 +578,7 @@ def test_a_right_that_was_revoked_is_refused_by_name(
 def test_a_slot_that_another_session_creates_is_not_called_invalidated(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    source = _source(server)
+    source = source_of(server)
     with psycopg.connect(server.url) as other:
         other.execute("INSERT INTO t VALUES (1, 'open')")
         creation = threading.Thread(target=source.splits)
@@ -612,8 +604,8 @@ def test_a_publication_that_the_wal_does_not_know_is_not_asked_for_again(
         raise StreamRefused('publication "p" does not exist', "42704")
 
     monkeypatch.setattr(ReplicationStream, "receive", refuse)
-    source = _source(server, first_copy="none")
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, first_copy="none")
+    reader = source.reader(source.splits(), CONTEXT)
     with contextlib.closing(reader), pytest.raises(OffsetOutOfRange, match="pg_drop_replication"):
         _read(reader, 1)
 
@@ -625,8 +617,8 @@ def test_a_publication_that_is_dropped_while_the_job_runs_ends_it(
 ) -> None:
     """The server goes on without the changes, and reports nothing to the reader."""
     monkeypatch.setattr(postgres_reader, "PUBLICATION_CHECK_S", 0.2)
-    source = _source(server, first_copy="none")
-    reader = source.reader(source.splits(), _CONTEXT)
+    source = source_of(server, first_copy="none")
+    reader = source.reader(source.splits(), CONTEXT)
     with contextlib.closing(reader):
         database.execute("INSERT INTO t VALUES (1, 'x')")
         assert len(_read(reader, 1)) == 1
@@ -636,7 +628,7 @@ def test_a_publication_that_is_dropped_while_the_job_runs_ends_it(
 
 
 def test_a_missing_secret_is_not_called_a_setting_of_a_sink(server: EmbeddedPostgres) -> None:
-    source = _source(server, password="${env:ONCEFLOW_TEST_ABSENT}")
+    source = source_of(server, password="${env:ONCEFLOW_TEST_ABSENT}")
     with pytest.raises(SettingsRefused, match="password of database.*ONCEFLOW_TEST_ABSENT") as end:
         source.validate()
     assert "sink" not in str(end.value)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import TupleRow
-from tests.integration.postgres_changes_kit import CONTEXT, drop_slots, read_rows, source_of
+from tests.integration.postgres_changes_kit import CONTEXT, open_database, read_rows, source_of
 
 from onceflow.clients.postgres.binary_rows import split_copy_rows
 from onceflow.core.errors import BadRecord, OffsetOutOfRange
@@ -76,10 +76,8 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
+    with open_database(server) as connection:
         yield connection
-        drop_slots(connection)
-        connection.execute("DROP TABLE IF EXISTS t")
 
 
 def _create(database: psycopg.Connection[TupleRow], kind: str) -> str:

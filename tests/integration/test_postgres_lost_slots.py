@@ -12,7 +12,8 @@ import pytest
 from psycopg.rows import TupleRow
 from tests.integration.postgres_changes_kit import (
     CONTEXT,
-    drop_slots,
+    CREATE_TABLE,
+    open_database,
     read_rows,
     read_to_error,
     source_of,
@@ -39,11 +40,8 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    with open_database(server, CREATE_TABLE) as connection:
         yield connection
-        drop_slots(connection)
-        connection.execute("DROP TABLE IF EXISTS t")
 
 
 def _invalidate(database: psycopg.Connection[TupleRow]) -> None:
@@ -189,3 +187,38 @@ def test_a_server_that_was_restored_from_a_backup_is_refused(tmp_path: Path) -> 
         assert source.discover(splits) == splits
         with pytest.raises(OffsetOutOfRange, match="a backup was restored"):
             source.discover(decided)
+
+
+def test_a_slot_of_the_user_that_fails_over_is_read_like_any_other(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    ((version,),) = database.execute("SHOW server_version_num").fetchall()
+    if int(version) < 170000:
+        pytest.skip("failover slots came with PostgreSQL 17")
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    database.execute("SELECT pg_create_logical_replication_slot('f', 'pgoutput', failover => true)")
+    database.execute("INSERT INTO t VALUES (1, 'x')")
+    source = source_of(server, slot="f", publication="p", first_copy="none")
+    source.validate()
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        assert [row["id"] for row in read_rows(reader, 1)] == [1]
+        decided = reader.snapshot()
+    assert source.discover(decided) == decided
+
+
+@pytest.mark.servers
+def test_a_standby_is_refused_at_the_start_and_nothing_is_created() -> None:
+    with EmbeddedPostgres({"wal_level": "logical"}) as standby:
+        with psycopg.connect(standby.url, autocommit=True) as connection:
+            connection.execute(CREATE_TABLE.encode())
+            ((data,),) = connection.execute("SHOW data_directory").fetchall()
+        Path(data, "standby.signal").touch()
+        standby.kill()
+        standby.start()
+        for first_copy in ("all", "only"):
+            source = source_of(standby, first_copy=first_copy)
+            for call in (source.validate, source.splits):
+                with pytest.raises(ConfigError, match="it is a standby.*name the primary"):
+                    call()
+        with psycopg.connect(standby.url) as connection:
+            assert connection.execute("SELECT FROM pg_replication_slots").fetchall() == []

@@ -17,6 +17,7 @@ from tests.integration import postgres_sink_kit as postgres
 from tests.integration.postgres_changes_kit import (
     CONTEXT,
     drop_slots,
+    open_database,
     read_rows,
     source_of,
     wait_until,
@@ -44,10 +45,8 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
+    with open_database(server) as connection:
         yield connection
-        drop_slots(connection)
-        connection.execute("DROP TABLE IF EXISTS t, original, copy")
 
 
 def _create(database: psycopg.Connection[TupleRow], key: str = "int") -> None:
