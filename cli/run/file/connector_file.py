@@ -437,7 +437,7 @@ def _check_keys(kind: str, keys: StepKeys, where: str) -> None:
                 f"{where}: {name} belongs to a step with {owners}, and this step is {kind}; remove"
                 f" {name}"
             )
-    if "key_by" in allowed and not keys.key_by:
+    if "key_by" in allowed and not keys.key_by and kind != "window":
         raise ConfigError(f"{where}: {kind} needs key_by, the columns of the key")
 
 
@@ -448,8 +448,10 @@ def _apply_window(stream: Stream, keys: StepKeys, window: object, uid: str, wher
     name = table.pop("type", None)
     check_names([str(name)], list(WINDOWS), f"{where}.window.type")
     assigner = parse_record(WINDOWS[str(name)], table, f"{where}.window")
-    windowed = stream.key_by(*(keys.key_by or ())).window(
-        assigner, time=keys.time, allowed_lateness=keys.allowed_lateness
-    )
     aggregates = parse_aggregates(keys.aggregate or {}, f"{where}.aggregate")
+    time, lateness = keys.time, keys.allowed_lateness
+    if not keys.key_by:
+        together = stream.window_all(assigner, time=time, allowed_lateness=lateness)
+        return together.aggregate(uid=uid, **aggregates)
+    windowed = stream.key_by(*keys.key_by).window(assigner, time=time, allowed_lateness=lateness)
     return windowed.aggregate(uid=uid, **aggregates)

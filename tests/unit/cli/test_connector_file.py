@@ -249,6 +249,20 @@ def test_a_step_may_keep_one_record_of_each_key(tmp_path: Path) -> None:
         build(tmp_path, steps.replace('"amount"\n#', '"amonut"\n#'))
 
 
+@pytest.mark.parametrize(
+    ("key", "kinds"),
+    [("", ["PreAggregateWindows", "MergeWindows"]), ('key_by = "account"', ["AggregateWindows"])],
+)
+def test_windows_have_a_key_or_none(tmp_path: Path, key: str, kinds: list[str]) -> None:
+    window = 'window = { type = "tumbling_event_time", size = "1 min" }\naggregate = '
+    steps = PLAIN.replace('key_by = "account"', key).replace("running = ", window)
+    graph = (
+        build(tmp_path, steps.replace("[steps", 'watermarks = "id"\n[steps', 1)).describe().graph
+    )
+    made = [operator.kind for operator in graph.operators if "Windows" in operator.kind]
+    assert made == kinds
+
+
 def test_an_aggregate_may_have_a_condition_as_in_sql() -> None:
     assert parse_aggregates(
         {
