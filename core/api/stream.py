@@ -22,6 +22,7 @@ from onceflow.core.api.joined_streams import (
     mark_outer_sides,
     regular_join,
 )
+from onceflow.core.api.service_calls import ServiceCalls
 from onceflow.core.api.windowed_stream import (
     AllWindowedStream,
     CountWindowedStream,
@@ -86,17 +87,12 @@ TOP_N_MAX = 1_000
 """The largest number of records that `top_n` keeps for each key."""
 
 
-class Stream:
+class Stream(ServiceCalls["Stream"]):
     """A stream of records with one schema. Each method adds an operator and returns its output.
 
     No records flow before `Pipeline.start`. A stream may be used several times, and each use gets
     all of its records.
     """
-
-    def __init__(self, graph: GraphBuilder, *feeds: Feed) -> None:
-        """`feeds` must have the same schema."""
-        self._graph = graph
-        self._feeds = feeds
 
     @property
     def schema(self) -> pa.Schema:
@@ -413,6 +409,9 @@ class Stream:
         )
         if dead_letters is not None:
             self._graph.add_dead_letters(written, dead_letters)
+
+    def _make_stream(self, feed: Feed) -> Stream:
+        return Stream(self._graph, feed)
 
     def _then(self, work: Work, uid: str | None, schema: SchemaLike | None) -> Stream:
         made = self.schema if schema is None else schema_of(schema)

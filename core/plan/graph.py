@@ -193,9 +193,13 @@ class Graph:
         members: dict[str, list[Operator]] = {}
         for operator in self.operators:
             above = {home[feed.uid] for feed in operator.feeds}
-            stays = len(above) == 1 and all(
-                self._exchange(operator, number)[0] is Exchange.FORWARD
-                for number in range(len(operator.inputs))
+            stays = (
+                not operator.work.starts_chain
+                and len(above) == 1
+                and all(
+                    self._exchange(operator, number)[0] is Exchange.FORWARD
+                    for number in range(len(operator.inputs))
+                )
             )
             home[operator.uid] = chain = above.pop() if stays else operator.uid
             members.setdefault(chain, []).append(operator)

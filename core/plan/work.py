@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from onceflow.core.plan import functions, process_functions
 from onceflow.core.plan.aggregates import Aggregate
+from onceflow.core.plan.async_functions import Call, CallLimits
 from onceflow.core.plan.compiled_function import CompiledFunction
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.plan.join_functions import TimedJoin
@@ -64,6 +65,8 @@ class Work:
     """The beginning of the default uid, which names the operator's state. Must never change."""
     has_side_outputs: ClassVar[bool] = False
     """True if a function of this work may emit to side outputs."""
+    starts_chain: ClassVar[bool] = False
+    """True if the operator is always the first one of its chain."""
 
     @property
     def kind(self) -> str:
@@ -200,6 +203,26 @@ class FlatMapRecords(Work):
 
     verb: ClassVar[str] = "flat_map"
     function: Callable[[functions.Record], Iterable[functions.Record]]
+
+
+@dataclass(frozen=True, slots=True)
+class MapAsync(Work):
+    """Calls a service for each record, or for each part of a batch."""
+
+    verb: ClassVar[str] = "async_map"
+    starts_chain: ClassVar[bool] = True
+    function: Call
+    limits: CallLimits
+    idempotency_key: tuple[str, ...] = ()
+    """The columns that identify a record, if the function gets an idempotency key."""
+    rows_max: int | None = None
+    """The number of rows of a batch for one call, or None for a call for each record."""
+    on_bad_row: OnBadRow = OnBadRow.FAIL
+
+    @property
+    def owned_state(self) -> OwnedState:
+        """The records in flight."""
+        return OwnedState.OF_SUBTASK
 
 
 @dataclass(frozen=True, slots=True)

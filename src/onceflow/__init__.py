@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         min_,
         sum_,
     )
+    from onceflow.core.plan.async_functions import AsyncFunction, CallRetries
     from onceflow.core.plan.event_time import WatermarkStrategy
     from onceflow.core.plan.function_metrics import (
         FunctionCounter,
@@ -180,6 +181,7 @@ else:
                 "Aggregate avg count count_distinct first last max_ min_ sum_"
             ),
             "onceflow.core.plan.work": "Order desc",
+            "onceflow.core.plan.async_functions": "AsyncFunction CallRetries",
             "onceflow.core.plan.event_time": "WatermarkStrategy",
             "onceflow.core.plan.function_metrics": (
                 "FunctionCounter FunctionGauge FunctionHistogram MetricsAccess"
@@ -243,6 +245,7 @@ __all__ = [
     "AggregatingState",
     "AggregatingStateDescriptor",
     "AllWindowedStream",
+    "AsyncFunction",
     "AttemptBegan",
     "AttemptEnded",
     "AttemptRunning",
@@ -254,6 +257,7 @@ __all__ = [
     "BroadcastConnectedStream",
     "BroadcastProcessFunction",
     "BroadcastStream",
+    "CallRetries",
     "CheckpointAcked",
     "CheckpointCommitted",
     "CheckpointCompleted",

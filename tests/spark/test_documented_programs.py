@@ -87,6 +87,8 @@ def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
         (one["id"], one["payer"], one["euros"]) for one in rows_in(tmp_path / "target/projected")
     }
     assert projected == {(one["id"], one["account"], one["amount"] / 100) for one in payments()}
+    asked = sorted((one["id"], one["fee"]) for one in rows_in(tmp_path / "target/asked"))
+    assert asked == [(one["id"], one["amount"] // 100) for one in payments()]
     called = rows_in(tmp_path / "target/called")
     assert sorted((one["id"], one["vowels"], one["euros"]) for one in called) == [
         (one["id"], 1, one["amount"] / 100) for one in payments()

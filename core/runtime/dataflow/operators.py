@@ -164,6 +164,31 @@ class RunningOperator(ABC):
         if DEAD_LETTERS_TAG in self._aside:
             self.emit_to(DEAD_LETTERS_TAG, batch_of_letters(self.uid, letters))
 
+    def attach(  # noqa: B027 - optional hook
+        self, wake: Callable[[], None], forward: Callable[[int], None]
+    ) -> None:
+        """Set callbacks, if this is the first operator of its chain.
+
+        `wake` lets the subtask call `on_time`, and may be called on any thread. `forward` passes a
+        held watermark on, to the other operators of the chain and to all outputs.
+        """
+
+    @property
+    def holds_watermarks(self) -> bool:
+        """True if the operator, the first one of its chain, gets `hold_watermark` for watermarks.
+
+        It then gets no `on_watermark`, and passes each watermark on itself.
+        """
+        return False
+
+    def hold_watermark(self, watermark: int) -> None:  # noqa: B027 - optional hook
+        """Pass `watermark` on after the results of the rows before it."""
+
+    @property
+    def is_full(self) -> bool:
+        """True if the subtask must not take further rows for now."""
+        return False
+
     @abstractmethod
     def process(self, batch: Batch) -> None:
         """Compute the results of `batch` and `emit` them."""

@@ -112,6 +112,7 @@ class Subtask(ABC):
         for edge in edges:
             # The thread waits only at its gate, so a new credit has to wake it there.
             edge.partitioner.attach(gate.wake)
+        operators[0].attach(gate.wake, self._forward_watermark)
         self._report = report
         self._busy_s = 0.0
         self._backpressured_s = 0.0
@@ -212,7 +213,7 @@ class Subtask(ABC):
     ) -> messages.SubtaskMail | Announced | Received[Batch] | None:
         """Wait for work. Unless `clear`, the waiting time counts as backpressure."""
         if clear:
-            return self.gate.take(timeout_s)
+            return self.gate.take(timeout_s, elements=not self._operators[0].is_full)
         began = time.monotonic()
         try:
             return self.gate.take(timeout_s, elements=False)
@@ -262,14 +263,24 @@ class Subtask(ABC):
 
     def _advance(self, next_watermark: Callable[[], int | None]) -> None:
         """Pass new watermarks to the operators and to all outputs, until there is none."""
+        head = self._operators[0]
         while (watermark := next_watermark()) is not None:
+            if head.holds_watermarks:
+                head.hold_watermark(watermark)
+                continue
             if watermark != IDLE:
-                for operator in self._operators:
-                    operator.on_watermark(watermark)
-            # The end of the input implies MAX_WATERMARK.
-            if watermark != MAX_WATERMARK:
-                for edge in self._edges:
-                    edge.partitioner.tell(watermark)
+                head.on_watermark(watermark)
+            self._forward_watermark(watermark)
+
+    def _forward_watermark(self, watermark: int) -> None:
+        """Pass a watermark that the first operator has seen to the other ones and all outputs."""
+        if watermark != IDLE:
+            for operator in self._operators[1:]:
+                operator.on_watermark(watermark)
+        # The end of the input implies MAX_WATERMARK.
+        if watermark != MAX_WATERMARK:
+            for edge in self._edges:
+                edge.partitioner.tell(watermark)
 
     def _end_of_stream(self) -> None:
         for operator in self._operators:

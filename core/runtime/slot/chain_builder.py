@@ -17,6 +17,7 @@ from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import Deploy
 from onceflow.core.runtime.dataflow import function_operators
+from onceflow.core.runtime.dataflow.async_operator import AsyncOperator
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     CollectedChannel,
@@ -197,7 +198,9 @@ class ChainBuilder:
             if self._context.closing.is_set():
                 raise SlotLost("the slot shuts down while its state is restored")
             running[operator.uid] = built = self._build_operator(operator, ref)
-            if isinstance(built, (KeyedOperator, function_operators.FunctionOperator)):
+            if isinstance(
+                built, (KeyedOperator, function_operators.FunctionOperator, AsyncOperator)
+            ):
                 self._dropped += built.dropped
             if operator is not chain.head:
                 for feed in operator.feeds:

@@ -21,6 +21,7 @@ from onceflow.core.protocol.messages import Deploy, RestoredOperator
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow import function_operators, operators
 from onceflow.core.runtime.dataflow.all_windows import PreAggregator, RowGatherer, WindowMerger
+from onceflow.core.runtime.dataflow.async_operator import AsyncOperator
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
@@ -272,6 +273,10 @@ BUILDERS: Mapping[type[kinds.Work], _Build] = MappingProxyType(
             _line(kinds.SelectSql, lambda w, p: operators.SqlMapper(p.uid, w, p.schema)),
             _line(kinds.MapRecords, lambda w, p: operators.RecordMapper(p.uid, w, p.schema)),
             _line(kinds.FlatMapRecords, lambda w, p: operators.RecordMapper(p.uid, w, p.schema)),
+            _line(
+                kinds.MapAsync,
+                lambda w, p: AsyncOperator(p.uid, w, p.open_operator_state(), p.schema, p.plan.job),
+            ),
             _line(kinds.FilterRecords, lambda w, p: operators.RecordFilter(p.uid, w)),
             _line(kinds.ProcessKeyed, _build_process_keyed),
             _line(kinds.ProcessConnected, _build_process_connected),

@@ -1,0 +1,163 @@
+"""Calls to a service in another process: each result once, whatever happens to slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.runtime.test_union import begin
+from tests.support.clusters import AnyCluster
+from tests.support.counting_service import CountingService, counting_service
+from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.held_up import await_checkpoint, kill_a_slot, killed_and_rescaled
+from tests.support.scripted_sink import ScriptedSink, throttled_sink
+
+from onceflow import (
+    DEAD_LETTERS,
+    AsyncFunction,
+    CallRetries,
+    JobState,
+    Pipeline,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+    count,
+)
+from onceflow.core.errors import ConfigError, UserFunctionError
+
+SOURCE = CountingSource(1_200, splits_count=3, batch_rows=20)
+DOUBLED = SCHEMA.append(pa.field("doubled", pa.int64()))
+CAPACITY = 8
+
+
+class Ask(AsyncFunction):
+    """Asks the service by a blocking library."""
+
+    def __init__(self, service: CountingService) -> None:
+        self._service = service
+
+    async def __call__(self, record: dict[str, Any], key: str) -> dict[str, Any]:
+        doubled = await asyncio.to_thread(self._service.call, record["id"], key)
+        return record | {"doubled": doubled}
+
+
+@pytest.mark.parametrize(
+    ("unaligned", "ordered"),
+    [
+        pytest.param(False, True, id="aligned-ordered"),
+        pytest.param(True, False, id="unaligned-unordered", marks=pytest.mark.servers),
+    ],
+)
+@pytest.mark.only_proof
+def test_each_result_comes_once_and_each_call_has_the_key_of_its_record(
+    cluster: AnyCluster, tmp_path: Path, unaligned: bool, ordered: bool
+) -> None:
+    with counting_service() as service:
+
+        def make(parallelism: int) -> tuple[Pipeline, ScriptedSink]:
+            pipeline = begin(cluster, tmp_path, parallelism=parallelism, unaligned=unaligned)
+            ends = "" if unaligned else str(tmp_path / "out" / "released")
+            records = pipeline.read(replace(SOURCE, ends_with=ends), uid="records")
+            asked = records.async_map(
+                Ask(service),
+                schema=DOUBLED,
+                capacity=CAPACITY,
+                ordered=ordered,
+                retry=CallRetries(tries=3),
+                idempotency_key="id",
+                uid="asked",
+            )
+            sink = throttled_sink(tmp_path / "out", pause_s=0.1 if unaligned else 0)
+            asked.key_by("account").running(n=count(), uid="counted").write(sink, uid="out")
+            return pipeline, sink
+
+        rows = killed_and_rescaled(make, unaligned=unaligned)
+        counts, running_max = service.counts()
+    assert Counter(row["id"] for row in rows) == Counter(range(SOURCE.records))
+    assert all(row["doubled"] == 2 * row["id"] for row in rows)
+    numbers = Counter((row["account"], row["n"]) for row in rows)
+    assert set(numbers.values()) == {1}
+    assert sorted(map(int, counts)) == list(range(SOURCE.records))
+    assert {len(keys) for keys in counts.values()} == {1}, "one key a record"
+    assert len({key for keys in counts.values() for key in keys}) == SOURCE.records
+    # The threads of killed slots may still be served.
+    assert 1 < running_max <= 2 * 3 * CAPACITY
+
+
+def test_no_record_is_late_behind_calls_that_end_out_of_order(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """A record's time is its id, and the records of a window are answered in any order."""
+
+    async def wait(record: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(record["id"] % 7 / 500)
+        return record
+
+    ends = str(tmp_path / "killed")
+    source = replace(SOURCE, pause_s=0.01, ends_with=ends)
+    pipeline, sink = begin(cluster, tmp_path), DirectorySink(str(tmp_path / "out"))
+    records = pipeline.read(source, uid="records", watermarks=WatermarkStrategy("id"))
+    asked = records.async_map(wait, ordered=False, uid="asked")
+    windows = asked.key_by("account").window(TumblingEventTimeWindows(0.1))
+    windows.aggregate(n=count(), uid="windows").write(sink, uid="out")
+    job = pipeline.start()
+    await_checkpoint(job)
+    kill_a_slot(job, 0)
+    Path(ends).touch()
+    assert job.wait(60).state is JobState.FINISHED
+    keys = Counter((row["account"], row["window_start"]) for row in sink.rows())
+    assert set(keys.values()) == {1}
+    assert sum(row["n"] for row in sink.rows()) == SOURCE.records
+
+
+def test_records_whose_calls_fail_are_dead_letters_or_end_the_job(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    async def refuse(record: dict[str, Any]) -> dict[str, Any]:
+        if record["id"] == 7:
+            raise ValueError("the service knows no 7")
+        return record
+
+    source = replace(SOURCE, records=30)
+    letters, sink = (DirectorySink(str(tmp_path / name)) for name in ("letters", "out"))
+    pipeline = begin(cluster, tmp_path / "left out", restart=False)
+    records = pipeline.read(source, uid="records")
+    records.async_map(refuse, dead_letters=letters, uid="asked").write(sink, uid="out")
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert sorted(row["id"] for row in sink.rows()) == [n for n in range(30) if n != 7]
+    (letter,) = letters.rows()
+    assert set(letter) == set(DEAD_LETTERS.names)
+    assert (letter["operator"], letter["reason"]) == ("asked", "ValueError: the service knows no 7")
+    pipeline = begin(cluster, tmp_path / "ends", restart=False)
+    asked = pipeline.read(source, uid="records").async_map(refuse, uid="asked")
+    asked.write(DirectorySink(str(tmp_path / "never")), uid="out")
+    with pytest.raises(UserFunctionError, match=r"'asked' failed: ValueError: .*no 7.*'id': 7"):
+        pipeline.run(60)
+
+
+def test_what_is_no_call_is_refused_by_name(cluster: AnyCluster, tmp_path: Path) -> None:
+    stream: Any = begin(cluster, tmp_path).read(SOURCE, uid="records")
+
+    async def call(record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"function": dict}, r"takes a coroutine function .* was given dict"),
+        ({"capacity": 0}, r"capacity=0\): give 1 to"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"rate_limit": -1.0}, "rate_limit=-1.0"),
+        ({"idempotency_key": "no"}, "idempotency_key='no'.*no such column"),
+        ({"on_bad_row": "dead_letter"}, "needs dead_letters"),
+    ]
+    for arguments, message in mistakes:
+        with pytest.raises(ConfigError, match=message):
+            stream.async_map(arguments.pop("function", call), uid="asked", **arguments)
+    with pytest.raises(ConfigError, match="rows_max=0"):
+        stream.async_map_batches(call, rows_max=0, uid="asked")
+    with pytest.raises(ConfigError, match="tries=0"):
+        CallRetries(tries=0)
