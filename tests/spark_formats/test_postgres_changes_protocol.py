@@ -234,8 +234,14 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(
 def test_available_now_ends_with_the_changes_that_were_there_at_its_start(
     database: psycopg.Connection[TupleRow], query: Query
 ) -> None:
+    # The last batch of the copy is full, so the copy ends without rows.
+    query.options |= {"chunkRows": str(_ROWS), "maxRowsPerTrigger": "20"}
     query.run_to_end()
     assert query.copy() == _table(database)
+    # The copy is over, so a new row is a change, even behind the last key.
+    database.execute("INSERT INTO t VALUES (1000, 'new')")
+    query.run_to_end()
+    assert query.written[max(query.written)] == [{"id": 1000, "v": "new", "_op": "c"}]
     database.execute("UPDATE t SET v = 'before' WHERE id <= 5")
     query.start().prepareForTriggerAvailableNow()
     query.run_batch()

@@ -386,6 +386,9 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
         Spark commits a batch after it has logged the next one. Without a next one the server would
         keep its WAL, and a change of the table's columns would wait for ever for the batch before.
         """
+        if at.position.is_copying and not position.is_copying:
+            # Otherwise the next start would continue the copy, with rows that are added until then.
+            return True
         has_moved = position.lsn - at.position.lsn >= _WAL_MOVED_MIN
         if self._has_reached_target(position):
             return has_moved
