@@ -156,6 +156,32 @@ def test_an_operation_column_says_what_a_row_does(tmp_path: Path) -> None:
     assert job.rows() == [(2, "c")]
 
 
+def test_values_that_a_change_did_not_send_stay_and_a_missing_row_stops_the_commit(
+    tmp_path: Path,
+) -> None:
+    lists = pa.field("_unchanged", pa.list_(pa.string()))
+    schema = pa.schema([*_SCHEMA, pa.field("n", pa.int64()), lists])
+    by_key = {"write_mode": "upsert", "primary_key": ("id",), "unchanged_column": "_unchanged"}
+    job = _Job(tmp_path, schema, **by_key).open()
+    job.write(1, [{"id": 1, "v": "a", "n": 1}, {"id": 2, "v": "b", "n": 2}])
+    job.write(
+        2,
+        [
+            {"id": 1, "n": 9, "_unchanged": ["v"]},
+            {"id": 2, "v": "c", "_unchanged": ["n"]},
+            {"id": 2, "_unchanged": ["n", "v"]},
+        ],
+    )
+    expected = [(1, "a", 9), (2, "c", 2)]
+    assert job.query('SELECT id, v, n FROM "odd ü table" ORDER BY id') == expected
+    job.write(3, [{"id": 2, "_unchanged": ["n", "v"]}])
+    absent = job.prepare(4, [{"id": 1, "v": "d", "n": 0}, {"id": 3, "_unchanged": ["n", "v"]}])
+    outcome = job.committer().commit(absent)
+    assert isinstance(outcome, committables.RetryLater)
+    assert "no row with the key {'id': 3}" in outcome.reason
+    assert job.query('SELECT id, v, n FROM "odd ü table" ORDER BY id') == expected
+
+
 def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Path) -> None:
     job = _Job(tmp_path, primary_key=("id",)).open()
     job.write(1, [{"id": 1, "v": "a"}])
