@@ -39,6 +39,7 @@ from onceflow.clients.postgres.connection import BinaryArray, CopyIn, own, type_
 from onceflow.clients.postgres.types import PostgresFit, fits_of
 from onceflow.clients.sql.session import Session
 from onceflow.clients.sql.tables import Target
+from onceflow.core.arrow.kinds import is_bytes
 from onceflow.core.errors import SinkError
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.write_mode import WriteMode
@@ -361,7 +362,7 @@ def _element_form(fit: PostgresFit, column: pa.Array) -> pa.Array:
 def array_literals(lists: pa.Array) -> pa.Array:
     """Return each list as the text of a Postgres array: {"a",NULL}."""
     values = lists.flatten()
-    if arrow.is_binary(values.type) or arrow.is_large_binary(values.type):
+    if is_bytes(values.type):
         text = pa.array(
             [None if value is None else f"\\x{value.hex()}" for value in values.to_pylist()],
             pa.large_string(),

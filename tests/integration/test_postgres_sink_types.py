@@ -125,3 +125,9 @@ def test_text_of_a_type_whose_parts_have_no_limits_arrives(database: str) -> Non
     _write(database, pa.array(['{"(1.005,x)"}', "{}"]), "wood")
     shown = [row[0] for row in query(database, "SELECT v::text FROM t ORDER BY n")]
     assert shown == ['{"(1.005,x)"}', "{}"]
+
+
+def test_lists_of_bytes_of_one_size_arrive_as_these_bytes_in_an_upsert(database: str) -> None:
+    values = [[b"\\x41", b"\xff\x00ab"], None, []]
+    _write(database, pa.array(values, pa.list_(pa.binary(4))), "bytea[]", "upsert")
+    assert [row[0] for row in query(database, "SELECT v FROM t ORDER BY n")] == values
