@@ -20,6 +20,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.watermarks import NO_WATERMARK, SplitWatermarks, WatermarkMerge
 from onceflow.core.runtime.dataflow import result_rows, user_functions
+from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
@@ -221,8 +222,8 @@ def forget_new_columns() -> AbstractContextManager[Any]:
 
 
 def never_wake_for_the_clock() -> AbstractContextManager[Any]:
-    """Let windows by the clock wait for the next record."""
-    return patch.object(WindowAggregator, "due_in_s", None)
+    """Let windows by the clock wait for the next record, also at the end of the input."""
+    return patch.multiple(WindowAggregator, due_in_s=None, flush=RunningOperator.flush)
 
 
 @dataclass(frozen=True)
