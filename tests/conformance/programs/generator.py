@@ -24,6 +24,9 @@ from onceflow import (
     TumblingProcessingTimeWindows,
     WatermarkStrategy,
     count,
+    count_distinct,
+    first,
+    last,
     min_,
     sum_,
 )
@@ -35,6 +38,12 @@ KINDS = (
 IN_WINDOWS = frozenset(KINDS) - {"result", "running", "process", "interval", "regular"}
 EVEN = "v % 2 = 0"
 """A condition of an aggregate."""
+CHOSEN = {
+    "distinct": count_distinct("v", where="v % 3 > 0"),
+    "first": first("id"),
+    "last": last("id"),
+}
+"""Aggregates that keep values, which cannot be merged before an exchange."""
 OF_TWO_STREAMS = ("interval", "regular", "co_group")
 WITH_IDLE_SPLITS = frozenset(KINDS) - {"regular", "result", "clock", "clock lists"}
 ACTIONS = (
@@ -142,25 +151,26 @@ class Program:
 
     def _result_of(self, streams: Sequence[Stream], version: Version) -> Stream:
         keyed = [stream.key_by(version.key) for stream in streams]
-        first = keyed[0]
+        stream = keyed[0]
         match self.kind:
             case "running":
                 aggregates = {"n": count(), version.total: sum_("v"), "even": count(where=EVEN)}
-                return first.running(**_ordered(aggregates, version), uid="work")
+                aggregates |= CHOSEN
+                return stream.running(**_ordered(aggregates, version), uid="work")
             case "result":
                 kind, value = INEXACT[self.seed % len(INEXACT)]
                 last = max((record["id"] for record in self.records()), default=0)
                 schema = pa.schema([("id", pa.int64()), ("made", kind)])
                 return streams[0].map(Returned(last, value), schema=schema)
             case "process":
-                return first.process(ByRecord(version), uid="work")
+                return stream.process(ByRecord(version), uid="work")
             case "interval":
-                joined = first.interval_join(keyed[1], how=self.how)
+                joined = stream.interval_join(keyed[1], how=self.how)
                 return joined.between(-0.05, "at" if self.ends_at_left else 0.03).merge(uid="work")
             case "regular":
-                return first.join(keyed[1], how=self.how, ttl="1 h").merge(uid="work")
+                return stream.join(keyed[1], how=self.how, ttl="1 h").merge(uid="work")
             case "co_group":
-                windows = first.connect(keyed[1]).window(self.windows())
+                windows = stream.connect(keyed[1]).window(self.windows())
                 if version.is_reversed:
                     return windows.co_group_batches(BatchIds(version), uid="work")
                 return windows.co_group(Ids(version), uid="work")
@@ -175,6 +185,8 @@ class Program:
         aggregates = {
             "n": count(), "total": sum_("v"), "low": min_("v"), "even": sum_("v", where=EVEN),
         }  # fmt: skip
+        if self.has_chosen:
+            aggregates |= CHOSEN
         if self.form == "all":
             together = stream.window_all(self.windows(), allowed_lateness=lateness)
             return together.aggregate(**_ordered(aggregates, version), uid="work")
@@ -183,6 +195,11 @@ class Program:
             merged = {"n": sum_("n"), "total": sum_("total"), "low": min_("low")}
             return results.per_window().aggregate(**merged, even=sum_("even"), uid="again")
         return results
+
+    @property
+    def has_chosen(self) -> bool:
+        """True if windows have the aggregates `CHOSEN`: without a key, only some programs."""
+        return self.form == "" or (self.form == "all" and self.seed % 2 == 0)
 
     def changed(self) -> Program | None:
         """Return a program that would misread this one's state, if there is such a one."""

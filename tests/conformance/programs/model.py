@@ -140,17 +140,26 @@ def _check_running(program: Program, history: History, rows: Sequence[Row]) -> N
     counts: Counter[Any] = Counter()
     totals: Counter[Any] = Counter()
     evens: Counter[Any] = Counter()
+    distinct: dict[Any, set[int]] = defaultdict(set)
+    firsts: dict[Any, int] = {}
     for one in (arrival.record for arrival in _arrivals(program)):
         key, version = plain(one["key"]), history.version_of(one["id"])
         counts[key] += 1
         totals[key, version.total] += one["v"]
         evens[key] += one["v"] % 2 == 0
+        distinct[key].update({one["v"]} if _is_chosen(one["v"]) else ())
         expected[
             key, one["id"], counts[key], totals[key, version.total], evens[key],
+            len(distinct[key]), firsts.setdefault(key, one["id"]), one["id"],
             plain(one["extra"]), added_to(one) if version.added else None,
         ] += 1  # fmt: skip
-    names = ("key", "id", "n", "total", "even", "extra", "added")
+    names = ("key", "id", "n", "total", "even", "distinct", "first", "last", "extra", "added")
     _equal(Counter(tuple(plain(row.get(name)) for name in names) for row in rows), expected)
+
+
+def _is_chosen(value: int) -> bool:
+    """Return True if the condition of the distinct count holds: SQL's remainder has a sign."""
+    return value > 0 and value % 3 > 0
 
 
 def _check_process(program: Program, history: History, rows: Sequence[Row]) -> None:
@@ -306,6 +315,13 @@ def _check_content(program: Program, history: History, row: Row, records: Sequen
         even = sum(value for value in values if value % 2 == 0)
         found = (row["n"], row["total"], row["low"], row["even"])
         assert found == (len(values), sum(values), min(values), even), (row, values)
+        if program.has_chosen:
+            assert row["distinct"] == len(set(filter(_is_chosen, values))), (row, values)
+            times = [event_time_of(record["at"]) for record in records]
+            ids = list(zip(times, (record["id"] for record in records), strict=True))
+            # Of records with equal times, any one may have arrived first.
+            assert (min(times), row["first"]) in ids, (row, ids)
+            assert (max(times), row["last"]) in ids, (row, ids)
 
 
 def _check_sessions(program: Program, history: History, rows: Sequence[Row]) -> None:

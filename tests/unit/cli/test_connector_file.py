@@ -30,8 +30,10 @@ from onceflow.cli.run.file.parameters import list_parameters
 from onceflow.cli.run.file.schema import make_schema
 from onceflow.cli.run.target import load_target
 from onceflow.connectors.catalog import SINKS, SOURCES
+from onceflow.core.api import stream
 from onceflow.core.api.stream import KeyedStream
 from onceflow.core.errors import ConfigError
+from onceflow.core.plan.work import Emission, RunAggregates
 from onceflow.core.settings.configuration_file import parse_toml
 from onceflow.core.spi.connector import SourceConnector
 from onceflow.sinks import FileSink, KafkaSink, PostgresSink
@@ -261,6 +263,23 @@ def test_windows_have_a_key_or_none(tmp_path: Path, key: str, kinds: list[str]) 
     )
     made = [operator.kind for operator in graph.operators if "Windows" in operator.kind]
     assert made == kinds
+
+
+def test_running_aggregates_may_be_emitted_once_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emissions: list[Emission] = []
+
+    def record_emission(key: Any, aggregates: Any, ttl: Any, emit: Emission) -> RunAggregates:
+        emissions.append(emit)
+        return RunAggregates(key, aggregates, ttl, emit)
+
+    monkeypatch.setattr(stream, "RunAggregates", record_emission)
+    build(tmp_path, PLAIN)
+    build(tmp_path, PLAIN.replace("running = ", 'emit = "batch"\nrunning = '))
+    assert emissions == [Emission.RECORD, Emission.BATCH]
+    with pytest.raises(ConfigError, match="batch"):
+        build(tmp_path, PLAIN.replace("running = ", 'emit = "bach"\nrunning = '))
 
 
 def test_an_aggregate_may_have_a_condition_as_in_sql() -> None:
