@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
-from onceflow.core.state.aggregates.byte_values import totals_of
+from onceflow.core.state.aggregates.kinds_of_totals import totals_of
 from onceflow.core.state.api import descriptors
 from onceflow.core.state.keys.key_codec import (
     add_length,
