@@ -47,6 +47,8 @@ def server() -> Iterator[EmbeddedPostgres]:
 def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]:
     with open_database(server) as connection:
         yield connection
+        # Each job is another one, and the tables of its sink refuse others of its name.
+        connection.execute("DROP SCHEMA IF EXISTS onceflow CASCADE")
 
 
 def _create(database: psycopg.Connection[TupleRow], key: str = "int") -> None:
