@@ -14,7 +14,7 @@ import pytest
 from onceflow.core.errors import ConfigError, InvariantViolation, StateError
 from onceflow.core.state import AccumulatorColumn, AccumulatorTable
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
-from onceflow.core.state.aggregates.byte_values import totals_of
+from onceflow.core.state.aggregates.kinds_of_totals import totals_of
 from onceflow.core.state.aggregates.totals import Totals
 
 
