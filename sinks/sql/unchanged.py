@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.arrow.nested_rows import filter_batch
 
 Numbers = NDArray[np.int32]
@@ -69,7 +70,7 @@ class UnchangedSets:
     def decode(self, numbers: Numbers, kind: pa.DataType) -> pa.Array:
         """Return the lists of `numbers`, each sorted, with the type `kind`."""
         present: Sequence[int] = numbers.tolist()
-        return pa.array([sorted(self._sets[at]) or None for at in present], kind)
+        return array_of([sorted(self._sets[at]) or None for at in present], kind)
 
 
 def split_by_set(rows: pa.RecordBatch, numbers: Numbers) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from onceflow.clients.postgres.pgoutput import TransactionBegin
 from onceflow.clients.postgres.replication import format_lsn, to_unix_us
+from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import choice_of
 from onceflow.sources.postgres.queued_changes import ChangedRows
@@ -149,4 +150,4 @@ def _build_lists(unchanged: Sequence[Sequence[str]], count: int) -> pa.Array:
     kind = Metadata.UNCHANGED.field.type
     if not unchanged:
         return pa.nulls(count, kind)
-    return pa.array([list(names) or None for names in unchanged], kind)
+    return array_of([list(names) or None for names in unchanged], kind)

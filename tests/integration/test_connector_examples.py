@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.dataset as ds
 import pytest
 from tests.integration import mysql_sink_kit as mysql
@@ -22,6 +23,7 @@ from onceflow import JobState, LocalProcesses
 from onceflow.cli.run.file.connector_file import read_connector_file
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sources.datagen.nexmark_tables import NexmarkTables
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "connectors"
 PAYMENTS: Sequence[Mapping[str, Any]] = [
@@ -104,6 +106,22 @@ def test_generated_payments_are_in_a_sqlite_file(
             "SELECT account FROM ledger GROUP BY account HAVING max(n) <> count(*)"
         ).fetchall()
     assert (counts, wrong) == ((20_000, 20_000), [])
+
+
+def test_large_bids_of_nexmark_are_counted_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA", str(tmp_path))
+    written = (EXAMPLES / "nexmark_counted.toml").read_text()
+    file = tmp_path / "nexmark_counted.toml"
+    file.write_text(written.replace("events = 1_000_000", "events = 20_000"))
+    status = read_connector_file(file).build(LocalProcesses(tmp_path / "logs")).run(120)
+    assert status.state is JobState.FINISHED
+    events = np.arange(20_000)
+    bids = NexmarkTables(seed=0, interval_us=100).bids(events[events % 50 > 3])
+    large = int(np.count_nonzero(bids.column("price").to_numpy() > 1_000_000))
+    assert 0 < large < bids.num_rows
+    assert [sink.rows_committed for sink in status.sinks] == [large]
 
 
 @pytest.mark.servers
