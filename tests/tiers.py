@@ -306,9 +306,7 @@ COSTLY = (
     "tests/unit/state/rocksdb/test_full_disk.py::test_database_on_a_full_disk_fails_and_never_waits",
     "tests/unit/runtime/test_data_plane.py::test_many_channels_are_opened_and_closed_without_an_abort",
     "tests/unit/test_monitoring_files.py::test_prometheus_takes_the_rules_and_they_fire_when_they_should",
-    # Begun commits: test_kafka_sink_crashes kills jobs at them. test_slot_commits withdraws those
-    # whose decision is late.
-    "tests/integration/test_kafka_early_jobs.py::test_a_slot_that_dies_between",
+    # test_slot_commits withdraws begun commits whose decision is late.
     "tests/integration/test_kafka_early_jobs.py::test_a_decision_that_is_late",
     # The same job by other means, or a deadline that another test waits for.
     "tests/conformance/test_conformance_plugin.py::test_option_that_names_no_target",

@@ -155,6 +155,7 @@ def test_a_query_with_a_continuous_trigger_is_refused_with_the_triggers_to_use(
     assert ids_in(postgres_database) == []
 
 
+@pytest.mark.only_proof
 def test_a_query_without_new_rows_asks_the_database_nothing(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:
