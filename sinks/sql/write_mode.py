@@ -21,6 +21,11 @@ from onceflow.core.arrow.kinds import is_list, is_text, to_plain_column, to_plai
 from onceflow.core.errors import ConfigError, StateCorrupt
 from onceflow.core.spi.bad_rows import BadRows
 
+_ADVICE_ON_CHANGES = (
+    ". A delete that a database sends has only the columns of the table's replica identity: make"
+    " these the primary_key, or make the identity FULL. Without the row, the delete is lost"
+)
+
 
 class WriteMode(Enum):
     """The effect of a row that is not a delete."""
@@ -171,11 +176,10 @@ class ChangeRules:
         if not self.uses_key:
             return Classified(batch, _all_false(batch.num_rows))
         for name in self.primary_key:
-            batch = bad_rows.sift(
-                batch,
-                batch.column(name).is_null(),
-                f"primary key column {name!r} is null, so no row can be found by it",
-            )
+            why = f"primary key column {name!r} is null, so no row can be found by it"
+            if self.operation_column is not None:
+                why += _ADVICE_ON_CHANGES
+            batch = bad_rows.sift(batch, batch.column(name).is_null(), why)
         deletes = self._tombstones(batch) if self.tombstones else _all_false(batch.num_rows)
         if self.operation_column is None:
             return Classified(batch, deletes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
 from tests.formats.kept_job import KeptJob
 from tests.formats.write import KEPT
+from tests.support.archives import unpack_tar
 
 from onceflow import JobState
 
@@ -15,8 +15,7 @@ VERSIONS = sorted(path.name for path in KEPT.iterdir())
 
 
 def unpack(version: str, end: str, backend: str, directory: Path) -> KeptJob:
-    with tarfile.open(KEPT / version / f"{end}-{backend}.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
+    unpack_tar(KEPT / version / f"{end}-{backend}.tar.xz", directory)
     return KeptJob(directory, backend)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.archives import unpack_tar
 from tests.support.program import Program
 
 from onceflow.core.local_files import cache_directory, publish
@@ -70,6 +70,5 @@ def _fetch(into: Path) -> None:
         timeout=_FETCH_S,
     )
     archive = into / f"apicurio-registry-app-{_VERSION}-all.tar.gz"
-    with tarfile.open(archive) as packed:
-        packed.extractall(into, filter="data")
+    unpack_tar(archive, into)
     archive.unlink()
