@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
+import time
 from dataclasses import replace
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -70,9 +72,12 @@ def test_a_table_that_was_restored_by_time_is_noticed_and_made_whole_by_version(
 ) -> None:
     """The table's history does not have the version that belongs to a time."""
     job = DeltaJob(tmp_path).open()
-    before = datetime.now(_UTC)
+    # A version's time is that of its file, which a file system may round down by some milliseconds.
+    an_hour_ago = time.time() - 3600
+    for file in (Path(job.path) / "_delta_log").iterdir():
+        os.utime(file, (an_hour_ago, an_hour_ago))
     assert job.commit(1, job.prepare(1, one(1))) == Committed()
-    DeltaTable(job.path).restore(before)
+    DeltaTable(job.path).restore(datetime.now(_UTC) - timedelta(minutes=30))
     with pytest.raises(PreparedTransactionLost, match="Restore version 2"):
         job.sink.target_record(job.context(2))
     DeltaTable(job.path).restore(2)
