@@ -91,8 +91,8 @@ def test_copies_in_iceberg_and_delta_equal_the_table_that_debezium_follows_throu
     tmp_path: Path, onceflow_kafka: KafkaServer
 ) -> None:
     """Rows that were there before, changes of every kind, also of keys; slots and drivers die."""
-    seed = int(os.environ.get("ONCEFLOW_SEED", random.randrange(2**32)))
-    said, draw = f"ONCEFLOW_SEED={seed}", random.Random(seed)
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
+    said, draw = f"ONCEFLOW_TEST_SEED={seed}", random.Random(seed)
     servers, prefix = onceflow_kafka.bootstrap_servers, f"shop{uuid.uuid4().hex[:8]}"
     with EmbeddedPostgres({"wal_level": "logical"}) as server:
         url = server.url

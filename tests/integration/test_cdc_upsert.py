@@ -80,7 +80,7 @@ def test_copy_equals_its_table_after_a_slot_was_killed(
     onceflow_kafka: KafkaServer,
     kafka_topic: TopicFactory,
 ) -> None:
-    seed = int(os.environ.get("ONCEFLOW_SEED", random.randrange(2**32)))
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
     servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(_PARTITIONS)
     orders = Orders(postgres_database, servers, topic, seed)
 
@@ -94,10 +94,12 @@ def test_copy_equals_its_table_after_a_slot_was_killed(
     storage = str(tmp_path / "checkpoints")
     job = copy_of_orders(cluster, servers, topic, postgres_database, storage).start()
     try:
-        await_true(lambda: job.status().checkpoints_completed > 1, f"none; ONCEFLOW_SEED={seed}")
+        await_true(
+            lambda: job.status().checkpoints_completed > 1, f"none; ONCEFLOW_TEST_SEED={seed}"
+        )
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
         orders.change(300)
-        await_true(lambda: rows("orders_copy") == rows("orders"), f"ONCEFLOW_SEED={seed}")
+        await_true(lambda: rows("orders_copy") == rows("orders"), f"ONCEFLOW_TEST_SEED={seed}")
         assert job.status().restores >= 1
     finally:
         job.stop()
@@ -110,8 +112,8 @@ def test_copy_equals_a_table_that_debezium_itself_follows(
     tmp_path: Path, onceflow_kafka: KafkaServer, schemas: bool
 ) -> None:
     """Rows that were there before, changes of every kind, also of keys, and a slot killed."""
-    seed = int(os.environ.get("ONCEFLOW_SEED", random.randrange(2**32)))
-    said = f"ONCEFLOW_SEED={seed}"
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
+    said = f"ONCEFLOW_TEST_SEED={seed}"
     draw = random.Random(seed)
     servers, prefix = onceflow_kafka.bootstrap_servers, f"shop{uuid.uuid4().hex[:8]}"
     with EmbeddedPostgres({"wal_level": "logical"}) as server:

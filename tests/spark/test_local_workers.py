@@ -92,7 +92,7 @@ class PathFormat(DataSource):
         return f"zip_{any(entry.endswith('pyspark.zip') for entry in sys.path)} INT"
 
 
-def test_register_gives_the_workers_of_a_local_master_our_daemon_and_a_path_without_zips(
+def test_register_gives_local_workers_a_path_without_zips(
     spark: SparkSession,
 ) -> None:
     register(spark)

@@ -121,7 +121,7 @@ def test_a_driver_killed_while_a_batch_is_prepared_loses_and_doubles_nothing(
 def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
     driver: Driver, postgres_database: str
 ) -> None:
-    seed = int(os.environ.get("ONCEFLOW_SEED", random.randrange(2**32)))
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
     draw = random.Random(seed)
     for _ in range(3):
         rows = len(ids_in(postgres_database)) + draw.choice([1, 5_000, 9_000])

@@ -212,7 +212,7 @@ def _change(database: psycopg.Connection[TupleRow], draw: random.Random) -> None
 def test_a_crash_at_any_step_loses_and_doubles_nothing(
     database: psycopg.Connection[TupleRow], query: Query
 ) -> None:
-    seed = int(os.environ.get("ONCEFLOW_SEED", random.randrange(2**32)))
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
     draw = random.Random(seed)
     # Small limits: the copy takes several batches, and large transactions are cut.
     query.options |= {"maxRowsPerTrigger": "15", "chunkRows": "10", "transactionRowsMax": "20"}
