@@ -241,8 +241,10 @@ def record_type_of_members(columns: pa.Schema) -> type[msgspec.Struct]:
 
 
 def _type_of_members(kind: pa.DataType, column: str) -> Any:
-    if not types.is_struct(kind):
+    # A struct without members is a dictionary: `converter_of_members` has no member to read.
+    if not types.is_struct(kind) or not kind.num_fields:
         return _python_type(kind, column)
+    _require_distinct(kind, column)
     members = pa.schema(list(kind))
     inner = [_type_of_members(field.type, f"{column}.{field.name}") for field in members]
     return _define_record(members, inner)
@@ -351,11 +353,22 @@ def _member_type(member: pa.Field, column: str) -> Any:
 
 
 def _struct_type(kind: pa.DataType, column: str) -> Any:
+    _require_distinct(kind, column)
     members: dict[str, Any] = {}
     for member in (kind.field(index) for index in range(kind.num_fields)):
         member_type = _python_type(member.type, f"{column}.{member.name}")
         members[member.name] = NotRequired[member_type | None] if member.nullable else member_type
     return TypedDict("Nested", members)  # type: ignore[operator]
+
+
+def _require_distinct(kind: pa.DataType, column: str) -> None:
+    """Raise ConfigError if two members of a struct have the same name."""
+    names = [member.name for member in kind]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"column {column!r} is {kind}, which has member {doubled[0]!r} more than once, and a"
+            " JSON object has one value for each name. Give each member another name"
+        )
 
 
 def _refusal(kind: pa.DataType, column: str) -> ConfigError:

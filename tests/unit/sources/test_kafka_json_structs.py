@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
+from onceflow.core.errors import ConfigError
 from onceflow.formats.json.columns import (
     column_reader,
     converter_of,
@@ -64,7 +67,7 @@ def make_value(kind: pa.DataType, rng: random.Random, *, nullable: bool) -> Any:
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 200])
 def test_structs_have_the_rows_that_dictionaries_have(rows: int) -> None:
-    seed = random.randrange(2**32)
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
     rng = random.Random(seed)
     whole = pa.struct(list(SCHEMA))
     texts = [
@@ -97,3 +100,23 @@ def test_a_fault_in_a_struct_shows_the_value_as_it_was_written() -> None:
     assert fault is not None
     assert "'to'" in fault
     assert "{'city': 'Bern', 'at': datetime" in fault
+
+
+@pytest.mark.parametrize("kind", [pa.struct([]), pa.struct([("to", pa.struct([]))])])
+def test_a_struct_without_members_is_read(kind: pa.DataType) -> None:
+    decoded = msgspec.json.Decoder(record_type_of_members(pa.schema([("place", kind)])))
+    texts = [b'{"place": {"to": {"city": "Bern"}}}', b'{"place": null}']
+    records: list[Any] = [decoded.decode(text) for text in texts]
+    rows = converter_of_members(kind)([record.c0 for record in records]).to_pylist()
+    assert rows == [{"to": {}} if kind.num_fields else {}, None]
+
+
+@pytest.mark.parametrize("type_of", [record_type, record_type_of_members])
+@pytest.mark.parametrize("wrapper", ["", "list", "struct"])
+def test_a_struct_that_names_a_member_twice_is_refused(
+    type_of: Callable[[pa.Schema], object], wrapper: str
+) -> None:
+    doubled = pa.struct([("a", pa.int64()), ("a", pa.string())])
+    kinds = {"": doubled, "list": pa.list_(doubled), "struct": pa.struct([("s", doubled)])}
+    with pytest.raises(ConfigError, match=r"column 'place.*member 'a' more than once"):
+        type_of(pa.schema([("place", kinds[wrapper])]))
