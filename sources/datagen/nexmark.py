@@ -81,15 +81,25 @@ class NexmarkSource(Source):
     def splits(self) -> Sequence[Split]:
         """Return every split at its first event."""
         return [
-            NumberedSplit(_KIND, split, 0, self._stop(split)).to_split()
+            NumberedSplit(_KIND, split, self.splits_count, 0, self._stop(split)).to_split()
             for split in range(self.splits_count)
         ]
+
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        """Return `known`.
+
+        Raises:
+            StateIncompatible: `known` belongs to another source, or to another `splits_count`.
+        """
+        for split in known:
+            self._parse(split)
+        return known
 
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
         """Return the position and end of each of `splits`; empty if they are endless."""
         if self.events is None:
             return ()
-        return [NumberedSplit.from_split(split, _KIND).to_offsets() for split in splits]
+        return [self._parse(split).to_offsets() for split in splits]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`."""
@@ -100,12 +110,15 @@ class NexmarkSource(Source):
 
         rate = self.events_per_second
         return NumberedReader(
-            [NumberedSplit.from_split(split, _KIND) for split in splits],
+            [self._parse(split) for split in splits],
             make,
             bounded=self.bounded,
             batch_records=self.batch_events,
             records_per_second=rate and rate * len(splits) / self.splits_count,
         )
+
+    def _parse(self, split: Split) -> NumberedSplit:
+        return NumberedSplit.from_split(split, _KIND, self.splits_count)
 
     def _stop(self, split: int) -> int | None:
         """Return the number of events of a split."""

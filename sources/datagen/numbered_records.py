@@ -1,7 +1,8 @@
 """Splits and readers of records that are functions of their numbers.
 
 The position of a split counts the records that were read of it:
-    {"split":0,"next":1200,"stop":500000}      as UTF-8 JSON, in Split.position
+    {"split":0,"of":4,"next":1200,"stop":500000}      as UTF-8 JSON, in Split.position
+`of` is the number of all splits: it decides which records belong to a split.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class NumberedSplit:
     kind: str
     """The first part of the split's id."""
     split: int
+    of: int
+    """The number of all splits."""
     next: int
     stop: int | None
 
@@ -72,23 +75,29 @@ class NumberedSplit:
 
     def to_split(self) -> Split:
         """Return the split with its position as JSON."""
-        fields = {"split": self.split, "next": self.next, "stop": self.stop}
+        fields = {"split": self.split, "of": self.of, "next": self.next, "stop": self.stop}
         return Split(self.id, json.dumps(fields, separators=(",", ":")).encode())
 
     @classmethod
-    def from_split(cls, split: Split, kind: str) -> NumberedSplit:
+    def from_split(cls, split: Split, kind: str, splits_count: int) -> NumberedSplit:
         """Return the split that `to_split` wrote.
 
         Raises:
-            StateIncompatible: Another source wrote it.
+            StateIncompatible: Another source wrote it, or the same with another `splits_count`.
         """
         try:
             fields = cast("dict[str, int]", json.loads(split.position))
-            position = cls(kind, fields["split"], fields["next"], fields["stop"])
-        except (ValueError, KeyError, TypeError) as error:
+            position = cls(kind, **{name: fields[name] for name in ("split", "of", "next", "stop")})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _of_another_source(split) from error
         if position.id != split.id:
             raise _of_another_source(split)
+        if position.of != splits_count:
+            raise StateIncompatible(
+                f"split {split.id!r} of the checkpoint is one of {position.of}, and the source now"
+                f" has splits_count={splits_count}: its splits would hold other records. Start the"
+                f" job with splits_count={position.of}; its parallelism may be any other number"
+            )
         return position
 
     def to_offsets(self) -> SplitOffsets:

@@ -114,17 +114,28 @@ class DatagenSource(Source):
             NumberedSplit(
                 _KIND,
                 index,
+                count,
                 0,
                 None if self.rows is None else (self.rows - index + count - 1) // count,
             ).to_split()
             for index in range(count)
         ]
 
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        """Return `known`.
+
+        Raises:
+            StateIncompatible: `known` belongs to another source, or to another `splits_count`.
+        """
+        for split in known:
+            self._parse(split)
+        return known
+
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
         """Return the position and end of each of `splits`; empty if they are endless."""
         if self.rows is None:
             return ()
-        return [NumberedSplit.from_split(split, _KIND).to_offsets() for split in splits]
+        return [self._parse(split).to_offsets() for split in splits]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`."""
@@ -136,9 +147,12 @@ class DatagenSource(Source):
 
         rate = self.rows_per_second
         return NumberedReader(
-            [NumberedSplit.from_split(split, _KIND) for split in splits],
+            [self._parse(split) for split in splits],
             make,
             bounded=self.bounded,
             batch_records=self.batch_rows,
             records_per_second=rate and rate * len(splits) / self.splits_count,
         )
+
+    def _parse(self, split: Split) -> NumberedSplit:
+        return NumberedSplit.from_split(split, _KIND, self.splits_count)

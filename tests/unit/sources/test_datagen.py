@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
-from onceflow.sources import DatagenSource
+from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+from onceflow.sources import DatagenSource, NexmarkSource
 
 CONTEXT = ReaderContext(job="j", uid="u", subtask=0, parallelism=1, attempt=AttemptId(1))
 
@@ -81,7 +82,9 @@ def test_accounts_and_amounts_are_spread_evenly() -> None:
 def test_endless_source_never_ends_and_numbers_go_on() -> None:
     source = DatagenSource(rows=None, splits_count=2)
     assert not source.bounded
-    split = Split("datagen-1", json.dumps({"split": 1, "next": 10**12, "stop": None}).encode())
+    split = Split(
+        "datagen-1", json.dumps({"split": 1, "of": 2, "next": 10**12, "stop": None}).encode()
+    )
     batch = _batch(source.reader([split], CONTEXT))
     assert batch.column("id")[0].as_py() == 2 * 10**12 + 1
 
@@ -130,6 +133,23 @@ def test_wrong_setting_is_refused(settings: dict[str, Any]) -> None:
 def test_split_of_another_source_is_refused() -> None:
     with pytest.raises(StateIncompatible, match="another source"):
         DatagenSource().reader([Split("payments-0", b'{"topic":"payments"}')], CONTEXT)
+
+
+@pytest.mark.parametrize("kind", [DatagenSource, NexmarkSource])
+def test_other_splits_count_is_refused_with_both_numbers(
+    kind: type[DatagenSource] | type[NexmarkSource],
+) -> None:
+    two = kind(splits_count=2)
+    known = two.splits()
+    for count in (1, 3):
+        for use in (kind(splits_count=count).discover, _reader_of(kind(splits_count=count))):
+            with pytest.raises(StateIncompatible, match=rf"one of 2.*={count}: .*splits_count=2;"):
+                use(known)
+    assert two.discover(known) == known
+
+
+def _reader_of(source: Source) -> Callable[[Sequence[Split]], object]:
+    return lambda splits: source.reader(splits, CONTEXT)
 
 
 def test_a_reader_tells_which_of_its_splits_have_ended() -> None:
