@@ -148,7 +148,8 @@ _COLUMNS = """
             SELECT r.rngsubtype, -1 FROM pg_catalog.pg_range AS r WHERE r.rngtypid = t.oid
         ) AS inner_type
         -- The limits of a column's own domains are in `layer`.
-        WHERE t.typtype <> 'd' OR part.type NOT IN (SELECT type FROM layer)
+        WHERE t.typtype <> 'd' OR part.type NOT IN (
+            SELECT layer.type FROM layer WHERE layer.attnum = part.attnum)
     )
     SELECT a.attname::text AS name, layer.modifier, layer.not_null, layer.has_default,
            a.attgenerated <> '' AS generated,
@@ -192,16 +193,19 @@ _COLUMNS = """
 """
 # `conkey` has a zero for the whole row, which no expression over single columns can give. Since
 # Postgres 18 a constraint may be NOT ENFORCED. A row trigger (bit 1) that runs before (bit 2) may
-# still change a row that violates a constraint.
+# still change a row that violates a constraint. A constraint over a column with a collation of its
+# own is left out: values that are cast to the column's type have the collation of the type.
 _CHECKS = """
     SELECT k.conname::text, pg_catalog.pg_get_expr(k.conbin, k.conrelid), array_agg(a.attname::text)
     FROM pg_catalog.pg_constraint AS k
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
+    JOIN pg_catalog.pg_type AS y ON y.oid = a.atttypid
     WHERE k.conrelid = {table} AND k.contype = 'c' AND NOT 0 = ANY (k.conkey)
         AND coalesce((to_jsonb(k) ->> 'conenforced')::boolean, true)
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t
                         WHERE t.tgrelid = k.conrelid AND t.tgtype & 3 = 3)
     GROUP BY k.oid, k.conname, k.conbin, k.conrelid
+    HAVING bool_and(a.attcollation = y.typcollation)
     ORDER BY k.conname
 """
 # Without partial indexes, indexes over expressions, and those that are checked only at the end.
@@ -365,14 +369,14 @@ def _column(row: Sequence[Any], grantee: str) -> TableColumn:
         type=PostgresType(
             kind,
             shown,
-            precision,
-            scale,
-            element,
-            base,
-            length,
-            unit_us,
-            has_limited_parts,
-            has_constraints,
+            precision=precision,
+            scale=scale,
+            element=element,
+            base=base,
+            length=length,
+            unit_us=unit_us,
+            has_limited_parts=has_limited_parts,
+            has_constraints=has_constraints,
         ),
         nullable=not not_null,
         has_default=has_default,

@@ -84,6 +84,11 @@ class SQLiteSession(Session):
         with self._translate_errors() as connection:
             return max(0, connection.executemany(statement, rows).rowcount)
 
+    def count_many(self, statement: str, rows: Iterable[Sequence[object]]) -> int:
+        """Query `statement`, which returns a number, for each of `rows`; return the sum."""
+        with self._translate_errors() as connection:
+            return sum(int(connection.execute(statement, row).fetchone()[0]) for row in rows)
+
     @override
     def begin(self) -> None:
         # A transaction that becomes a writer only later may be refused at that moment, without a

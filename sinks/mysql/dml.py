@@ -168,7 +168,7 @@ def put_statements(
 def delete_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
     """Return the statement that deletes the rows of the given keys."""
     fits = fits_of(target, key)
-    tail = f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, range(len(fits)))}"
+    tail = _join_table(target, key, fits)
     return _around_rows(fits, "DELETE FROM t USING ", tail, mariadb=mariadb)
 
 
@@ -194,26 +194,26 @@ def count_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> Row
     The server counts only the rows that an UPDATE changes.
     """
     fits = fits_of(target, key)
-    tail = (
-        f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, range(len(fits)))}"
-        " FOR UPDATE"
-    )
+    tail = f"{_join_table(target, key, fits)} FOR UPDATE"
     return _around_rows(fits, "SELECT COUNT(*) FROM ", tail, mariadb=mariadb)
 
 
 def update_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
     """Return the statement that sets the columns of existing rows outside their key."""
-    numbers = _numbers(target, key)
     fits = fits_of(target)
     assigned = ", ".join(
         f"t.{quote(fit.name)} = r.c{number}"
         for number, fit in enumerate(fits)
         if fit.name not in key
     )
-    tail = (
-        f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, numbers)} SET {assigned}"
-    )
+    tail = f"{_join_table(target, key, fits)} SET {assigned}"
     return _around_rows(fits, "UPDATE ", tail, mariadb=mariadb)
+
+
+def _join_table(target: Target, key: Sequence[str], fits: Sequence[MySQLFit]) -> str:
+    """Return the clause that joins rows with the columns of `fits` to the table's rows by key."""
+    numbers = [number for number, fit in enumerate(fits) if fit.name in key]
+    return f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, numbers)}"
 
 
 def _insert_absent(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
@@ -581,6 +581,13 @@ def execute_checked(session: MySQLSession, statement: bytes) -> None:
     _require_taken(session, session.receive(), None)
 
 
+def _execute_all(
+    session: MySQLSession, statement: RowsStatement, fits: Sequence[MySQLFit], rows: pa.RecordBatch
+) -> None:
+    for _, spelled in spell(session, statement, fits, rows):
+        execute_checked(session, spelled)
+
+
 def statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut rows into parts of a size that one statement can carry."""
     parts = max(1, -(-rows.nbytes // BYTES_A_STATEMENT))
@@ -658,8 +665,8 @@ class MySQLDmlExecutor(DmlExecutor):
             for _, spelled in spell(connection, count, keys, part.select(list(self.key))):
                 ((number,),) = connection.query(spelled.decode())
                 row_count += int(number)
-            for _, spelled in spell(connection, statement, fits, part) if has_others else ():
-                execute_checked(connection, spelled)
+            if has_others:
+                _execute_all(connection, statement, fits, part)
         return row_count
 
     @override
@@ -667,5 +674,4 @@ class MySQLDmlExecutor(DmlExecutor):
         connection, fits = own(session), fits_of(target, self.key)
         statement = delete_statement(target, self.key, mariadb=connection.is_mariadb)
         for part in statement_sized(rows.select(list(self.key))):
-            for _, spelled in spell(connection, statement, fits, part):
-                execute_checked(connection, spelled)
+            _execute_all(connection, statement, fits, part)

@@ -197,7 +197,14 @@ class PostgresDmlExecutor(DmlExecutor):
 
     @override
     def update(self, session: Session, target: Target, rows: pa.RecordBatch) -> int:
-        return _execute(session, update_statement(target, self.key), fits_of(target), rows)
+        fits, keys = fits_of(target), fits_of(target, self.key)
+        if len(fits) > len(keys):
+            count = _execute(session, update_statement(target, self.key), fits, rows)
+            if count == rows.num_rows:
+                return count
+        # A trigger may skip the update of a row that the table has.
+        statement = lock_statement(target, self.key)
+        return _execute(session, statement, keys, rows.select(list(self.key)))
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
@@ -265,24 +272,25 @@ def delete_statement(target: Target, key: Sequence[str]) -> str:
 
 
 def update_statement(target: Target, key: Sequence[str]) -> str:
-    """Return the statement that sets the columns of existing rows outside their key.
-
-    Without such columns it only finds the rows.
-    """
+    """Return the statement that sets the columns of existing rows outside their key."""
     fits = fits_of(target)
     assigned = ", ".join(
         f"{quote(fit.name)} = {cast_value(number, fit)}"
         for number, fit in enumerate(fits)
         if fit.name not in key
     )
-    if not assigned:
-        return (
-            f"SELECT FROM {identifier(target.name)} AS t, {unnest_rows(fits)} "
-            f"WHERE {_same(fits, key)} FOR KEY SHARE OF t"
-        )
     return (
         f"UPDATE {identifier(target.name)} AS t SET {assigned} FROM {unnest_rows(fits)} "
         f"WHERE {_same(fits, key)}"
+    )
+
+
+def lock_statement(target: Target, key: Sequence[str]) -> str:
+    """Return the statement that selects and locks the rows of the given keys."""
+    fits = fits_of(target, key)
+    return (
+        f"SELECT FROM {identifier(target.name)} AS t, {unnest_rows(fits)} "
+        f"WHERE {_same(fits)} FOR KEY SHARE OF t"
     )
 
 

@@ -70,12 +70,18 @@ class SQLiteDmlExecutor(DmlExecutor):
 
     @override
     def update(self, session: Session, target: Target, rows: pa.RecordBatch) -> int:
+        table, match = quote(target.name.name), self._match_key()
         others = [fit.name for fit in target.fits if fit.name not in self.key]
-        # Without other columns, the key is set to itself, so that the rows are counted.
-        assigned = ", ".join(f"{quote(name)} = ?" for name in others or self.key)
-        statement = f"UPDATE {quote(target.name.name)} SET {assigned} WHERE {self._match_key()}"
-        names = [*(others or self.key), *self.key]
-        return own(session).execute_many(statement, _values(rows, names))
+        if others:
+            assigned = ", ".join(f"{quote(name)} = ?" for name in others)
+            statement = f"UPDATE {table} SET {assigned} WHERE {match}"
+            values = _values(rows, [*others, *self.key])
+            count = own(session).execute_many(statement, values)
+            if count == rows.num_rows:
+                return count
+        # A trigger may skip the update of a row that the table has.
+        statement = f"SELECT count(*) FROM {table} WHERE {match}"
+        return own(session).count_many(statement, _values(rows, self.key))
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:

@@ -424,3 +424,63 @@ def test_only_the_awaited_transaction_is_named_as_the_blocker(postgres_database:
             assert job.committer().commit(first) == Committed()
             late.join()
             query(postgres_database, "ROLLBACK PREPARED 'another job'")
+
+
+@pytest.mark.parametrize("mode", ["two_phase", "ledger"])
+def test_a_row_whose_update_a_trigger_skips_is_not_missing(
+    postgres_database: str, tmp_path: Path, mode: Literal["two_phase", "ledger"]
+) -> None:
+    query(
+        postgres_database,
+        "CREATE TABLE t (id bigint PRIMARY KEY, name text, large text)",
+        "INSERT INTO t VALUES (1, 'a', 'LARGE'), (2, 'a', 'LARGE')",
+        "CREATE TRIGGER z BEFORE UPDATE ON t FOR EACH ROW"
+        " EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    )
+    lists = ("unsent", pa.list_(pa.string()))
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), lists, ("large", pa.string())])
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",),
+        unchanged_column="unsent", commit_mode=mode,
+    )  # fmt: skip
+    staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
+    with Job(sink, schema=schema, staging=staging) as job:
+        writer = job.check().writer()
+        unsent = [["large"]] * 2
+        writer.write(pa.record_batch([[1, 2], ["a", "b"], unsent, [None] * 2], schema=schema))
+        _commit(job, writer, 1)
+    expected = [(1, "a", "LARGE"), (2, "b", "LARGE")]
+    assert query(postgres_database, "SELECT id, name, large FROM t ORDER BY id") == expected
+
+
+def test_a_constraint_refuses_rows_by_the_collation_of_its_column_alone(
+    postgres_database: str, tmp_path: Path
+) -> None:
+    """The server checks staged rows by the collation of the type, where `lower` keeps É."""
+    query(
+        postgres_database,
+        "CREATE TABLE t (id bigint PRIMARY KEY,"
+        " name text COLLATE \"C.utf8\" CHECK (lower(name) = 'é'))",
+    )
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    sink = PostgresSink(postgres_database, table="t", commit_mode="ledger")
+    staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
+    with Job(sink, schema=schema, staging=staging) as job:
+        writer = job.check().writer()
+        writer.write(pa.record_batch([[1], ["É"]], schema=schema))
+        _commit(job, writer, 1)
+    assert query(postgres_database, "SELECT name FROM t") == [("É",)]
+
+
+def test_an_array_of_a_limited_domain_is_refused_beside_a_column_of_that_domain(
+    postgres_database: str,
+) -> None:
+    query(
+        postgres_database,
+        "CREATE DOMAIN price AS numeric(5,2)",
+        "CREATE TABLE t (id bigint PRIMARY KEY, one price, all_prices price[])",
+    )
+    schema = pa.schema([("id", pa.int64()), ("all_prices", pa.string())])
+    sink = PostgresSink(postgres_database, table="t", commit_mode="two_phase")
+    with Job(sink, schema=schema) as job, pytest.raises(ConfigError, match="all_prices"):
+        job.check()

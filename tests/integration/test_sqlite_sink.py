@@ -182,6 +182,21 @@ def test_values_that_a_change_did_not_send_stay_and_a_missing_row_stops_the_comm
     assert job.query('SELECT id, v, n FROM "odd ü table" ORDER BY id') == expected
 
 
+def test_a_row_whose_update_a_trigger_skips_is_not_missing(tmp_path: Path) -> None:
+    schema = pa.schema([*_SCHEMA, pa.field("n", pa.int64()), ("_unchanged", pa.list_(pa.string()))])
+    by_key = {"write_mode": "upsert", "primary_key": ("id",), "unchanged_column": "_unchanged"}
+    job = _Job(tmp_path, schema, **by_key).open()
+    job.write(1, [{"id": 1, "v": "a", "n": 1}, {"id": 2, "v": "b", "n": 2}])
+    job.query(
+        'CREATE TRIGGER z BEFORE UPDATE ON "odd ü table" WHEN NEW.n IS OLD.n'
+        " BEGIN SELECT RAISE(IGNORE); END"
+    )
+    changes = [{"id": key, "n": n, "_unchanged": ["v"]} for key, n in ((1, 1), (2, 3))]
+    job.write(2, changes)
+    expected = [(1, "a", 1), (2, "b", 3)]
+    assert job.query('SELECT id, v, n FROM "odd ü table" ORDER BY id') == expected
+
+
 def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Path) -> None:
     job = _Job(tmp_path, primary_key=("id",)).open()
     job.write(1, [{"id": 1, "v": "a"}])
