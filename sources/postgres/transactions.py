@@ -419,7 +419,9 @@ class ChangeReader:
     def _meet_truncate(self, changes: QueuedChanges) -> None:
         begin, copied = self._begin, changes.filter
         assert begin is not None
-        if changes.ahead is not None and changes.ahead.includes(begin.commit_lsn, self._index):
+        # A truncate has no number. It was met before a cut only if a later change was, too.
+        following = self._index + 1
+        if changes.ahead is not None and changes.ahead.includes(begin.commit_lsn, following):
             return
         if (
             copied is not None

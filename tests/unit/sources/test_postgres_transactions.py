@@ -15,7 +15,12 @@ from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import BadRecord, OffsetOutOfRange, StateIncompatible
 from onceflow.core.spi import Split
 from onceflow.sources.postgres.first_copy import CopiedChunks
-from onceflow.sources.postgres.position import Cut, SlotPosition, TablePosition
+from onceflow.sources.postgres.position import (
+    Cut,
+    SlotPosition,
+    StreamPosition,
+    TablePosition,
+)
 from onceflow.sources.postgres.table import SourceColumn, SourceTable
 from onceflow.sources.postgres.transactions import ChangeReader
 
@@ -231,6 +236,17 @@ def test_a_new_column_is_left_out_if_the_user_has_named_the_columns() -> None:
     insert = pgoutput.Insert(_OID, (b"w", b"v", _key(5)))
     _add(reader, _begin(200), wide, insert, _commit(200))
     assert _rows(reader) == [[_key(5), b"v"]]
+
+
+def test_a_truncate_after_a_cut_is_refused_at_each_start() -> None:
+    (table,) = _START.tables
+    cut = replace(table, ahead=StreamPosition(100, Cut(200, 2)))
+    truncate = pgoutput.Truncate((_OID,))
+    reader = _reader(replace(_START, tables=(cut,)))
+    with pytest.raises(BadRecord, match="was truncated"):
+        _add(reader, _begin(200), _RELATION, _insert(1), _insert(2), truncate)
+    # Only a truncate that the first copy contains can be between changes that were returned.
+    _add(_reader(replace(_START, tables=(cut,))), _begin(200), _RELATION, _insert(1), truncate)
 
 
 def test_a_truncate_is_refused_unless_the_copy_came_after_it() -> None:
