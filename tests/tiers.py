@@ -1,10 +1,11 @@
 """Which tests wait for `script/test --servers`: what they hold, the default run holds elsewhere.
 
 The default run takes ten minutes on two quiet cores, so it holds each guarantee once: with one
-server of each technology, the whole kit for a sink that prepares, one state backend for each
-operator, and short jobs on Spark. A test is left out by its mark, or by a line here: other
-databases, storages, clusters and examples, and what takes long where something shorter shows it.
-What takes minutes, and what kills once more at another step, is marked `slow`.
+server of each technology, the whole kit for a sink that prepares, RocksDB for each operator and the
+heap for one test of it, and short jobs on Spark. It has no test of the folders `ONLY_LEFT_OUT`.
+A test is left out by its mark, or by a line here: other databases, storages, clusters and examples,
+and what takes long where something shorter shows it. What takes minutes, and what kills once more
+at another step, is marked `slow`.
 """
 
 from __future__ import annotations
@@ -156,8 +157,6 @@ SIBLINGS = (
     "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[postgres-exactly_once-logged",
     "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[postgres-exactly_once-commit-",
     "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[postgres-exactly_once-committed",
-    "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[postgres-ledger-prepared",
-    "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[postgres-ledger-replied",
     # The same guarantee in another mode, on another backend, in another window or at another step.
     "tests/formats/test_kept_formats.py::test_a_job_that_an_older_version_was_killed_in_goes_on_and_writes_every_row_once[0.1.0-heap",
     "tests/formats/test_kept_formats.py::test_a_savepoint_of_an_older_version_is_gone_on_from_in_new_storage[0.1.0-rocksdb",
@@ -320,9 +319,7 @@ COSTLY = (
     "tests/integration/test_moved_jobs.py::test_a_stopped_job_moves_though_the_brokers",
     "tests/integration/test_readme.py::test_the_ten_line_pipeline",
     "tests/runtime/test_bucket_jobs.py::test_a_checkpoint_says_how_many_bytes",
-    "tests/runtime/test_connect.py::test_payments_are_enriched_once",
     "tests/runtime/test_end_of_input.py::test_rows_of_the_end_are_there_once_though_their_checkpoint_times_out",
-    "tests/runtime/test_faults.py::test_a_driver_that_was_overtaken_in_recovery",
     "tests/runtime/test_faults.py::test_a_scratch_disk_without_room_for_a_restore",
     "tests/runtime/test_recovery.py::test_a_function_that_fails_in_every_attempt",
     "tests/runtime/test_sink_identity.py::test_renamed_uid_of_a_sink",
@@ -341,12 +338,14 @@ COSTLY = (
     "tests/integration/test_mysql_sink_replicas.py::test_replica_is_refused_as_a_target",
     "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_the_drivers_memory",
     "tests/runtime/test_settings_change.py::test_windows_of_another_size",
-    "tests/runtime/test_state_changes.py::test_running_turned_into_process",
     "tests/unit/test_packaging.py::test_source_archive",
     "tests/unit/test_packaging.py::test_wheel",
     "tests/conformance/test_documented_source_conforms.py::",
     "tests/crash/test_crash_points.py::test_a_slot_that_dies_at_a_crash_point",
-    "tests/integration/test_kafka_cleaned_topics.py::",
+    "tests/integration/test_kafka_cleaned_topics.py::test_a_job_reads_each_record_that_compaction_leaves",
+    "tests/integration/test_kafka_cleaned_topics.py::test_a_job_behind_retention",
+    "tests/integration/test_kafka_cleaned_topics.py::test_a_bounded_job_ends_among_markers",
+    "tests/integration/test_kafka_cleaned_topics.py::test_null_keys_and_empty_values",
     "tests/integration/test_mysql_durability.py::test_mariadb_that_flushes_once_a_second",
     "tests/integration/test_postgres_changes_job.py::test_both_tables_are_equal",
     "tests/integration/test_postgres_changes_job.py::test_each_inserted_row",

@@ -10,7 +10,7 @@ tests/integration/sql hold what else can be said of their commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,15 +67,16 @@ OF_DEATHS = (
 )
 """What a server does when it, or who speaks with it, dies."""
 OPERATORS = {
-    "test_batch_timers.py",
-    "test_count_windows.py",
-    "test_deduplication.py",
-    "test_interval_joins.py",
-    "test_top_rows.py",
-    "test_window_functions.py",
-    "test_window_joins.py",
+    "test_batch_timers.py": "set_through_snapshots_and_rescaling[heap-0]",
+    "test_count_windows.py": "records_through_snapshots_and_rescaling[heap-7]",
+    "test_deduplication.py": "model_through_snapshots_and_rescaling[heap-int-Keep.LAST]",
+    "test_interval_joins.py": "model_through_snapshots_and_rescaling[heap-300-2500-full]",
+    "test_top_rows.py": "model_through_snapshots_and_rescaling[heap-7-3]",
+    "test_window_functions.py": "gap=0.003)-9-records]",
+    "test_window_joins.py": "slide=0.004, offset=0)-9-full]",
 }
-"""Modules whose operators are tried on one state backend by default. The other is the heap."""
+"""Modules of operators, which are tried on RocksDB by default. The name of the one test of each
+module that runs on the heap, too, ends with the text: it compares the operator with a model."""
 NO_SERVER = {"kill", "start", "pause", "unpause", "address", "sink_at", "secrets"}
 LACKING = {
     "TestBeginningSink": NO_SERVER,
@@ -115,6 +116,10 @@ GATHERING = {
 OF_BEGUN_COMMITS = (*beginning.CLAUSES, running.job_killed_at_begun)
 BEGINNING = {"TestBeginningSink", "TestKafka"}
 """Sinks whose commits may be begun before their decision."""
+OF_REFUSED_COMMITS = (
+    deciding.refused_commit_waits_for_a_person,
+    deciding.own_error_of_a_refused_commit_waits_for_a_person,
+)
 OBSTRUCTED = {"TestReferenceSink", "TestSQLiteInserts", "TestSQLiteUpserts"}
 """Sinks whose targets can be made to refuse what is decided."""
 OF_WAITING_READERS = (
@@ -159,7 +164,7 @@ def says_nothing(test: str, clause: Clause) -> bool:
         return test not in GLOBAL
     if clause in OF_BEGUN_COMMITS and test not in BEGINNING:
         return True
-    if clause is deciding.refused_commit_waits_for_a_person:
+    if clause in OF_REFUSED_COMMITS:
         return test not in OBSTRUCTED
     if clause is deciding.commit_in_any_order:
         return test in GLOBAL
@@ -172,8 +177,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         callspec, test = getattr(item, "callspec", None), item.getparent(pytest.Class)
         if callspec is None:
             continue
-        if item.path.name in OPERATORS and callspec.params.get("backend") == "heap":
-            item.add_marker(pytest.mark.servers)
+        if callspec.params.get("backend") == "heap":
+            by_default = OPERATORS.get(item.path.name, "")
+            if not item.name.endswith(by_default):
+                item.add_marker(pytest.mark.servers)
         if test is None:
             continue
         clause = callspec.params.get("clause")
@@ -186,7 +193,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if says_nothing(test.name, clause):
             without_meaning.append(item)
         elif test.name == "TestSQLiteInserts" and clause in OF_JOBS:
-            item.add_marker(pytest.mark.servers)
+            if clause is not running.job_killed_again_and_again:
+                item.add_marker(pytest.mark.servers)
         elif test.name not in WHOLE:
             slow = is_slow(test.name, clause)
             item.add_marker(pytest.mark.slow if slow else pytest.mark.servers)
@@ -194,6 +202,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=without_meaning)
         dropped = set(without_meaning)
         items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a clause that cannot be tested on a class whose clauses all have a meaning.
+
+    A clause that rests on a failed one stays skipped.
+    """
+    report = yield
+    test = item.getparent(pytest.Class)
+    if test is not None and test.name in {*WHOLE, "TestReferenceSource"} and report.skipped:
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if report.when == "call" and "rests on" not in reason:
+            report.outcome = "failed"
+            report.longrepr = f"{item.name} proves nothing for {test.name}: {reason}"
+    return report
 
 
 @pytest.fixture

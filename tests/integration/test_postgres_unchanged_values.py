@@ -101,10 +101,10 @@ def test_a_large_value_of_the_key_that_was_not_sent_is_that_of_the_old_key(
     }  # fmt: skip
 
 
-def test_a_changed_key_whose_row_has_a_value_that_was_not_sent_is_refused(
+def test_a_changed_key_needs_every_large_value(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    """The target has no row with the new key that could keep the value."""
+    """Without a value that was not sent, the target has no row with the new key to keep it."""
     _create(database)
     source = source_of(server, first_copy="none", metadata=["_unchanged"])
     with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
@@ -115,7 +115,7 @@ def test_a_changed_key_whose_row_has_a_value_that_was_not_sent_is_refused(
         with pytest.raises(BadRecord, match="changed the key .* large value of column 'a'"):
             read_rows(reader, 1)
         assert reader.snapshot() == before
-        # As the error says, from then on.
+        # The error advises this setting for later changes.
         database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     drop_slots(database)
     later = source_of(server, metadata=["_unchanged"])

@@ -143,10 +143,10 @@ def job_killed_again_and_again(harness: Harness) -> None:
     deaths = 0
     for number in range(rounds):
         parallelism = harness.random.choice((1, 2, 3))
-        if number % 3 == 2:
+        if number % 2 == 1:
             done = job.attempt(KillPlan(parallelism), kill_after_s=harness.random.uniform(0.0, 0.5))
         else:
-            point = points[number % len(points)]
+            point = points[number // 2 % len(points)]
             done = job.attempt(KillPlan(parallelism, point, harness.random.choice((1, 2))))
             expect(not done, f"{job}: no process died at {point}")
         harness.processes.disarm()

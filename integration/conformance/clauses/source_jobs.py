@@ -45,7 +45,10 @@ class _SourceRun(KilledJob):
 
         def add_split() -> None:
             # At its start, a job finds new splits without an offer.
-            eventually(lambda: count_files_rows(source, self._target) >= committed)
+            expect(
+                eventually(lambda: count_files_rows(source, self._target) >= committed),
+                f"{self}: not all {committed} rows were committed before a new split was to come",
+            )
             self._harness.add_rows(*self._harness.input.add_split(_NEW_ROWS))
 
         return self.attempt(plan, once_started=add_split)

@@ -31,11 +31,11 @@ class Dialect:
     """Refuses the row 7: it is not liked."""
     said_of_division: str
     judging: tuple[str, ...]
-    """Give the table a column `account` whose texts only the server can judge."""
+    """Statements that give the table a column `account` whose texts only the server can check."""
     judged: tuple[tuple[str, str], ...]
-    """Texts of `account`, and why the server refuses each; empty if it accepts it."""
+    """Texts of `account`, each with the server's reason to refuse it, or "" if it accepts it."""
     never_text: tuple[tuple[str, str], ...] = ()
-    """What no column of text takes, and what is said of it."""
+    """Values that every text column refuses, each with a part of the error."""
 
 
 _TRIGGER = "CREATE TRIGGER stop BEFORE INSERT ON ledger FOR EACH ROW"

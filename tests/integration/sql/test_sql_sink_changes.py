@@ -541,8 +541,8 @@ def test_a_missing_row_whose_values_were_not_sent_is_refused_and_never_written_w
     assert _table(database, "id, name, note")[-1] == (3, "from the source", "x")
 
 
-def test_a_name_that_is_no_written_column_makes_a_bad_row(make: Make) -> None:
-    """A column that was renamed before the sink would be written as null."""
+def test_an_unchanged_column_must_be_a_written_column(make: Make) -> None:
+    """Without the check, the sink would write null into a column that was renamed before it."""
     job = make(_PARTIAL, unchanged_column="_unchanged")
     for name in ("renamed", "id"):
         writer = job.writer()

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.drawn_columns import run_drawn
 
 from onceflow.core.arrow.kinds import to_plain_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
@@ -72,17 +73,24 @@ _STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
-@given(
-    mode=st.sampled_from(CHANGING),
-    before=st.dictionaries(
-        st.tuples(st.integers(-3, 3), st.sampled_from(["", "a", "b"])), st.just(-1)
-    ),
-    batches=st.lists(_STEPS, min_size=1, max_size=8),
-    memory_bytes_max=st.sampled_from([1, 700, 1 << 20]),
-    rows_a_batch=st.integers(1, 7),
-)
-def test_outcome_is_that_of_the_rows_one_by_one(
+EXAMPLES = pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.servers)])
+
+
+@EXAMPLES
+def test_outcome_is_that_of_the_rows_one_by_one(examples: int) -> None:
+    drawn = given(
+        mode=st.sampled_from(CHANGING),
+        before=st.dictionaries(
+            st.tuples(st.integers(-3, 3), st.sampled_from(["", "a", "b"])), st.just(-1)
+        ),
+        batches=st.lists(_STEPS, min_size=1, max_size=8),
+        memory_bytes_max=st.sampled_from([1, 700, 1 << 20]),
+        rows_a_batch=st.integers(1, 7),
+    )
+    run_drawn(drawn(_check_outcome), examples)
+
+
+def _check_outcome(
     mode: WriteMode,
     before: dict[tuple[int, str], int],
     batches: list[list[Step]],
@@ -378,14 +386,18 @@ def _put_values(
     return True
 
 
-@settings(deadline=None, max_examples=200)
-@given(
-    mode=st.sampled_from([WriteMode.UPSERT, WriteMode.UPDATE]),
-    batches=st.lists(_PARTIAL_STEPS, min_size=1, max_size=6),
-    memory_bytes_max=st.sampled_from([1, 500, 1 << 20]),
-    rows_a_batch=st.integers(1, 5),
-)
-def test_values_that_were_not_sent_are_those_of_the_row_before(
+@EXAMPLES
+def test_values_that_were_not_sent_are_those_of_the_row_before(examples: int) -> None:
+    drawn = given(
+        mode=st.sampled_from([WriteMode.UPSERT, WriteMode.UPDATE]),
+        batches=st.lists(_PARTIAL_STEPS, min_size=1, max_size=6),
+        memory_bytes_max=st.sampled_from([1, 500, 1 << 20]),
+        rows_a_batch=st.integers(1, 5),
+    )
+    run_drawn(drawn(_check_values_that_were_not_sent), examples)
+
+
+def _check_values_that_were_not_sent(
     mode: WriteMode,
     batches: list[list[tuple[int, int, frozenset[str], bool]]],
     memory_bytes_max: int,

@@ -353,9 +353,16 @@ def _run(
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 100])
 @pytest.mark.parametrize("cut_changes", [1, 1000])
-def test_no_change_is_lost_and_none_is_applied_twice(chunk_rows: int, cut_changes: int) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [range(15), pytest.param(range(15, 200), marks=pytest.mark.servers)],
+    ids=["few seeds", "more seeds"],
+)
+def test_no_change_is_lost_and_none_is_applied_twice(
+    chunk_rows: int, cut_changes: int, seeds: range
+) -> None:
     """Chunks and ranges of tables, one of them added later, transactions, crashes and cuts."""
-    for seed in range(15):
+    for seed in seeds:
         _run(seed, chunk_rows=chunk_rows, cut_changes=cut_changes)
 
 
