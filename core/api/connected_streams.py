@@ -236,15 +236,31 @@ class WindowedConnectedStreams(Generic[StreamT]):
         """Emit each left record whose key and window has at least one right record, once.
 
         `uid` names the state in checkpoints.
+
+        Raises:
+            ConfigError: The windows have an allowed lateness.
         """
-        return self._process(self._to_windowed(ChosenLeft(with_partner=True)), uid=uid)
+        return self._choose_left(ChosenLeft(with_partner=True), "semi_join", uid)
 
     def anti_join(self, *, uid: str) -> StreamT:
         """Emit each left record whose key and window has no right record.
 
         `uid` names the state in checkpoints.
+
+        Raises:
+            ConfigError: The windows have an allowed lateness.
         """
-        return self._process(self._to_windowed(ChosenLeft(with_partner=False)), uid=uid)
+        return self._choose_left(ChosenLeft(with_partner=False), "anti_join", uid)
+
+    def _choose_left(self, function: ChosenLeft, method: str, uid: str) -> StreamT:
+        if self._lateness_ms:
+            raise ConfigError(
+                f"{method}() of windows with an allowed lateness of {self._lateness_ms} ms: for"
+                " each late record the window would be emitted again, and its left records a second"
+                " time, or in spite of a late right record. Omit allowed_lateness, and give the"
+                " watermarks a greater max_out_of_orderness instead"
+            )
+        return self._process(self._to_windowed(function), uid=uid)
 
     def _to_windowed(self, function: CoGroupFunction) -> CoWindowedFunction:
         content = KeptRecords(function, *(side.schema for side in self._sides))

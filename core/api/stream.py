@@ -325,8 +325,8 @@ class Stream(ServiceCalls["Stream"]):
         event time has reached its end.
 
         Raises:
-            ConfigError: The stream lacks the columns, or its windows are in processing time or have
-                an allowed lateness.
+            ConfigError: The stream lacks the columns or does not come from windows, or its windows
+                are in processing time or have an allowed lateness.
         """
         return KeyedStream(self._graph, self._feeds, ()).per_window(names=names)
 

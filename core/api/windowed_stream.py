@@ -127,6 +127,13 @@ def window_again(
                 f" {', '.join(schema.names)}. Name the columns with the start and the end of the"
                 " window by names=(…, …)"
             )
+    # Each stream of a union needs windows: the others have rows of any time in these columns.
+    if not all(graph.windows_of((feed,)) for feed in feeds):
+        raise ConfigError(
+            f"{parameter}(): the stream does not come from windows, so a row may arrive after event"
+            f" time has passed its {names[1]!r}, and would be dropped. Call window(…) or"
+            " window_all(…) before, or group by the columns with key_by(…)"
+        )
     for windows, lateness_ms in graph.windows_of(feeds):
         if windows.by_clock or lateness_ms:
             what = "are in processing time" if windows.by_clock else "have an allowed lateness"

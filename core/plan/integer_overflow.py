@@ -111,6 +111,13 @@ def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right
 
 def _find_in_plan(plan: Any) -> Iterator[tuple[Any, _Arithmetic]]:
     """Yield each expression of `plan` that may wrap, with the plan that provides its input rows."""
+    for below, expression in find_expressions(plan):
+        for arithmetic in _find_in_expression(expression, ()):
+            yield below, arithmetic
+
+
+def find_expressions(plan: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each expression of a plan row by row, with the plan that provides its input rows."""
     node = plan.to_variant()
     expressions: list[Any] = []
     kind = type(node).__name__
@@ -121,9 +128,8 @@ def _find_in_plan(plan: Any) -> Iterator[tuple[Any, _Arithmetic]]:
     wrap: Any = import_module("datafusion").Expr
     for below in plan.inputs():
         for expression in expressions:
-            for arithmetic in _find_in_expression(wrap(expression), ()):
-                yield below, arithmetic
-        yield from _find_in_plan(below)
+            yield below, wrap(expression)
+        yield from find_expressions(below)
 
 
 def _find_in_expression(expression: Any, conditions: tuple[Any, ...]) -> Iterator[_Arithmetic]:
@@ -131,7 +137,7 @@ def _find_in_expression(expression: Any, conditions: tuple[Any, ...]) -> Iterato
     if variant == "Case":
         yield from _find_in_case(expression.to_variant(), conditions)
         return
-    operands = _operands(expression)
+    operands = list_operands(expression)
     operator = expression.rex_call_operator() if variant == "BinaryExpr" else ""
     if operator in ("AND", "OR"):
         left, right = operands
@@ -172,7 +178,8 @@ def _is_true(condition: Any) -> Any:
     return datafusion.functions.coalesce(condition, datafusion.lit(False))
 
 
-def _operands(expression: Any) -> list[Any]:
+def list_operands(expression: Any) -> list[Any]:
+    """Return the expressions of which an expression consists."""
     if expression.variant_name() in ("Column", "Literal"):
         return []
     try:

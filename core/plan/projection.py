@@ -44,7 +44,7 @@ def plan_projection(
         raise ConfigError(f"{owner} needs at least one column")
     selected = rename_columns(items, stream)
     if selected is None:
-        sql = select_columns(items, stream, functions)
+        sql = select_columns([_quote_column(item, stream) for item in items], stream, functions)
         schema = sql.resolve_schema()
         work: MapBatches | SelectSql = SelectSql(sql)
     else:
@@ -52,6 +52,18 @@ def plan_projection(
         work = MapBatches(_Select(tuple(column for column, _ in selected), schema))
     require_different(schema.names, owner)
     return work, schema
+
+
+def _quote_column(item: str, stream: pa.Schema) -> str:
+    """Return `item` with quoted names if it is a column, or else as it is.
+
+    In SQL some names, such as `current_date`, are functions unless they are quoted.
+    """
+    pairs = None if item.strip() == "*" else rename_columns([item], stream)
+    if pairs is None:
+        return item
+    [(column, name)] = pairs
+    return f"{quote(column)} AS {quote(name)}"
 
 
 def require_different(names: Sequence[str], owner: str) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports import naming_extras
+from onceflow.core.plan.function_arguments import check_arguments
 from onceflow.core.plan.integer_overflow import check_integers, computes_integers
 from onceflow.core.plan.sql_functions import NamedFunction, QueryFunction, name_functions
 
@@ -53,7 +54,8 @@ class StreamSql:
 
         Raises:
             ConfigError: The query does not read `stream` or is invalid, it needs several rows at a
-                time, or DataFusion is not installed.
+                time, an argument of a function would be converted with a loss, or DataFusion is not
+                installed.
         """
         context = self._engine(_make_empty_rows(self.schema))
         try:
@@ -61,6 +63,7 @@ class StreamSql:
         except Exception as error:
             raise ConfigError(f"sql({self.query!r}): {error}") from error
         self._require_row_by_row(frame)
+        check_arguments(context, frame.logical_plan(), self.functions, f"sql({self.query!r})")
         made: pa.Schema = frame.schema()
         if not made.names:
             raise ConfigError(f"sql({self.query!r}) has no columns")

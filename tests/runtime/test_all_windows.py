@@ -244,7 +244,27 @@ def test_results_that_may_change_are_not_grouped_by_their_window(
     clock = keyed.window(TumblingProcessingTimeWindows(1)).aggregate(n=count(), uid="clock")
     with pytest.raises(ConfigError, match="are in processing time"):
         clock.key_by("account").per_window()
+    for verb in ("semi_join", "anti_join"):
+        both = keyed.connect(keyed).window(SLIDING, allowed_lateness="20 ms")
+        with pytest.raises(ConfigError, match=rf"{verb}\(\) .*lateness of 20 ms: .*a second time"):
+            getattr(both, verb)(uid=verb)
     with pytest.raises(ConfigError, match=r"no timestamp 'window_start'; there are id"):
         records.per_window()
     with pytest.raises(ConfigError, match="start and the end"):
         records.window_all(SLIDING, names=("a",))  # type: ignore[arg-type]
+
+
+def test_rows_that_come_from_no_window_are_not_grouped_by_it(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    _, records = reading(cluster, tmp_path, CountingSource(1))
+    windows = records.key_by("account").window(SLIDING).aggregate(n=count(), uid="windows")
+    of_windows = windows.project("account", "window_start", "window_end")
+    of_windows.per_window()
+    plain = records.map_batches(lambda rows: rows, schema=of_windows.schema)
+    for stream in (plain, of_windows.union(plain)):
+        with pytest.raises(ConfigError, match=r"per_window\(\): the stream does not come from win"):
+            stream.per_window()
+    pair = of_windows.connect(plain).key_by("account", "account")
+    with pytest.raises(ConfigError, match=r"per_window\(\): the stream does not come from windows"):
+        pair.per_window()

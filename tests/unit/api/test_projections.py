@@ -66,6 +66,19 @@ def test_expressions_are_computed_beside_columns() -> None:
     ]
 
 
+def test_a_column_with_the_name_of_a_sql_function_is_the_column() -> None:
+    pytest.importorskip("datafusion")
+    schema = pa.schema([("current_date", pa.int64()), ("user", pa.int64())])
+    items = ("current_date", "user AS select", "*", "user * 2 AS twice")
+    work, made = plan_projection(items[:2] + items[3:], schema, NO_FUNCTIONS, "project()")
+    assert made.names == ["current_date", "select", "twice"]
+    assert isinstance(work, SelectSql)
+    [batch] = work.sql.apply(pa.RecordBatch.from_pylist([{"current_date": 5, "user": 6}], schema))
+    assert batch.to_pylist() == [{"current_date": 5, "select": 6, "twice": 12}]
+    _, every = plan_projection(items[2:], schema, NO_FUNCTIONS, "project()")
+    assert every.names == ["current_date", "user", "twice"]
+
+
 @pytest.mark.parametrize(
     ("items", "message"),
     [
