@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.nexmark.job import TIMEOUT_S, JobSpec, Progress, Result
 from benchmarks.stage import BenchmarkError
-from onceflow.integration.faults.processes import kill_tree
+from onceflow.integration.faults.processes import is_alive, kill_tree
 
 _ROOT = Path(__file__).parents[2]
 _LOG_TAIL_CHARS = 3_000
@@ -89,8 +89,9 @@ def _started(spec: JobSpec) -> Generator[_Lines, None, None]:
     try:
         yield _Lines(process, log)
     finally:
-        kill_tree(process.pid)
-        process.wait()
+        if process.poll() is None:
+            kill_tree(process.pid)
+            process.wait()
         assert process.stdout is not None
         process.stdout.close()
 
@@ -118,7 +119,7 @@ def _await_end(pids: tuple[int, ...]) -> None:
         BenchmarkError: A slot still runs.
     """
     deadline = time.monotonic() + _SLOTS_END_S
-    while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
+    while any(is_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
             raise BenchmarkError(f"slots {pids} still run {_SLOTS_END_S} s after their driver")
         time.sleep(0.05)

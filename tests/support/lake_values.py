@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.schema import Schema
 from tests.integration.lake_sink_kit import DeltaJob, IcebergJob, LakeJob
 from tests.support.exact_values import exact_value, exact_values, same
 
@@ -26,8 +27,6 @@ from onceflow.core.spi import OnBadRow, SinkWriter
 
 Mode = Literal["append", "upsert"]
 _ADDED_ID = 1_000_000
-_SANITIZED = {"B_x20b": "B b"}
-"""Names that Iceberg's data files have, and the tables' own."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def _read_iceberg(job: IcebergJob) -> dict[int, dict[str, object]]:
     files = [task.file for task in tasks]
     read: dict[int, dict[str, object]] = {}
     for file in files:
-        rows = _to_rows(pq.ParquetFile(urlparse(file.file_path).path).read())
+        rows = _to_rows(pq.ParquetFile(urlparse(file.file_path).path).read(), schema)
         values: Any = file.partition
         for number, partition in enumerate(cast("Any", spec.fields)):
             name = schema.find_field(partition.source_id).name
@@ -179,20 +178,43 @@ def _add(read: dict[int, dict[str, object]], rows: Mapping[int, dict[str, object
     read.update(rows)
 
 
-def _to_rows(rows: pa.RecordBatch | pa.Table) -> dict[int, dict[str, object]]:
+def _to_rows(
+    rows: pa.RecordBatch | pa.Table, schema: Schema | None = None
+) -> dict[int, dict[str, object]]:
+    """Return `rows` by id, with the names that `schema` has for the ids of a file's fields."""
+    columns: list[list[object]] = [exact_values(column) for column in cast("Any", rows).columns]
     names: Sequence[str] = rows.schema.names
-    columns: list[list[object]] = [exact_values(cast("Any", rows).column(name)) for name in names]
-    by_id: dict[int, dict[str, object]] = {}
-    for values in zip(*columns, strict=True):
-        row = cast("dict[str, object]", _unsanitize(dict(zip(names, values, strict=True))))
-        by_id[cast("int", row["id"])] = row
-    return by_id
+    if schema is not None:
+        names = [_table_name(field, schema) for field in rows.schema]
+        columns = [
+            [_with_table_names(value, field.type, schema) for value in column]
+            for field, column in zip(rows.schema, columns, strict=True)
+        ]
+    by_id = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return {cast("int", row["id"]): row for row in by_id}
 
 
-def _unsanitize(value: object) -> object:
-    if isinstance(value, dict):
-        entries = cast("dict[object, object]", value).items()
-        return {_SANITIZED.get(str(key), key): _unsanitize(inner) for key, inner in entries}
-    if isinstance(value, list):
-        return [_unsanitize(inner) for inner in cast("list[object]", value)]
+def _table_name(field: pa.Field, schema: Schema) -> str:
+    """Return a column's name in the table: data files have sanitized names, and the same ids.
+
+    Source: Iceberg table specification, "Column Projection".
+    """
+    assert field.metadata is not None, f"field {field} has no id"
+    return schema.find_field(int(field.metadata[b"PARQUET:field_id"])).name
+
+
+def _with_table_names(value: Any, kind: pa.DataType, schema: Schema) -> object:
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {
+            _table_name(field, schema): _with_table_names(value[field.name], field.type, schema)
+            for field in cast("pa.StructType", kind)
+        }
+    if pa.types.is_map(kind):
+        item = cast("pa.MapType", kind).item_type
+        return {key: _with_table_names(inner, item, schema) for key, inner in value.items()}
+    if pa.types.is_list(kind):
+        inner_kind = cast("pa.ListType", kind).value_type
+        return [_with_table_names(inner, inner_kind, schema) for inner in value]
     return value
