@@ -214,7 +214,7 @@ def _with_table_names(value: Any, kind: pa.DataType, schema: Schema) -> object:
     if pa.types.is_map(kind):
         item = cast("pa.MapType", kind).item_type
         return {key: _with_table_names(inner, item, schema) for key, inner in value.items()}
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner_kind = cast("pa.ListType", kind).value_type
         return [_with_table_names(inner, inner_kind, schema) for inner in value]
     return value
