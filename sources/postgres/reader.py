@@ -190,6 +190,14 @@ class PostgresReader(SourceReader):
         """Return the split at the position after the returned rows."""
         return [] if self._position is None else [self._position.to_split()]
 
+    @property
+    def waits_for_decision(self) -> bool:
+        """True if the columns were changed after the position.
+
+        `poll` raises the error about them as soon as the position is decided.
+        """
+        return self._changes is not None and self._changes.stop is not None
+
     def take_record_times(self) -> Sequence[tuple[int, int]]:
         """Return the times of the commits whose changes were returned since the last call."""
         times, self._record_times = self._record_times, ()

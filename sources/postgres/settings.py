@@ -101,6 +101,7 @@ class ChangesOptions(DatabaseAccess):
             " Default: `ignore` for tables whose columns are named, `stop` for others. A column"
             " that is dropped, renamed or gets another type always stops the job",
             choice(SchemaChange),
+            spark="onSchemaChange",
         ),
     )
     schemas: Mapping[str, object] | None = field(

@@ -16,7 +16,7 @@ from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import accept_durations, choice_of
-from onceflow.core.spi import ReaderContext, Source, SourceProgress, SourceReader, Split
+from onceflow.core.spi import ReaderContext, Source, SourceProgress, Split
 from onceflow.core.spi.options import document_options
 from onceflow.formats.debezium.changes import schema_of_changes
 from onceflow.sources.postgres import slot as slots
@@ -244,8 +244,8 @@ class PostgresChanges(ChangesOptions, Source):
                 slots.logger.warning(
                     "table %s: an update that leaves a large value of %s as it was ends the job,"
                     " because Postgres does not send the value. For a sink with the option"
-                    " unchanged_column, add '_unchanged' to metadata=. Otherwise run: ALTER TABLE"
-                    " %s REPLICA IDENTITY FULL",
+                    " unchanged_column (in Spark: unchangedColumn), add '_unchanged' to metadata=."
+                    " Otherwise run: ALTER TABLE %s REPLICA IDENTITY FULL",
                     table.name,
                     ", ".join(table.unsent_columns),
                     identifier(table.name),
@@ -349,7 +349,7 @@ class PostgresChanges(ChangesOptions, Source):
                 in_chunks={str(table.name) for table in tables if table.has_chunks},
             )
 
-    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> PostgresReader:
         """Return a reader of `splits`. It connects with the first poll."""
         described = self.described_tables
         settings = ReaderSettings(

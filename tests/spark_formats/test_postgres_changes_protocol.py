@@ -6,9 +6,11 @@ import json
 import os
 import pickle
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,135 +19,24 @@ import pyspark
 import pytest
 from psycopg.rows import TupleRow
 from tests.integration.postgres_changes_kit import drop_slots
+from tests.spark_formats.changes_query import STEPS, Crashed, Query
 from tests.support.waiting import await_true
 
 from onceflow.clients.postgres.replication import parse_lsn
 from onceflow.connectors.spark.formats import PostgresChangesFormat
 from onceflow.connectors.spark.options.postgres_changes import CHANGES_READ
 from onceflow.connectors.spark.readers import postgres_changes
-from onceflow.connectors.spark.readers.postgres_changes import ChangesStreamReader
 from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange, StateIncompatible
 from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.sources.postgres.slot import wait_until_free
 
 pytestmark = pytest.mark.integration
 
-_STEPS = ("planned", "logged", "acknowledged", "read", "written", "committed")
 _ROWS = 60
 _MOVE_KEY = (
     "UPDATE t SET id = %(other)s WHERE id = %(key)s"
     " AND NOT EXISTS (SELECT FROM t WHERE id = %(other)s)"
 )
-
-
-class Crashed(Exception):
-    """Raised at the step at which the driver of `Query` dies."""
-
-
-class Query:
-    """A query as Spark runs it: a log of ends, a log of commits, and a sink that is exactly once.
-
-    Both logs and the sink survive a crash; the reader does not.
-    """
-
-    def __init__(self, url: str, directory: Path, **options: str) -> None:
-        self.options = {
-            "url": url,
-            "table": "t",
-            "slot": "s",
-            "changesLocation": str(directory / "changes"),
-            **options,
-        }
-        self.ends: list[str] = []
-        self.commits: set[int] = set()
-        self.written: dict[int, list[dict[str, Any]]] = {}
-        self.dies_at = ""
-        self.reader: ChangesStreamReader | None = None
-
-    def start(self) -> ChangesStreamReader:
-        """Return the reader of this driver, which is made if there is none."""
-        if self.reader is None:
-            source = PostgresChangesFormat(self.options)
-            reader = source.streamReader(source.schema())
-            assert isinstance(reader, ChangesStreamReader)
-            self.reader = reader
-        return self.reader
-
-    def crash(self) -> None:
-        if self.reader is not None:
-            self.reader.stop()
-        self.reader, self.dies_at = None, ""
-
-    def run_batch(self, *, dies_at: str = "") -> bool:
-        """Run the batch that was logged and not committed, or the next one; False without one."""
-        self.dies_at = dies_at
-        reader, number = self.start(), len(self.ends) - 1
-        if number in self.commits or number < 0:
-            start = self._end(number)
-            end = json.dumps(reader.latestOffset(json.loads(start)))
-            self._pass("planned")
-            if end == start:
-                return False
-            self.ends.append(end)
-            self._pass("logged")
-            if number >= 0:
-                reader.commit(json.loads(self.ends[number]))
-            self._pass("acknowledged")
-            number += 1
-        start, end = self._end(number - 1), self.ends[number]
-        rows: list[dict[str, Any]] = []
-        for task in reader.partitions(json.loads(start), json.loads(end)):
-            executor: ChangesStreamReader = pickle.loads(pickle.dumps(reader))
-            for batch in executor.read(pickle.loads(pickle.dumps(task))):
-                rows += batch.to_pylist()
-        self._pass("read")
-        self.written.setdefault(number, rows)
-        assert self.written[number] == rows, "a repeated batch has other rows"
-        self._pass("written")
-        self.commits.add(number)
-        self._pass("committed")
-        return True
-
-    def run_to_end(self) -> None:
-        """Run batches as Trigger.AvailableNow does, in a driver of its own."""
-        self.crash()
-        self.start().prepareForTriggerAvailableNow()
-        while self.run_batch():
-            pass
-        self.crash()
-
-    @property
-    def first_lsn(self) -> int:
-        """The LSN at which a new slot is, which stands in the first end; 0 without one."""
-        return parse_lsn(json.loads(self.ends[0])["position"]["lsn"]) if self.ends else 0
-
-    def committed_lsn(self) -> int:
-        """Return the LSN of the last batch that is in the log of commits; 0 without one."""
-        if not self.commits:
-            return 0
-        return parse_lsn(json.loads(self.ends[max(self.commits)])["position"]["lsn"])
-
-    def copy(self) -> dict[int, str]:
-        """Return the table that the written rows make. Fails if a row came twice or not at all."""
-        table: dict[int, str] = {}
-        for number in sorted(self.written):
-            for row in self.written[number]:
-                key, operation = row["id"], row["_op"]
-                if operation in "rc":
-                    assert key not in table, f"doubled: {row}"
-                if operation == "d":
-                    del table[key]
-                else:
-                    table[key] = row["v"]
-        return table
-
-    def _end(self, number: int) -> str:
-        if number >= 0:
-            return self.ends[number]
-        return json.dumps(self.start().initialOffset())
-
-    def _pass(self, step: str) -> None:
-        if step == self.dies_at:
-            raise Crashed(step)
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +67,8 @@ def query(
     query.crash()
 
 
-def _table(database: psycopg.Connection[TupleRow]) -> dict[int, str]:
-    return dict(database.execute("SELECT id, v FROM t").fetchall())
+def _table(database: psycopg.Connection[TupleRow], column: str = "v") -> dict[int, Any]:
+    return dict(database.execute(f"SELECT id, {column} FROM t".encode()).fetchall())
 
 
 def _slot(database: psycopg.Connection[TupleRow]) -> int:
@@ -216,7 +107,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(
     draw = random.Random(seed)
     # Small limits: the copy takes several batches, and large transactions are cut.
     query.options |= {"maxRowsPerTrigger": "15", "chunkRows": "10", "transactionRowsMax": "20"}
-    steps = [*_STEPS, *_STEPS]
+    steps = [*STEPS, *STEPS]
     draw.shuffle(steps)
     created = 0
     for step in steps:
@@ -302,6 +193,18 @@ def test_a_table_that_is_idle_in_a_busy_server_keeps_no_wal(
     await_true(lambda: _slot(database) >= parse_lsn(before))
 
 
+def _run_as_advised(query: Query, error: BaseException) -> None:
+    """Start the query once with the options that `error` gives, and then with its own."""
+    given = query.options
+    query.options = {**given, **dict(re.findall(r'(\w+)="([^"]*)"', str(error)))}
+    for name in re.findall(r"without option (\w+)", str(error)):
+        query.options.pop(name, None)
+    with suppress(BadRecord):
+        query.run_to_end()
+    query.options = given
+    query.run_to_end()
+
+
 @pytest.mark.servers
 def test_a_batch_without_a_new_column_is_committed_as_its_error_advises(
     database: psycopg.Connection[TupleRow], query: Query
@@ -310,19 +213,92 @@ def test_a_batch_without_a_new_column_is_committed_as_its_error_advises(
         while True:
             query.run_batch(dies_at="logged")
     query.crash()
+    database.execute("INSERT INTO t VALUES (1000, 'before')")
     database.execute("ALTER TABLE t ADD COLUMN w int")
-    database.execute("INSERT INTO t VALUES (1000, 'after', 1)")
-    with pytest.raises(
-        ConfigError, match=r"'w' is not in this.*schema, which has the columns id, v "
-    ):
+    database.execute("INSERT INTO t VALUES (1001, 'after', 1)")
+    with pytest.raises(ConfigError, match="column 'w' is not in this micro-batch") as refused:
         query.run_batch()
-    query.options["schema"] = "id BIGINT, v STRING"
-    query.run_to_end()
-    del query.options["schema"]
-    database.execute("INSERT INTO t VALUES (1001, 'after', 2)")
+    _run_as_advised(query, refused.value)
+    database.execute("INSERT INTO t VALUES (1002, 'after', 2)")
     query.run_to_end()
     assert query.copy() == _table(database)
-    assert query.written[max(query.written)][-1]["w"] == 2
+    assert query.copy("w") == _table(database, "w")
+
+
+@pytest.mark.servers
+def test_a_batch_without_new_metadata_is_committed_as_its_error_advises(
+    database: psycopg.Connection[TupleRow], query: Query
+) -> None:
+    with pytest.raises(Crashed):
+        while True:
+            query.run_batch(dies_at="logged")
+    query.options["metadata"] = "_xid"
+    query.crash()
+    with pytest.raises(ConfigError, match="column '_xid' is not in this micro-batch") as refused:
+        query.run_batch()
+    _run_as_advised(query, refused.value)
+    database.execute("INSERT INTO t VALUES (1000, 'after')")
+    query.run_to_end()
+    assert query.copy() == _table(database)
+    assert query.copy("_xid")[1000] is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["ADD COLUMN w int DEFAULT 7", pytest.param("DROP COLUMN v", marks=pytest.mark.servers)],
+)
+def test_a_dataframe_from_before_a_changed_column_is_refused(
+    database: psycopg.Connection[TupleRow], query: Query, change: str
+) -> None:
+    query.run_to_end()
+    query.frame = PostgresChangesFormat(query.options).schema()
+    database.execute(f"ALTER TABLE t {change}".encode())
+    database.execute("INSERT INTO t (id) VALUES (1000)")
+    name = change.split()[2]
+    with pytest.raises(ConfigError, match=f"column {name!r}.* by load.. again"):
+        query.run_to_end()
+    query.frame = None
+    query.run_to_end()
+    assert query.written[max(query.written)] == [
+        {"id": 1000, "v": None, "w": 7, "_op": "c"} if name == "w" else {"id": 1000, "_op": "c"}
+    ]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("available_now", [False, pytest.param(True, marks=pytest.mark.servers)])
+def test_a_changed_column_ends_a_query_whose_table_was_idle(
+    database: psycopg.Connection[TupleRow], query: Query, available_now: bool
+) -> None:
+    query.options["firstCopy"] = "none"
+    query.run_batch()
+    database.execute("SELECT pg_logical_emit_message(true, 'other', 'x')")
+    database.execute("ALTER TABLE t ADD COLUMN w int; INSERT INTO t VALUES (1000, 'after', 1)")
+    if available_now:
+        query.start().prepareForTriggerAvailableNow()
+    with pytest.raises(BadRecord, match="new column 'w'"):
+        while True:
+            query.run_batch()
+    query.run_to_end()
+    assert query.copy("w") == {1000: 1}
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(60)
+def test_available_now_ends_before_a_column_that_was_changed_after_its_start(
+    database: psycopg.Connection[TupleRow], query: Query
+) -> None:
+    query.options["firstCopy"] = "none"
+    query.run_batch()
+    database.execute("SELECT pg_logical_emit_message(true, 'other', 'before')")
+    query.start().prepareForTriggerAvailableNow()
+    database.execute("SELECT pg_logical_emit_message(true, 'other', 'after')")
+    database.execute("ALTER TABLE t ADD COLUMN w int; INSERT INTO t VALUES (1000, 'after', 1)")
+    # One poll reaches the end of the run, and finds the changed columns behind it.
+    while query.run_batch():
+        pass
+    assert query.copy() == {}
+    query.run_to_end()
+    assert query.copy("w") == {1000: 1}
 
 
 @pytest.mark.parametrize("available_now", [False, pytest.param(True, marks=pytest.mark.servers)])
@@ -376,13 +352,24 @@ def test_a_slot_of_another_purpose_or_reader_is_refused_by_name(
 
 
 def test_a_new_query_waits_for_a_slot_whose_reader_was_just_killed(
-    query: Query, tmp_path: Path
+    database: psycopg.Connection[TupleRow],
+    query: Query,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query.run_to_end()
     query.run_batch()
     other = Query(query.options["url"], tmp_path / "other")
     killer = threading.Timer(0.5, query.crash)
-    killer.start()
+
+    def kill_during_wait(*arguments: Any) -> None:
+        is_active = "SELECT active FROM pg_replication_slots WHERE slot_name = 's'"
+        assert database.execute(is_active).fetchall() == [(True,)]
+        killer.start()
+        wait_until_free(*arguments)
+        assert database.execute(is_active).fetchall() == [(False,)]
+
+    monkeypatch.setattr(postgres_changes, "wait_until_free", kill_during_wait)
     other.run_to_end()
     killer.join()
     assert len(other.copy()) == _ROWS
@@ -417,6 +404,44 @@ def test_a_staged_file_that_is_gone_is_refused_by_name(
     hidden.rename(file)
     query.run_to_end()
     assert query.copy() == _table(database)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("lost", ["file", "checkpoint"])
+def test_a_loss_is_repaired_as_its_error_advises(
+    database: psycopg.Connection[TupleRow], query: Query, tmp_path: Path, lost: str
+) -> None:
+    query.options["firstCopy"] = "none"
+    with pytest.raises(Crashed):
+        while True:
+            query.run_batch(dies_at="logged" if query.ends else "")
+            database.execute("UPDATE t SET v = 'lost' WHERE id = 1; DELETE FROM t WHERE id = 2")
+    if lost == "file":
+        _files(query)[-1].unlink()
+    else:
+        query.ends[-1] = query.ends[-1].replace('"batch": ', '"batch": 1')
+    with pytest.raises((OffsetOutOfRange, StateIncompatible)) as refused:
+        query.run_batch()
+    assert (
+        "drop the slot and empty the target, and start the query with another checkpointLocation"
+        " and firstCopy=all, which copies the table anew"
+    ) in str(refused.value)
+    query.crash()
+    await_true(lambda: _drop_slot(database))
+    anew = Query(query.options["url"], tmp_path, firstCopy="all")
+    anew.run_to_end()
+    database.execute("INSERT INTO t VALUES (1000, 'after')")
+    anew.run_to_end()
+    assert anew.copy() == _table(database)
+
+
+def _drop_slot(database: psycopg.Connection[TupleRow]) -> bool:
+    """Drop the slot. Return False if its reader still uses it."""
+    try:
+        database.execute("SELECT pg_drop_replication_slot('s')")
+    except psycopg.errors.ObjectInUse:
+        return False
+    return True
 
 
 def test_ends_of_another_source_or_out_of_order_are_refused(query: Query) -> None:

@@ -99,11 +99,17 @@ CHANGES_READ = OptionTable(
         "schema": "Columns to read, with their types: DDL as in `id BIGINT, amount DECIMAL(38, 9)`."
         " Columns that are added to the table later are then not read. Default: all columns of the"
         " table; the query ends when one is added, and its next start reads it, too",
+        "on_schema_change": "What happens when changes have a column that is not read. `stop`: the"
+        " query ends before it. `ignore`: the column is left out; it needs `schema`. Default:"
+        " `ignore` with `schema`, otherwise `stop`. A column that is dropped, renamed or gets"
+        " another type always ends the query",
         "transaction_rows_max": "Number of changes up to which a transaction is in one micro-batch"
         " as a whole. They are kept in memory",
         "connect_timeout_s": "Timeout of one connection attempt, and how long a query waits for a"
         " slot that is in use",
     },
+    # The option of the sink, which errors name.
+    named={"unchanged_column": "unchangedColumn"},
     instead=_OF_QUERIES,
     refused={
         "tables": _ONE_TABLE,

@@ -40,29 +40,34 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.arrow_rows import fit
+from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.postgres_changes import ChangesRead
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.spi import ReaderContext, SourceReader, Split
+from onceflow.core.spi import ReaderContext, Source, Split
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 from onceflow.formats.debezium.changes import OPERATION
-from onceflow.sources.postgres.metadata import Metadata
 from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.reader import PostgresReader
 from onceflow.sources.postgres.slot import read_present_lsn, wait_until_free
 
 Document: TypeAlias = "dict[str, Any]"
 """A value that Spark stores as JSON."""
 
 _DIRECTORY = "onceflow-postgres-changes"
-_ADDED = frozenset({OPERATION, *(column.value for column in Metadata)})
-"""The columns that are not the table's."""
+_COPY_ANEW = (
+    "drop the slot and empty the target, and start the query with another checkpointLocation and"
+    " firstCopy=all, which copies the table anew"
+)
 _WAIT_S = 0.1
-"""The longest wait for a first row. Other sources of the query wait meanwhile."""
+"""The longest wait for the first row of a micro-batch. Other sources of the query wait, too."""
 _GATHERED_S = 0.5
-"""The time for which rows are gathered: a micro-batch costs as much as thousands of rows."""
+"""The time for which the reader gathers rows after the first one.
+
+A micro-batch costs as much as thousands of rows.
+"""
 _WAL_MOVED_MIN = 16 * 1024 * 1024
 """The size of a WAL segment, the unit in which a server removes WAL, in bytes."""
 
@@ -135,7 +140,8 @@ class StagedBatches:
         Raises:
             StorageError: The file cannot be written.
         """
-        # The random part keeps two drivers apart, and tells this file from one that a crash left.
+        # Another driver, or a driver before a crash, may write a file for the same batch. The
+        # random part gives each file a name of its own.
         path = f"{directory}/{batch:012d}-{uuid.uuid4().hex[:12]}.arrow"
         self._location.open(CHECKPOINT_STORAGE).write(path, _encode(rows))
         return path
@@ -174,9 +180,8 @@ class StagedBatches:
         return OffsetOutOfRange(
             f"the file {path} below changesLocation={self._location} does not exist, and it has the"
             " rows of a micro-batch that is not committed. If changesLocation is another one now,"
-            " give the former one; if the file was deleted, restore it. If it is lost, drop the"
-            " slot and empty the target, and start the query with another checkpointLocation, which"
-            " copies the table anew"
+            " give the former one; if the file was deleted, restore it. If it is lost,"
+            f" {_COPY_ANEW}"
         )
 
 
@@ -213,7 +218,7 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
         self._staged = StagedBatches(read.location)
         self._schema = schema
         self._initial: BatchEnd | None = None
-        self._reader: SourceReader | None = None
+        self._reader: PostgresReader | None = None
         self._at: BatchEnd | None = None
         """The last end that was returned. The reader has read everything before it."""
         self._at_s = 0.0
@@ -300,7 +305,7 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
             raise StateIncompatible(
                 f"the micro-batch from {first.batch} to {last.batch} of slot {last.split.id} is not"
                 " one that was read: files of the checkpoint were deleted or exchanged. Restore"
-                " them, or start the query with another checkpointLocation"
+                f" them. If they are lost, {_COPY_ANEW}"
             )
         if last.file and not self._staged.has(last.file):
             raise self._staged.missing(last.file)
@@ -337,18 +342,40 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
         if reader is not None:
             reader.close()
 
-    def _open_reader(self, at: BatchEnd) -> SourceReader:
-        """Return the reader, which continues after `at`."""
+    def _open_reader(self, at: BatchEnd) -> PostgresReader:
+        """Return the reader, which continues after `at`.
+
+        Raises:
+            ConfigError: The query was made for other columns.
+        """
         if self._reader is not None and self._at == at:
             return self._reader
         self.stop()
         splits = self._source.discover([at.split])
+        self._require_same_columns()
         context = ReaderContext("spark", self._source.slot_name, 0, 1, AttemptId(1))
         self._reader = self._source.reader(splits, context)
         self._at, self._at_s = at, time.monotonic()
         return self._reader
 
-    def _gather(self, reader: SourceReader, at: BatchEnd) -> list[pa.RecordBatch]:
+    def _require_same_columns(self) -> None:
+        """Raise ConfigError if the query has more or fewer columns than the source."""
+        source: Source = self._source
+        read, expected = source.schema.names, self._schema.fieldNames()
+        state = "is read, and the query's DataFrame does not have it"
+        other = [name for name in read if name not in expected]
+        if not other:
+            state = "of the query's DataFrame is not read"
+            other = [name for name in expected if name not in read]
+        if other:
+            raise ConfigError(
+                f"table {self._source.table}: column {other[0]!r} {state}. If the table's columns"
+                " were changed after the DataFrame was made, make it by load() again, and start"
+                " the query from the new one. To read some of the columns, name them by option"
+                " schema, and not by .schema(…)"
+            )
+
+    def _gather(self, reader: PostgresReader, at: BatchEnd) -> list[pa.RecordBatch]:
         """Return the rows of the next batch.
 
         With Trigger.AvailableNow, wait for rows until the end is reached.
@@ -393,6 +420,9 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
         if self._has_reached_target(position):
             return has_moved
         is_uncommitted = at.rows > 0 and self._committed < at.batch
+        if self._reader is not None and self._reader.waits_for_decision:
+            # The error about the changed columns comes when all batches before it are committed.
+            return True
         is_idle = time.monotonic() - self._at_s >= self._source.status_interval
         return is_idle and (has_moved or is_uncommitted)
 
@@ -401,11 +431,22 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
         for batch in rows:
             present = batch.schema.names
             if missing := [name for name in self._schema.fieldNames() if name not in present]:
-                own = [name for name in present if name not in _ADDED]
                 raise ConfigError(
-                    f"column {missing[0]!r} is not in this micro-batch, which was read before the"
-                    " table got the column. Start the query once with trigger(availableNow=True)"
-                    f" and option schema, which has the columns {', '.join(own)} with their types."
-                    " Then start it as before"
+                    f"column {missing[0]!r} is not in this micro-batch, which was read without it."
+                    " Start the query once with trigger(availableNow=True) and the options"
+                    f" {_describe_options(batch.schema)}. It commits the micro-batch, and may then"
+                    " end with an error about the column. In both cases start it next with the"
+                    " options and the trigger of this start"
                 )
             yield batch
+
+
+def _describe_options(rows: pa.Schema) -> str:
+    """Return the options with which `rows` were read, so that no new column is left out."""
+    # The table's columns come first, then the operation, then the metadata.
+    names = rows.names
+    own = spark_schema(pa.schema(list(rows)[: names.index(OPERATION)]))
+    columns = [f"`{c.name.replace('`', '``')}` {c.dataType.simpleString()}" for c in own.fields]
+    metadata = ",".join(names[names.index(OPERATION) + 1 :])
+    last = f'metadata="{metadata}"' if metadata else "without option metadata"
+    return f'schema="{", ".join(columns)}" and onSchemaChange="stop", {last}'
