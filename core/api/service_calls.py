@@ -54,8 +54,10 @@ class ServiceCalls(Generic[StreamT]):
         and at most `rate_limit` begin in a second. A try may take `timeout`. `retry` repeats failed
         tries. Results are emitted in the order of the records, or as they come if `ordered` is
         False. With `idempotency_key`, columns that identify a record, the function gets a text that
-        is the same in each call for this record. If a call has failed in all tries, the job fails,
-        or the record is dropped or written to `dead_letters`, as in `write`.
+        is the same in each call for this record. If the service has refused a record in all tries,
+        the job fails, or the record is dropped or written to `dead_letters`, as in `write`. A
+        refusal is any error but a network error, a timeout, and an answer with the HTTP status 408,
+        425, 429 or 500 to 599. These fail the attempt, as 401 and 407 do, and leave out no record.
 
         Records in flight are part of each checkpoint. The service may be called more than once for
         a record; its results are emitted exactly once.

@@ -23,6 +23,9 @@ _ABOUT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
 _CAUSES_MAX = 20
 """The maximum number of errors examined in a chain: chains of causes may be circles."""
 
+_PASSING_STATUSES = frozenset({408, 425, 429})
+"""The HTTP statuses below 500 that ask the client to try again: timeout, too early, too many."""
+
 _NETWORK_WORDS = ("connect", "timeout", "timedout", "unavailable")
 """The words in names of error classes that drivers use for a server that is away."""
 
@@ -39,17 +42,43 @@ _DATA_AT_FAULT = (
 these."""
 
 
+def find_status(error: BaseException) -> int | None:
+    """Return the HTTP status of a failed answer that `error` carries, or None if it has none.
+
+    HTTP libraries keep the status in an attribute of the error, or of its `response`.
+    """
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and 400 <= status <= 599:
+                return int(status)
+    return None
+
+
+def may_answer_otherwise(error: BaseException) -> bool | None:
+    """Return True if the server that answered with a failure may answer another try otherwise.
+
+    False if the server refuses the request itself, and None if `error` carries no HTTP status.
+    """
+    status = find_status(error)
+    return None if status is None else status in _PASSING_STATUSES or status >= 500
+
+
 def may_pass(error: BaseException) -> bool:
     """Return True if the network, a disk or a lack of memory may have caused `error`.
 
     Such a failure may end without a change by a person.
     """
-    return any(
-        cause.errno not in _ABOUT_A_NAME
-        if isinstance(cause, OSError)
-        else isinstance(cause, MemoryError) or _is_named_for_network(type(cause))
-        for cause in _walk_causes(error)
-    )
+    for cause in _walk_causes(error):
+        # An answer decides: libraries derive the errors for refusals from OSError, too.
+        if (otherwise := may_answer_otherwise(cause)) is not None:
+            return otherwise
+        if isinstance(cause, OSError):
+            if cause.errno not in _ABOUT_A_NAME:
+                return True
+        elif isinstance(cause, MemoryError) or is_named_for_network(type(cause)):
+            return True
+    return False
 
 
 def is_data_at_fault(error: BaseException) -> bool:
@@ -74,7 +103,8 @@ def waits_for_person(error: BaseException) -> bool:
     return isinstance(error, (BadRow, TargetRefused)) or is_data_at_fault(error)
 
 
-def _is_named_for_network(error_class: type[BaseException]) -> bool:
+def is_named_for_network(error_class: type[BaseException]) -> bool:
+    """Return True if the name of a class, or of a base, says that a server is away."""
     names = (base.__name__.lower() for base in error_class.__mro__)
     return any(word in name for name in names for word in _NETWORK_WORDS)
 

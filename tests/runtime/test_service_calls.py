@@ -17,6 +17,7 @@ from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_checkpoint, kill_a_slot, killed_and_rescaled
 from tests.support.scripted_sink import ScriptedSink, throttled_sink
+from tests.support.waiting import await_status
 
 from onceflow import (
     DEAD_LETTERS,
@@ -28,7 +29,8 @@ from onceflow import (
     WatermarkStrategy,
     count,
 )
-from onceflow.core.errors import ConfigError, UserFunctionError
+from onceflow.core.api.pipeline import Job
+from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
 
 SOURCE = CountingSource(1_200, splits_count=3, batch_rows=20)
 DOUBLED = SCHEMA.append(pa.field("doubled", pa.int64()))
@@ -138,6 +140,46 @@ def test_records_whose_calls_fail_are_dead_letters_or_end_the_job(
     asked.write(DirectorySink(str(tmp_path / "never")), uid="out")
     with pytest.raises(UserFunctionError, match=r"'asked' failed: ValueError: .*no 7.*'id': 7"):
         pipeline.run(60)
+
+
+@pytest.mark.servers
+def test_other_columns_are_refused_until_a_drain_has_ended_all_calls(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    gate, sink = tmp_path / "gate", DirectorySink(str(tmp_path / "out"))
+
+    async def answer(record: dict[str, Any]) -> dict[str, Any]:
+        while not gate.exists():
+            await asyncio.sleep(0.01)
+        return {"id": record["id"]}
+
+    def start(*columns: str) -> Job:
+        pipeline = begin(cluster, tmp_path)
+        source = CountingSource(40, endless=True, pause_s=0.05)
+        records = pipeline.read(source, uid="records").project(*columns)
+        asked = records.async_map(
+            answer, schema=pa.schema([("id", pa.int64())]), capacity=1_000, uid="asked"
+        )
+        asked.write(sink, uid="out")
+        return pipeline.start()
+
+    job = start("id", "account")
+    await_checkpoint(job)
+    job.stop(savepoint=True)
+    with pytest.raises(StateIncompatible, match=r"of operator 'asked' with columns id int64, acc"):
+        start("id", "amount").wait(60)
+    # The advice, followed: each record is written once.
+    job = start("id", "account")
+    await_checkpoint(job)
+    gate.touch()
+    job.stop(savepoint=True, drain=True)
+    written = len(sink.rows())
+    job = start("id", "amount")
+    await_status(job, lambda _: len(sink.rows()) > written)
+    job.stop()
+    for split in range(2):
+        ids = sorted(row["id"] for row in sink.rows() if row["id"] % 2 == split)
+        assert ids == [2 * number + split for number in range(len(ids))]
 
 
 def test_what_is_no_call_is_refused_by_name(cluster: AnyCluster, tmp_path: Path) -> None:

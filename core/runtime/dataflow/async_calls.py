@@ -10,18 +10,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from onceflow.core.backoff import JITTER
 from onceflow.core.plan.async_functions import AsyncFunction, Call, CallLimits
 
+T = TypeVar("T")
+
 _OPEN_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
 """The time that a function has for releasing its resources. The slot waits longer for a subtask."""
+
+
+class CallAborted(Exception):
+    """The error of a call that ended by a signal to its task or process, without an answer."""
+
+
+_THREADS_MAX = 1_000
+"""The maximum number of threads for blocking calls of one subtask."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +62,9 @@ class CallLoop:
         self._next_start_s = 0.0
         self.cpu_s = 0.0
         self._loop = asyncio.new_event_loop()
+        # For `asyncio.to_thread`. The default number of threads would run fewer calls at once.
+        threads = ThreadPoolExecutor(min(limits.capacity, _THREADS_MAX), f"{uid} call")
+        self._loop.set_default_executor(threads)
         self._thread = threading.Thread(target=self._run, name=f"{uid} calls", daemon=True)
         self._is_open = False
 
@@ -63,7 +76,7 @@ class CallLoop:
         """Start the thread and open the function. Raises the function's own errors."""
         self._thread.start()
         if isinstance(self._function, AsyncFunction):
-            self._await(self._function.open(), _OPEN_TIMEOUT_S)
+            self._await(_guard(self._function.open()), _OPEN_TIMEOUT_S)
         self._is_open = True
 
     def start(self, calls: Sequence[PendingCall]) -> None:
@@ -115,7 +128,7 @@ class CallLoop:
         # Let the calls of the cancelled tasks end, too.
         await asyncio.sleep(0)
         if self._is_open and isinstance(self._function, AsyncFunction):
-            await self._function.close()
+            await _guard(self._function.close())
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -134,6 +147,8 @@ class CallLoop:
     async def _finish(self, call: PendingCall) -> None:
         try:
             call.result = await self._try(call.arguments)
+        except asyncio.CancelledError:
+            raise  # `close` abandons the call
         except Exception as error:  # the operator decides what happens to the record
             call.error = error
         self._done.append(call)
@@ -158,8 +173,7 @@ class CallLoop:
 
     async def _call(self, arguments: tuple[Any, ...], tries: int) -> Any:
         timeout_s = self._limits.timeout_s
-        call: Awaitable[Any] = self._function(*arguments)
-        task = asyncio.ensure_future(call)
+        task = asyncio.ensure_future(_guard(self._function(*arguments)))
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
         finally:
@@ -168,6 +182,8 @@ class CallLoop:
             task.cancel()
         if not done:
             raise TimeoutError(f"no answer within {timeout_s:g} s, in try {tries}")
+        if task.cancelled():
+            raise CallAborted("the call raised asyncio.CancelledError")
         return task.result()
 
     async def _wait_for_turn(self) -> None:
@@ -179,3 +195,13 @@ class CallLoop:
         self._next_start_s = start_s + 1 / self._limits.calls_per_s
         if start_s > now_s:
             await asyncio.sleep(start_s - now_s)
+
+
+async def _guard(call: Awaitable[T]) -> T:
+    """Return the result of `call`; raise CallAborted for what would end the loop's thread."""
+    try:
+        return await call
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise CallAborted(f"the call raised {error!r}") from error

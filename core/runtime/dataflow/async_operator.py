@@ -21,12 +21,12 @@ from typing import cast
 
 import pyarrow as pa
 
-from onceflow.core.errors import BadStateValue
+from onceflow.core.errors import BadStateValue, StateIncompatible
 from onceflow.core.plan.async_functions import idempotency_key
 from onceflow.core.plan.work import MapAsync
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.dataflow.async_calls import CallLoop, PendingCall
+from onceflow.core.runtime.dataflow.async_calls import CallAborted, CallLoop, PendingCall
 from onceflow.core.runtime.dataflow.channels import Batch, decode_batches, encode_batches
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
@@ -38,6 +38,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
     user_error,
 )
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.bad_rows import find_status, may_pass
 from onceflow.core.spi.dead_letters import letters_of_rows
 from onceflow.core.state import ListStateDescriptor
 from onceflow.core.state.states.operator_state import OperatorStateStore
@@ -64,15 +65,25 @@ class AsyncOperator(RunningOperator):
     """An operator that calls a coroutine function for records or for parts of batches."""
 
     def __init__(
-        self, uid: str, work: MapAsync, states: OperatorStateStore, schema: pa.Schema, job: str
+        self,
+        uid: str,
+        work: MapAsync,
+        states: OperatorStateStore,
+        input_schema: pa.Schema,
+        schema: pa.Schema,
+        job: str,
     ) -> None:
+        """Create the operator; records that were in flight wait for a new call.
+
+        Raises:
+            StateIncompatible: The records in flight have other columns than `input_schema`.
+        """
         super().__init__(uid)
         self._work = work
         self._job = job
         self._states = states
         self._schema = schema
         self._results = ResultRows(uid, schema)
-        self._loop = CallLoop(uid, work.function, work.limits)
         self._forward: Callable[[int], None] = lambda _: None
         self._segments = deque([_Segment()])
         self._waiting: deque[PendingCall] = deque()
@@ -83,7 +94,11 @@ class AsyncOperator(RunningOperator):
         self.dropped = states.finish_open()
         for element in self._in_flight.get():
             for rows in decode_batches(element) if element else ():
-                self._accept(rows)
+                _check_restored(uid, rows.schema, input_schema)
+                # Rebuild the rows, because their schema's metadata may differ.
+                self._accept(pa.record_batch(rows.columns, schema=input_schema))
+        # Last, because the loop must be closed.
+        self._loop = CallLoop(uid, work.function, work.limits)
 
     def attach(self, wake: Callable[[], None], forward: Callable[[int], None]) -> None:
         """Set the callbacks that wake the subtask and that forward a watermark."""
@@ -233,9 +248,12 @@ class AsyncOperator(RunningOperator):
             self.emit(self._results.batch())
 
     def _refuse(self, call: PendingCall, error: Exception) -> None:
-        """Fail the job, or leave out the rows of a call that has failed in all tries."""
+        """Fail the attempt, or leave out the rows of a call that has failed in all tries.
+
+        A row is bad only if the service refuses it. An outage says nothing about the row.
+        """
         policy = self._work.on_bad_row
-        if policy is OnBadRow.FAIL:
+        if policy is OnBadRow.FAIL or not _is_refusal(error):
             raise user_error(self.uid, error, call.rows, call.first) from error
         rows = call.rows.slice(call.first, call.count)
         reason = f"{type(error).__name__}: {error}"
@@ -264,3 +282,25 @@ class AsyncOperator(RunningOperator):
                 indices += range(call.first, call.first + call.count)
         if rows is not None:
             yield rows.take(pa.array(indices))
+
+
+def _list_columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _check_restored(uid: str, restored: pa.Schema, schema: pa.Schema) -> None:
+    """Raise StateIncompatible unless restored rows have the columns of `schema`."""
+    if (restored.names, restored.types) != (schema.names, schema.types):
+        raise StateIncompatible(
+            f"the checkpoint holds records in flight of operator {uid!r} with columns"
+            f" {_list_columns(restored)}, but the operator now takes {_list_columns(schema)}."
+            " Start the unchanged pipeline, stop it by stop(savepoint=True, drain=True), which"
+            " leaves no records in flight, and then change it"
+        )
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return True if the service has refused the rows of a call."""
+    # A service that does not accept the credentials would refuse every row.
+    about_caller = find_status(error) in {401, 407}
+    return not (about_caller or isinstance(error, CallAborted) or may_pass(error))

@@ -23,6 +23,7 @@ from onceflow.core.arrow.instants import check_times_of_day
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
 from onceflow.core.plan.functions import Record
+from onceflow.core.spi.bad_rows import is_named_for_network, may_answer_otherwise
 from onceflow.core.spi.dead_letters import origin_columns, printable_rows
 from onceflow.core.state.keys.key_columns import has_own_python_keys, python_keys
 
@@ -330,7 +331,11 @@ def _may_pass(error: BaseException) -> bool:
     # Chains of causes may be circular, which users can build with `raise … from`.
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        if isinstance(at, (OSError, TimeoutError)) and not isinstance(at, _FILES):
+        if (otherwise := may_answer_otherwise(at)) is not None:
+            return otherwise
+        if isinstance(at, OSError) and not isinstance(at, _FILES):
+            return True
+        if is_named_for_network(type(at)):
             return True
         at = at.__cause__ or at.__context__
     return False

@@ -156,6 +156,11 @@ def _build_map_in_pandas(
     return operators.BatchIteratorMapper(parts.uid, function)
 
 
+def _build_map_async(work: kinds.MapAsync, parts: OperatorParts) -> AsyncOperator:
+    states = parts.open_operator_state()
+    return AsyncOperator(parts.uid, work, states, parts.input_schema, parts.schema, parts.plan.job)
+
+
 def _build_process_keyed(
     work: kinds.ProcessKeyed, parts: OperatorParts
 ) -> operators.RunningOperator:
@@ -273,10 +278,7 @@ BUILDERS: Mapping[type[kinds.Work], _Build] = MappingProxyType(
             _line(kinds.SelectSql, lambda w, p: operators.SqlMapper(p.uid, w, p.schema)),
             _line(kinds.MapRecords, lambda w, p: operators.RecordMapper(p.uid, w, p.schema)),
             _line(kinds.FlatMapRecords, lambda w, p: operators.RecordMapper(p.uid, w, p.schema)),
-            _line(
-                kinds.MapAsync,
-                lambda w, p: AsyncOperator(p.uid, w, p.open_operator_state(), p.schema, p.plan.job),
-            ),
+            _line(kinds.MapAsync, _build_map_async),
             _line(kinds.FilterRecords, lambda w, p: operators.RecordFilter(p.uid, w)),
             _line(kinds.ProcessKeyed, _build_process_keyed),
             _line(kinds.ProcessConnected, _build_process_connected),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from email.message import Message
+from urllib.error import HTTPError
 
 import pyarrow as pa
 import pytest
@@ -11,7 +14,7 @@ from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy, Done, Ret
 from onceflow.core.protocol import committables
 from onceflow.core.protocol.failures import STUCK_TRIES, make_fingerprint
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi.bad_rows import is_data_at_fault, may_pass
+from onceflow.core.spi.bad_rows import is_data_at_fault, may_answer_otherwise, may_pass
 
 ONE = CheckpointId(1)
 
@@ -75,6 +78,52 @@ def test_a_value_error_of_a_broken_connection_may_pass() -> None:
     wrapped.__cause__ = error
     assert may_pass(wrapped)
     assert not is_data_at_fault(wrapped)
+
+
+class Response:
+    """The answer of a server, as HTTP libraries keep it."""
+
+    def __init__(self, status_code: int) -> None:
+        self.status_code = status_code
+
+
+class RequestsError(OSError):
+    """Shaped as `requests.HTTPError`."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{status} for url")
+        self.response = Response(status)
+
+
+class AiohttpError(Exception):
+    """Shaped as `aiohttp.ClientResponseError`."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{status}, message='no'")
+        self.status = status
+
+
+def _make_urllib_error(status: int) -> HTTPError:
+    return HTTPError("http://service", status, "no", Message(), None)
+
+
+@pytest.mark.parametrize("make", [RequestsError, AiohttpError, _make_urllib_error])
+def test_the_status_of_an_answer_says_if_it_may_pass(make: Callable[[int], Exception]) -> None:
+    passing = {status for status in range(300, 700) if may_answer_otherwise(make(status))}
+    assert passing == {408, 425, 429, *range(500, 600)}
+    assert may_answer_otherwise(make(200)) is None
+    for status in (400, 404, 422):
+        assert not may_pass(make(status))
+        assert not may_pass(caused_by(make(status)))
+    for status in (429, 503):
+        assert may_pass(make(status))
+        assert may_pass(caused_by(make(status)))
+
+
+def test_a_refusal_after_a_broken_connection_is_a_refusal() -> None:
+    refusal = RequestsError(400)
+    refusal.__context__ = ConnectionResetError("reset by peer")
+    assert not may_pass(refusal)
 
 
 def test_the_same_refusal_is_known_again_in_the_next_attempt() -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import AsyncFunction, CallRetries
-from onceflow.core.errors import UserFunctionError
+from onceflow.core.errors import StateIncompatible, UserFunctionError
 from onceflow.core.plan.async_functions import Call, idempotency_key, limit_calls
 from onceflow.core.plan.work import MapAsync
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
@@ -98,6 +98,7 @@ class Running:
         retry: CallRetries | None = None,
         ordered: bool = True,
         rate_limit: float | None = None,
+        schema: pa.Schema = SCHEMA,
         **work: Any,
     ) -> None:
         self.storage, handles = restored or (MemoryStorage(), ())
@@ -112,7 +113,7 @@ class Running:
         limits = limit_calls("async_map", capacity, timeout, retry, ordered, rate_limit)
         call = function if isinstance(function, AsyncFunction) else _coroutine(function)
         self.operator = AsyncOperator(
-            "calls", MapAsync(call, limits, **work), states, SCHEMA, "shop"
+            "calls", MapAsync(call, limits, **work), states, schema, SCHEMA, "shop"
         )
         self.out: list[Any] = []
         self._woken = threading.Event()
@@ -268,6 +269,35 @@ def test_a_snapshot_has_the_records_in_flight_and_a_restore_calls_them_again(sta
     assert third.out == []
 
 
+def test_records_in_flight_with_other_columns_are_refused(start: Start) -> None:
+    first = start(Service())
+    first.take(1)
+    renamed = pa.schema([("id", pa.int64()), ("title", pa.string())])
+    with pytest.raises(
+        StateIncompatible, match=r"'calls' with columns id int64, name string, .*dr"
+    ):
+        start(Service(), restored=first.snapshot(), schema=renamed)
+    noted = SCHEMA.with_metadata({"note": "only this differs"})
+    service = Service()
+    second = start(service, restored=first.snapshot(), schema=noted)
+    second.operator.on_time()
+    assert service.waiting(1) == [1]
+
+
+def test_as_many_blocking_calls_run_at_once_as_the_capacity_allows(start: Start) -> None:
+    capacity = 2 * ((os.cpu_count() or 1) + 4)
+    together = threading.Barrier(capacity)
+
+    async def meet(record: Row) -> Row:
+        await asyncio.to_thread(together.wait, DEADLINE_S)
+        return record
+
+    running = start(meet, capacity=capacity)
+    running.take(*range(capacity))
+    running.operator.flush()
+    assert running.out == list(range(capacity))
+
+
 def test_records_in_flight_are_rescaled_and_stay_in_their_subtask_otherwise(start: Start) -> None:
     services = [Service() for _ in range(3)]
     handles: list[StateHandle] = []
@@ -353,6 +383,90 @@ def test_a_call_that_fails_fails_the_job_and_names_the_record(
         running.expect(1, 2)
     # An outage has no fingerprint: it is tried again for as long as the restart strategy allows.
     assert (raised.value.fingerprint == "") == isinstance(error, TimeoutError)
+
+
+class AnswerError(Exception):
+    """Shaped as `aiohttp.ClientResponseError`."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"answer {status}")
+        self.status = status
+
+
+class RefusedRequestError(OSError):
+    """Shaped as `requests.HTTPError` for an answer 400."""
+
+    response = AnswerError(400)
+
+
+@pytest.mark.parametrize("policy", [OnBadRow.DROP, OnBadRow.DEAD_LETTER])
+@pytest.mark.parametrize(
+    ("error", "is_outage"),
+    [
+        (ConnectionRefusedError("nothing listens"), True),
+        (TimeoutError("no answer"), True),
+        *((AnswerError(status), True) for status in (401, 407, 408, 425, 429, 500, 503)),
+        (AnswerError(404), False),
+        (RefusedRequestError("400 for url"), False),
+        (ValueError("too slow"), False),
+    ],
+    ids=repr,
+)
+def test_an_outage_of_the_service_leaves_out_no_record(
+    start: Start, policy: OnBadRow, error: Exception, is_outage: bool
+) -> None:
+    async def fail(record: Row) -> Row:
+        raise error
+
+    running = start(fail, on_bad_row=policy)
+    running.take(1)
+    if not is_outage:
+        running.operator.flush()
+        assert (running.out, running.operator.rejected) == ([], 1)
+        return
+    with pytest.raises(UserFunctionError, match=f"{type(error).__name__}: .*'id': 1") as raised:
+        running.operator.flush()
+    assert running.operator.rejected == 0
+    # The job ends after some tries only if a person must change something.
+    assert (raised.value.fingerprint == "") == (str(error)[-3:] not in {"401", "407"})
+
+
+class GreedyStop(BaseException):
+    """An error that is no Exception, as test frameworks raise it."""
+
+
+@pytest.mark.parametrize("policy", OnBadRow)
+@pytest.mark.parametrize(
+    "error",
+    [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), GreedyStop()],
+    ids=repr,
+)
+def test_a_call_that_ends_its_task_or_process_fails_with_a_named_error(
+    start: Start, policy: OnBadRow, error: BaseException
+) -> None:
+    async def leave(record: Row) -> Row:
+        raise error
+
+    running = start(leave, on_bad_row=policy)
+    running.take(1)
+    with pytest.raises(UserFunctionError, match=f"the call raised .*{type(error).__name__}"):
+        running.wait(lambda: False)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)], ids=repr)
+def test_an_open_that_ends_its_task_or_process_fails_with_a_named_error(
+    start: Start, error: BaseException
+) -> None:
+    class Leaving(AsyncFunction):
+        async def open(self) -> None:
+            raise error
+
+        async def __call__(self, record: Row) -> Row:
+            return record
+
+    running = start(Leaving())
+    with pytest.raises(UserFunctionError, match=type(error).__name__):
+        running.take(1)
 
 
 @pytest.mark.parametrize("policy", [OnBadRow.DROP, OnBadRow.DEAD_LETTER])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pyarrow as pa
 import pytest
@@ -142,6 +144,12 @@ def test_what_the_network_does_is_no_mistake_of_the_program(error: OSError) -> N
     wrapped.__cause__ = error
     assert failure(rows(7), wrapped).fingerprint == ""
     assert failure(rows(7), FileNotFoundError("model.bin")).fingerprint != ""
+
+
+def test_the_status_of_an_answer_says_if_a_mistake_is_the_programs() -> None:
+    for status, is_mistake in ((400, True), (429, False), (503, False)):
+        error = HTTPError("http://service", status, "no", Message(), None)
+        assert (failure(rows(7), error).fingerprint != "") == is_mistake
 
 
 def test_a_function_that_exits_the_process_fails_like_any_other() -> None:
