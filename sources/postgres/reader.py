@@ -46,7 +46,7 @@ from onceflow.sources.postgres.queued_changes import ChangedRows
 from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import check_position, connect
-from onceflow.sources.postgres.table import SourceTable
+from onceflow.sources.postgres.table import SourceTable, require_all_columns
 from onceflow.sources.postgres.text_values import TEXT_SETTINGS
 from onceflow.sources.postgres.transactions import ChangeReader
 
@@ -274,6 +274,8 @@ class PostgresReader(SourceReader):
             table, copied = self._tables[known.oid], known.copied
             if copied is None or copied.is_finished:
                 continue
+            if self._settings.copies_rows and not copied.is_begun:
+                require_all_columns(table)
             uppers = [chunk.upper for chunk in copied.chunks]
             if uppers and (not table.has_chunks or UNORDERED in uppers):
                 raise OffsetOutOfRange(

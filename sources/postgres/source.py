@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -38,7 +38,13 @@ from onceflow.sources.postgres.settings import (
     SchemaChange,
 )
 from onceflow.sources.postgres.slot_progress import measure_position
-from onceflow.sources.postgres.table import SourceTable, describe_table, format_name, parse_name
+from onceflow.sources.postgres.table import (
+    SourceTable,
+    describe_table,
+    format_name,
+    parse_name,
+    require_all_columns,
+)
 from onceflow.sources.postgres.table_set import adapt_position
 
 _SESSION_NAME = "onceflow changes"
@@ -262,6 +268,7 @@ class PostgresChanges(ChangesOptions, Source):
         """
         if not self.follows:
             with slots.connect(self.endpoint, _SESSION_NAME) as session:
+                self._require_all_columns(self.described_tables.values())
                 return [begin_copy(session, tuple(self.described_tables.values())).to_split()]
         name = self.slot_name
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
@@ -312,6 +319,7 @@ class PostgresChanges(ChangesOptions, Source):
         self, session: PostgresSession, position: SlotPosition, tables: Sequence[SourceTable]
     ) -> SlotPosition:
         adapted = adapt_position(position, tables, only_same=self.table is not None)
+        self._require_all_columns(adapted.added)
         name = self.publication_name
         slots.check_position(session, position, name, adapted.kept)
         for removed in adapted.removed:
@@ -459,6 +467,7 @@ class PostgresChanges(ChangesOptions, Source):
                 )
             slots.logger.info("slot %s exists, and is read from its position", name)
             return state.confirmed, versions
+        self._require_all_columns(tables)
         self._check_access(session, tables, creates_publication=versions is None)
         is_own = versions is None
         if versions is None:
@@ -469,6 +478,12 @@ class PostgresChanges(ChangesOptions, Source):
             if is_own and session.is_open:
                 slots.drop_publication(session, publication)
             raise
+
+    def _require_all_columns(self, tables: Iterable[SourceTable]) -> None:
+        """Raise ConfigError if the first copy of `tables` cannot have the columns that it needs."""
+        if self.copies_rows:
+            for table in tables:
+                require_all_columns(table)
 
     def _check_access(
         self,

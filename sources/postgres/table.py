@@ -125,6 +125,8 @@ class SourceTable:
     """True if a column that is not read must not be left out."""
     ignored: frozenset[str]
     """The columns of the table that may be left out."""
+    unread: tuple[str, ...] = ()
+    """The columns that could be read and are not named."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -254,6 +256,7 @@ def describe_table(
             for column in table.columns
             if column.name not in types and (column.generated or not reads_all)
         ),
+        unread=tuple(column.name for column in readable if column.name not in types),
     )
     if missing := [name for name in key if name not in types]:
         raise ConfigError(
@@ -261,6 +264,16 @@ def describe_table(
             f" {', '.join(missing)}: add them"
         )
     return result
+
+
+def require_all_columns(table: SourceTable) -> None:
+    """Raise ConfigError if no column may be left out, and the first copy would leave some out."""
+    if table.reads_all and table.unread:
+        raise ConfigError(
+            f"on_schema_change='stop' allows no column to be left out, and the first copy of table"
+            f" {table.name} would leave out {', '.join(table.unread)}: add them to schema=, or give"
+            " on_schema_change='ignore'"
+        )
 
 
 def _order_facts(facts: Sequence[object]) -> tuple[int, bool, bool]:

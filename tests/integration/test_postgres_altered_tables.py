@@ -383,6 +383,32 @@ def test_columns_that_are_read_stay_and_new_ones_are_left_out_on_request(
             read_to_error(reader)
 
 
+@pytest.mark.parametrize("first_copy", ["all", "only"])
+def test_a_first_copy_without_a_column_that_must_stop_the_job_is_refused(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow], first_copy: str
+) -> None:
+    database.execute("INSERT INTO t VALUES (1, 'a')")
+    refusal = "would leave out v: add them to schema=, or give on_schema_change='ignore'"
+    refused = source_of(server, first_copy=first_copy, schema="id INT", on_schema_change="stop")
+    with pytest.raises(ConfigError, match=refusal):
+        refused.splits()
+    assert database.execute("SELECT FROM pg_replication_slots").fetchall() == []
+    whole = source_of(
+        server, first_copy=first_copy, schema="id INT, v STRING", on_schema_change="stop"
+    )
+    ignoring = source_of(server, first_copy=first_copy, schema="id INT", on_schema_change="ignore")
+    start = whole.splits()
+    for source, row in (whole, {"id": 1, "v": "a"}), (ignoring, {"id": 1}):
+        with contextlib.closing(source.reader(start, CONTEXT)) as reader:
+            assert read_rows(reader, 1) == [{**row, "_op": "r"}]
+    # A start with other options, before a row was copied.
+    with (
+        contextlib.closing(refused.reader(start, CONTEXT)) as reader,
+        pytest.raises(ConfigError, match=refusal),
+    ):
+        read_to_error(reader)
+
+
 def test_a_partition_with_another_identity_ends_the_job_before_a_key_is_missing(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
