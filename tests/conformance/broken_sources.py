@@ -213,11 +213,11 @@ class EndsWithoutSplits(BrokenSource):
 
 class _WaitsTooLong(ReferenceReader):
     def wait(self, timeout_s: float) -> None:
-        super().wait(timeout_s + 2.5 if self.next else timeout_s)
+        super().wait(timeout_s or 2.5)
 
 
 class WaitsLongerThanItMay(BrokenSource):
-    """Has a timeout of its own."""
+    """Takes a timeout of 0 for a timeout of its own."""
 
     breaks = "poll-without-rows-returns-in-time"
     reader_class = _WaitsTooLong

@@ -200,7 +200,7 @@ def test_records_of_aborted_and_open_transactions_are_not_read(
     assert query.ids() == Counter([*range(10), *range(20, 40)])
 
 
-@pytest.mark.only_proof
+@pytest.mark.servers
 def test_a_topic_created_again_under_its_name_stops_the_query(
     query: Query, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:
@@ -216,7 +216,7 @@ def test_a_topic_created_again_under_its_name_stops_the_query(
     assert query.ids() == Counter([*range(10), *range(100, 120)])
 
 
-@pytest.mark.only_proof
+@pytest.mark.servers
 def test_records_deleted_before_they_were_read_stop_the_query_by_their_offsets(
     query: Query, kafka_topic: TopicFactory
 ) -> None:

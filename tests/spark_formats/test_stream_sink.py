@@ -186,8 +186,8 @@ def test_a_query_without_new_rows_asks_the_database_nothing(
         while before != after:
             assert time.monotonic() < until, (before, after)
             before = after or before
-            # Some forty triggers. A server counts what was done up to a second later.
-            time.sleep(2)
+            # Some twenty triggers. A server counts what was done up to a second later.
+            time.sleep(1.2)
             after = asked()
         assert before[0], "the query keeps its sessions"
     finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.budget import BUDGET_S, LONG_S, Durations, default_run
+from tests.conformance.conftest import OPERATORS
 from tests.tiers import COSTLY, KEPT, LEFT_OUT, ON_MYSQL, SIBLINGS, has_all_folders, is_left_out
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,16 @@ def test_a_parameter_that_is_left_out_exists_and_has_a_sibling_in_the_default_ru
     # Of a run without `servers` they are no part.
     if any(is_left_out(node_id) for node_id in run):
         assert [rule for rule in SIBLINGS if not any(one.startswith(rule) for one in run)] == []
+
+
+def test_each_operator_has_a_test_of_each_backend_by_default(
+    of_default_run: list[pytest.Item],
+) -> None:
+    names = [(item.path.name, item.name) for item in of_default_run]
+    for module, end in OPERATORS.items():
+        on_heap = [name for path, name in names if path == module and "[heap-" in name]
+        assert len(on_heap) == 1, (module, end)
+        assert any(path == module and "[rocksdb-" in name for path, name in names), module
 
 
 def test_the_default_run_is_within_its_budget(of_default_run: list[pytest.Item]) -> None:
