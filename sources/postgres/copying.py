@@ -184,7 +184,7 @@ class CopyThreads:
                 for copy in new:
                     if not self._closed.is_set():
                         copy.copied = copy.copied.divide(
-                            self._plan(session, copy.table), copy.table.key_orders
+                            self._plan(session, copy.table), copy.table.ordered_key
                         )
                         if not self._settings.copies_rows:
                             self._skip_rows(session, copy)
@@ -250,7 +250,11 @@ class CopyThreads:
         if not table.has_small_chunks or ranges_max < 2 or not self._settings.copies_rows:
             return ()
         return plan_ranges(
-            session, table, ranges_max=ranges_max, range_rows_min=self._settings.chunk_rows
+            session,
+            table,
+            ranges_max=ranges_max,
+            range_rows_min=self._settings.chunk_rows,
+            copy_anew=self._copy_anew,
         )
 
     def _work(self, exported: str) -> None:
@@ -285,8 +289,8 @@ class CopyThreads:
         name = literal(identifier(table.name))
         present = dict(session.query(_COLUMNS.format(name=name, oid=table.oid)))
         is_same = all(present.get(c.name) == c.type_number for c in table.columns)
-        added = set(present) - {c.name for c in table.columns} - table.ignored
-        if not is_same or (table.reads_all and added):
+        added = set(present) - {c.name for c in table.columns} - table.ignored_columns
+        if not is_same or (table.stops_at_new_columns and added):
             raise BadRecord(
                 f"the columns of table {table.name} were changed during its first copy, which"
                 f" cannot continue with the rows that were copied before. {self._copy_anew}"
@@ -305,7 +309,7 @@ class CopyThreads:
             if is_last:
                 upper = end
             elif table.has_chunks:
-                upper = key_of(table, [column[-1] for column in columns])
+                upper = key_of(table, [column[-1] for column in columns], copy_anew=self._copy_anew)
             else:
                 upper = UNORDERED
             with self._lock:
@@ -358,7 +362,12 @@ def _report_running(session: PostgresSession, copies: Sequence[TableCopy]) -> No
 
 
 def plan_ranges(
-    session: PostgresSession, table: SourceTable, *, ranges_max: int, range_rows_min: int
+    session: PostgresSession,
+    table: SourceTable,
+    *,
+    ranges_max: int,
+    range_rows_min: int,
+    copy_anew: str,
 ) -> Sequence[Key]:
     """Return the upper keys of ranges with about as many rows each, without the last range's.
 
@@ -380,7 +389,7 @@ def plan_ranges(
     if len(rows) < count:
         return ()
     values = zip(*split_rows(keys_alone, rows), strict=True)
-    keys = sorted(key_of(keys_alone, row) for row in values)
+    keys = sorted(key_of(keys_alone, row, copy_anew=copy_anew) for row in values)
     return sorted({keys[len(keys) * at // count] for at in range(1, count)})
 
 

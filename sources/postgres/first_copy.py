@@ -126,8 +126,8 @@ class CopiedChunks:
     """An LSN after the last snapshot was taken."""
     rows: int = 0
     """The number of copied rows; only for people."""
-    orders: tuple[str, ...] = ()
-    """The orders of the columns of the upper keys; empty if they are not known."""
+    key: tuple[str, ...] = ()
+    """The columns of the upper keys with their orders; empty if there are no upper keys."""
 
     @property
     def is_finished(self) -> bool:
@@ -144,6 +144,11 @@ class CopiedChunks:
         """The chunks of all ranges, by ascending keys."""
         return tuple(chunk for part in self.ranges for chunk in part.chunks)
 
+    @property
+    def uppers(self) -> tuple[Key, ...]:
+        """The upper keys of the chunks that have one."""
+        return tuple(chunk.upper for chunk in self.chunks if chunk.upper is not None)
+
     def lower(self, at: int) -> Key | None:
         """Return the key after which the copy of range number `at` continues; None: at its first.
 
@@ -153,10 +158,10 @@ class CopiedChunks:
             return self.ranges[at].chunks[-1].upper
         return self.ranges[at - 1].upper if at else None
 
-    def divide(self, uppers: Sequence[Key], orders: tuple[str, ...] = ()) -> CopiedChunks:
+    def divide(self, uppers: Sequence[Key], key: tuple[str, ...] = ()) -> CopiedChunks:
         """Return an empty copy whose ranges end at `uppers`, which ascend, and a last range."""
         ranges = (*map(CopiedRange, uppers), CopiedRange(None))
-        return CopiedChunks(ranges, self.ends_at, orders=orders)
+        return CopiedChunks(ranges, self.ends_at, key=key)
 
     def extend(
         self, at: int, upper: Key | None, snapshot: str, lsn: int, rows: int = 0
@@ -167,7 +172,7 @@ class CopiedChunks:
         """
         ranges = list(self.ranges)
         ranges[at] = ranges[at].extend(upper, snapshot)
-        return CopiedChunks(tuple(ranges), max(self.ends_at, lsn), self.rows + rows, self.orders)
+        return CopiedChunks(tuple(ranges), max(self.ends_at, lsn), self.rows + rows, self.key)
 
 
 class CopyFilter:
@@ -177,8 +182,13 @@ class CopyFilter:
         assert copied.is_finished
         chunks = copied.chunks
         self._ends_at = copied.ends_at
-        self._uppers: Sequence[Key] = [chunk.upper for chunk in chunks if chunk.upper is not None]
+        self._uppers = copied.uppers
         self._snapshots = [_parse(chunk.snapshot) for chunk in chunks]
+
+    @property
+    def needs_key(self) -> bool:
+        """True if chunks are told apart by keys. A single chunk has every key."""
+        return bool(self._uppers)
 
     def may_contain(self, commit_lsn: int) -> bool:
         """Return False if no chunk contains a transaction with this commit LSN."""
@@ -187,7 +197,7 @@ class CopyFilter:
     def contains(self, xid: int, key: Key | None) -> bool:
         """Return True if the chunk of `key` contains transaction `xid`, which has no epoch.
 
-        A table that was copied as a whole has one chunk, and needs no key.
+        `key` may be None unless `needs_key`.
         """
         if key is None:
             (snapshot,) = self._snapshots

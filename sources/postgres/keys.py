@@ -15,10 +15,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from decimal import Decimal
+from typing import Literal
+
+from typing_extensions import assert_never
 
 from onceflow.clients.postgres.catalog import literal
 from onceflow.clients.postgres.pgoutput import Value
-from onceflow.core.errors import BadRecord
+from onceflow.core.errors import BadRecord, InvariantViolation
 from onceflow.sources.postgres.columns import format_uuid
 from onceflow.sources.postgres.first_copy import Key, KeyValue
 from onceflow.sources.postgres.table import SourceColumn, SourceTable
@@ -32,19 +35,22 @@ _INFINITIES = {"date": 2**31 - 1, "timestamp": 2**63 - 1, "timestamptz": 2**63 -
 """The number of `infinity`; that of `-infinity` is its negative, less one."""
 
 
-def key_of(table: SourceTable, row: Sequence[Value]) -> Key:
+def key_of(table: SourceTable, row: Sequence[Value], *, copy_anew: str) -> Key:
     """Return the key of `row`, which has the table's columns.
+
+    `copy_anew` is the advice for a user whose first copy cannot continue.
 
     Raises:
         BadRecord: The row has no value in a column of the key, or one without a place in its order.
     """
     names = [column.name for column in table.columns]
     return tuple(
-        _comparable(table, column, row[names.index(column.name)]) for column in table.key_columns
+        _comparable(table, column, row[names.index(column.name)], copy_anew)
+        for column in table.key_columns
     )
 
 
-def _comparable(table: SourceTable, column: SourceColumn, value: Value) -> KeyValue:
+def _comparable(table: SourceTable, column: SourceColumn, value: Value, copy_anew: str) -> KeyValue:
     """Return the value of a key's column: Python orders such values as Postgres does."""
     if not isinstance(value, bytes):
         raise BadRecord(
@@ -58,24 +64,27 @@ def _comparable(table: SourceTable, column: SourceColumn, value: Value) -> KeyVa
         case "bytea":
             return value.hex()
         case "numeric":
-            return _read_numeric(table, column, value)
-        case _:
+            number = _read_numeric(value)
+            if number is None:
+                raise BadRecord(
+                    f"column {column.name!r} of the key of table {table.name} has a value that is"
+                    " no finite number, which has no place in the first copy. Read the column as"
+                    f" text: give schema= with string for it. {copy_anew}"
+                )
+            return number
+        case "number" | "bool" | "date" | "timestamp" | "timestamptz":
             return int.from_bytes(value, "big", signed=True)
+        case None:
+            raise _make_order_error(column)
+        case _ as unknown:
+            assert_never(unknown)
 
 
-def _read_numeric(table: SourceTable, column: SourceColumn, value: bytes) -> Decimal:
-    """Return the number without any rounding.
-
-    Raises:
-        BadRecord: It is not finite.
-    """
+def _read_numeric(value: bytes) -> Decimal | None:
+    """Return the number without any rounding, or None if it is not finite."""
     count, weight, sign, _ = _NUMERIC_HEADER.unpack_from(value)
     if sign >= _SPECIAL_MIN:
-        raise BadRecord(
-            f"column {column.name!r} of the key of table {table.name} has a value that is no finite"
-            " number, which has no place in the first copy. Change the value, or read the column as"
-            " text: give schema= with string for it"
-        )
+        return None
     number = 0
     for digit in struct.unpack_from(f"!{count}h", value, _NUMERIC_HEADER.size):
         number = number * 10_000 + digit
@@ -102,12 +111,20 @@ def _literal(column: SourceColumn, value: KeyValue) -> str:
             return f"'{value}'::pg_catalog.numeric"
         case "number":
             return str(value)
-        case _:
+        case "text" | "uuid":
             text = literal(str(value))
             return text if column.has_own_order else f"pg_catalog.convert_to({text}, 'UTF8')"
+        case None:
+            raise _make_order_error(column)
+        case _ as unknown:
+            assert_never(unknown)
 
 
-def _time_literal(order: str, number: int) -> str:
+def _make_order_error(column: SourceColumn) -> InvariantViolation:
+    return InvariantViolation(f"column {column.name!r} has no known order")
+
+
+def _time_literal(order: Literal["date", "timestamp", "timestamptz"], number: int) -> str:
     """Return the date or time with this number, as an expression of constants alone.
 
     It has no rounding, and does not depend on the session's time zone.

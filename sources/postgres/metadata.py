@@ -2,8 +2,9 @@
 
 A row of the first copy is of no transaction that the stream sends: these facts are then null.
 
-An update does not send a large value that it leaves as it was. `_unchanged` tells such columns from
-columns that are null. Without it such an update ends the job.
+An update does not send a large value that it leaves as it was. `_unchanged` has the names of the
+columns whose values were not sent; these columns are null in the row. If the job does not read
+`_unchanged`, such an update ends it.
 """
 
 from __future__ import annotations

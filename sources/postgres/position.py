@@ -4,7 +4,7 @@
      "as_of":1767225600000,
      "tables":[{"schema":"public","name":"orders","oid":16384,
                 "published":"16390.750 16391.750","ahead":null,
-                "copied":{"ends_at":"0/16B3700","rows":500,
+                "copied":{"ends_at":"0/16B3700","rows":500,"key":["id number"],
                           "ranges":[[[500],[[[99],"10:20:"],…]],…]}},…]}
 
 `lsn` is the end of the last transaction that was returned as a whole. Transactions that begin their
@@ -215,7 +215,7 @@ def _write_copy(copied: CopiedChunks) -> Mapping[str, object]:
     return {
         "ends_at": format_lsn(copied.ends_at),
         "rows": copied.rows,
-        "orders": copied.orders,
+        "key": copied.key,
         "ranges": [
             [
                 _write_key(part.upper),
@@ -238,7 +238,7 @@ def _read_copy(copied: Mapping[str, Any]) -> CopiedChunks:
         tuple(ranges),
         parse_lsn(copied["ends_at"]),
         int(copied["rows"]),
-        tuple(map(str, copied.get("orders", ()))),
+        tuple(map(str, copied["key"])),
     )
 
 

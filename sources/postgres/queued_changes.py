@@ -65,12 +65,12 @@ class QueuedChanges:
         position: TablePosition,
         *,
         are_sent_as_text: bool,
-        tells_unchanged: bool,
+        names_unchanged: bool,
         copy_anew: str,
     ) -> None:
         """`are_sent_as_text` is true if the stream sends texts, `copy_anew` an advice for users.
 
-        If `tells_unchanged` is false, an update that does not send a large value is refused.
+        If `names_unchanged` is false, an update that does not send a large value is refused.
         """
         self.table = table
         self.filter = None if position.copied is None else CopyFilter(position.copied)
@@ -79,7 +79,7 @@ class QueuedChanges:
         """The position up to which changes were returned before; None once it is passed."""
         self.complete = 0
         """The number of changes of transactions that ended."""
-        self._tells_unchanged = tells_unchanged
+        self._names_unchanged = names_unchanged
         self._copy_anew = copy_anew
         self._operations: list[str] = []
         self._rows: list[list[Value] | bytes] = []
@@ -131,7 +131,9 @@ class QueuedChanges:
     def contains(self, xid: int, row: Sequence[Value]) -> bool:
         """Return True if the first copy contains a change of `row` by transaction `xid`."""
         assert self.filter is not None
-        return self.filter.contains(xid, key_of(self.table, row) if self.table.has_chunks else None)
+        if not self.filter.needs_key:
+            return self.filter.contains(xid, None)
+        return self.filter.contains(xid, key_of(self.table, row, copy_anew=self._copy_anew))
 
     def add(self, operation: str, row: list[Value] | bytes) -> None:
         """Queue a change: the values of its row, or a plain message.
@@ -254,8 +256,8 @@ class QueuedChanges:
         # The server sends the key of an old row alone, and only if it changes.
         if relation.identity != FULL and key != set(self.table.key):
             return "has another replica identity"
-        added = sorted(set(present) - self.table.ignored)
-        if self.table.reads_all and added:
+        added = sorted(set(present) - self.table.ignored_columns)
+        if self.table.stops_at_new_columns and added:
             return f"has a new column {added[0]!r}"
         if (indexes, len(relation.columns)) != (self._columns, self._relation_columns):
             # The queued messages have the columns of before.
@@ -306,7 +308,7 @@ class QueuedChanges:
 
     def _require_sent(self, row: Sequence[Value]) -> None:
         table = self.table
-        if self._tells_unchanged:
+        if self._names_unchanged:
             return
         for column, value in zip(table.columns, row, strict=True):
             if value is UNCHANGED:

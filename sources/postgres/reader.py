@@ -269,6 +269,7 @@ class PostgresReader(SourceReader):
         return self._emit(batches)
 
     def _begin_copy(self, position: SlotPosition) -> CopyThreads:
+        self._check_copied_keys(position)
         copies: list[TableCopy] = []
         for known in position.tables:
             table, copied = self._tables[known.oid], known.copied
@@ -276,22 +277,30 @@ class PostgresReader(SourceReader):
                 continue
             if self._settings.copies_rows and not copied.is_begun:
                 require_all_columns(table)
-            uppers = [chunk.upper for chunk in copied.chunks]
-            if uppers and (not table.has_chunks or UNORDERED in uppers):
+            copies.append(TableCopy(table, copied))
+        self._check_position(position)
+        return CopyThreads(self._settings, self._name, copies, position)
+
+    def _check_copied_keys(self, position: SlotPosition) -> None:
+        """Raise OffsetOutOfRange unless the key of each copied table is the one of its chunks."""
+        for known in position.tables:
+            table, copied = self._tables[known.oid], known.copied
+            uppers = () if copied is None else copied.uppers
+            if copied is None or not uppers:
+                continue
+            if UNORDERED in uppers:
                 raise OffsetOutOfRange(
                     f"the first copy of table {table.name} was interrupted, and it cannot"
                     " continue: the order of the table's key is not known here, so the table is"
                     f" copied in one transaction. {position.copy_anew}"
                 )
-            if uppers and copied.orders and copied.orders != table.key_orders:
+            if copied.key != table.ordered_key:
+                now = ", ".join(table.ordered_key) or "one whose order is not known here"
                 raise OffsetOutOfRange(
-                    f"the first copy of table {table.name} cannot continue: the key had values of"
-                    f" the types {', '.join(copied.orders)}, and has"
-                    f" {', '.join(table.key_orders)} now. {position.copy_anew}"
+                    f"the first copy of table {table.name} was divided by the key"
+                    f" {', '.join(copied.key)}, and the key is {now} now, so no change can be"
+                    f" assigned to a part of the copy. {position.copy_anew}"
                 )
-            copies.append(TableCopy(table, copied))
-        self._check_position(position)
-        return CopyThreads(self._settings, self._name, copies, position)
 
     def _close_stream(self) -> None:
         """End the stream of the tables that were followed during a copy."""
@@ -303,12 +312,13 @@ class PostgresReader(SourceReader):
         self, position: SlotPosition, timeout_s: float
     ) -> pa.RecordBatch | tuple[OutputBatch, ...] | None:
         if self._stream is None or self._changes is None:
+            self._check_copied_keys(position)
             self._changes = ChangeReader(
                 self._list_followed(position),
                 position,
                 cut_changes=self._settings.transaction_rows_max,
                 keeps_transactions=bool(self._settings.metadata),
-                tells_unchanged=Metadata.UNCHANGED in self._settings.metadata,
+                names_unchanged=Metadata.UNCHANGED in self._settings.metadata,
             )
             self._stream = self._open_stream(position, self._changes)
             self._check_at = time.monotonic() + PUBLICATION_CHECK_S

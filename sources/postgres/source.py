@@ -401,7 +401,7 @@ class PostgresChanges(ChangesOptions, Source):
                 name,
                 columns,
                 is_followed=self.follows,
-                reads_all=self._stops_at_new_columns(columns, name),
+                stops_at_new_columns=self._stops_at_new_columns(columns, name),
             )
             require_free_names(table, self._metadata)
             if table.oid in by_oid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -22,11 +23,22 @@ from onceflow.sources.postgres.columns import converter_of, default_type, is_tex
 _PARTS = re.compile(r'(?:(?P<schema>"(?:[^"]|"")+"|[^."]+)\.)?(?P<table>"(?:[^"]|"")+"|[^."]+)')
 FULL = "f"
 _NOTHING = "n"
-_BINARY_TEXTS = frozenset({"text", "varchar"})
-_ORDERS: Mapping[str, str] = {
-    **dict.fromkeys(("int2", "int4", "int8"), "number"),
-    **dict.fromkeys(_BINARY_TEXTS, "text"),
-    **{name: name for name in ("bool", "bytea", "date", "numeric", "timestamp", "timestamptz")},
+KeyOrder: TypeAlias = Literal[
+    "number", "text", "bool", "bytea", "date", "numeric", "timestamp", "timestamptz", "uuid"
+]
+"""The name of an order of values."""
+_ORDERS: Mapping[str, KeyOrder] = {
+    "int2": "number",
+    "int4": "number",
+    "int8": "number",
+    "text": "text",
+    "varchar": "text",
+    "bool": "bool",
+    "bytea": "bytea",
+    "date": "date",
+    "numeric": "numeric",
+    "timestamp": "timestamp",
+    "timestamptz": "timestamptz",
     "uuid": "uuid",
 }
 """The order of the values of a key, by type: this process compares them as the server does."""
@@ -84,21 +96,19 @@ class SourceColumn:
     @property
     def has_known_order(self) -> bool:
         """True if this process compares values of the column as `order_expression` does."""
-        return self.order != ""
+        return self.order is not None
 
     @property
-    def order(self) -> str:
-        """The name of the order in which a key's values are kept; empty if there is none."""
+    def order(self) -> KeyOrder | None:
+        """The order of the column's values as parts of a key; None if it is not known here."""
         if self.is_text_form or self.source.element:
-            return ""
-        return _ORDERS.get(self.source.name, "")
+            return None
+        return _ORDERS.get(self.source.name)
 
     @property
     def has_own_order(self) -> bool:
         """True if the order is that of the column itself, so that an index has it."""
-        return self.has_known_order and (
-            self.source.name not in _BINARY_TEXTS or self.is_binary_text
-        )
+        return self.has_known_order and (self.order != "text" or self.is_binary_text)
 
     @property
     def order_expression(self) -> str:
@@ -121,10 +131,10 @@ class SourceTable:
     columns: tuple[SourceColumn, ...]
     key: tuple[str, ...]
     """The columns that identify a row, in the order of their index; empty if there are none."""
-    reads_all: bool
-    """True if a column that is not read must not be left out."""
-    ignored: frozenset[str]
-    """The columns of the table that may be left out."""
+    stops_at_new_columns: bool
+    """True if the job must stop at a change with a column that it does not read."""
+    ignored_columns: frozenset[str]
+    """The columns of the table that changes may have although the job does not read them."""
     unread: tuple[str, ...] = ()
     """The columns that could be read and are not named."""
 
@@ -139,9 +149,11 @@ class SourceTable:
         return bool(self.key) and all(column.has_known_order for column in self.key_columns)
 
     @property
-    def key_orders(self) -> tuple[str, ...]:
-        """The orders of the key's columns; empty if the copy cannot continue after a key."""
-        return tuple(column.order for column in self.key_columns) if self.has_chunks else ()
+    def ordered_key(self) -> tuple[str, ...]:
+        """The key's columns with their orders; empty if the copy cannot continue after a key."""
+        if not self.has_chunks:
+            return ()
+        return tuple(f"{column.name} {column.order}" for column in self.key_columns)
 
     @property
     def has_small_chunks(self) -> bool:
@@ -203,11 +215,12 @@ def describe_table(
     columns: pa.Schema | None,
     *,
     is_followed: bool,
-    reads_all: bool,
+    stops_at_new_columns: bool,
 ) -> SourceTable:
     """Return the table called `name` with the columns of `columns`, or with all of its columns.
 
-    If it is not followed, it needs no key. `reads_all` is true if no other column may be left out.
+    If it is not followed, it needs no key. If `stops_at_new_columns` is true, a job that follows it
+    leaves out generated columns only.
 
     Raises:
         ConfigError: The table is missing, or cannot be read; the message says what to do.
@@ -250,11 +263,11 @@ def describe_table(
             if column.name in types
         ),
         key,
-        reads_all=reads_all,
-        ignored=frozenset(
+        stops_at_new_columns=stops_at_new_columns,
+        ignored_columns=frozenset(
             column.name
             for column in table.columns
-            if column.name not in types and (column.generated or not reads_all)
+            if column.name not in types and (column.generated or not stops_at_new_columns)
         ),
         unread=tuple(column.name for column in readable if column.name not in types),
     )
@@ -268,7 +281,7 @@ def describe_table(
 
 def require_all_columns(table: SourceTable) -> None:
     """Raise ConfigError if no column may be left out, and the first copy would leave some out."""
-    if table.reads_all and table.unread:
+    if table.stops_at_new_columns and table.unread:
         raise ConfigError(
             f"on_schema_change='stop' allows no column to be left out, and the first copy of table"
             f" {table.name} would leave out {', '.join(table.unread)}: add them to schema=, or give"

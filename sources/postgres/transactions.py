@@ -63,7 +63,7 @@ class ChangeReader:
         *,
         cut_changes: int,
         keeps_transactions: bool = False,
-        tells_unchanged: bool = False,
+        names_unchanged: bool = False,
     ) -> None:
         known = {table.oid: table for table in position.tables}
         self.are_sent_as_text = any(table.is_sent_as_text for table in tables)
@@ -73,7 +73,7 @@ class ChangeReader:
                 table,
                 known[table.oid],
                 are_sent_as_text=self.are_sent_as_text,
-                tells_unchanged=tells_unchanged,
+                names_unchanged=names_unchanged,
                 copy_anew=position.copy_anew,
             )
             for table in tables
@@ -410,10 +410,12 @@ class ChangeReader:
             " schema=. If that start ends with this error, too, the job was behind when the columns"
             f" were changed. The next changes have the columns {names}. If the table has all of"
             " them, and others that were added later, start the job with schema= with exactly these"
-            " columns and on_schema_change='stop'; it stops again before the next new column. If"
-            " the table does not have some of them any more, start it with schema= with the"
-            " table's columns and on_schema_change='ignore'. If a column has another type:"
-            f" {self._base.copy_anew}"
+            " columns and on_schema_change='stop': it stops again before the next new column. Then"
+            " remove both options. If the table has only some of them, and no others, start the job"
+            " with schema= with the table's columns and on_schema_change='ignore': the dropped"
+            " columns are left out. Remove both options when the job has read the changes from"
+            " before the drop. If the table lacks some of them and has others, or if a column has"
+            f" another type: {self._base.copy_anew}"
         )
 
     def _meet_truncate(self, changes: QueuedChanges) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import TupleRow
-from tests.integration.postgres_changes_kit import CONTEXT, open_database, read_rows, source_of
+from tests.integration.postgres_changes_kit import (
+    CONTEXT,
+    drop_slots,
+    open_database,
+    read_rows,
+    source_of,
+)
 
 from onceflow.clients.postgres.binary_rows import split_copy_rows
 from onceflow.core.errors import BadRecord, OffsetOutOfRange
@@ -108,7 +114,7 @@ def test_every_key_divides_the_table_where_its_order_does(
             return list(zip(*(split_copy_rows(rows, count) or ()), strict=True)) if rows else []
 
         rows = select(f"COPY (SELECT * FROM t ORDER BY {key}) TO STDOUT (FORMAT binary)")
-        keys = [key_of(table, row) for row in rows]
+        keys = [key_of(table, row, copy_anew="") for row in rows]
         assert keys == sorted(keys)
         for at, bound in enumerate(keys):
             assert select(select_chunk(table, bound, None, 100)) == rows[at + 1 :], bound
@@ -162,19 +168,60 @@ def test_a_key_that_gets_another_type_in_the_copy_ends_it(
     later = source_of(server, batch_rows=1, chunk_rows=2)
     with (
         contextlib.closing(later.reader(position, CONTEXT)) as reader,
-        pytest.raises(OffsetOutOfRange, match="types date, and has timestamp now"),
+        pytest.raises(OffsetOutOfRange, match="by the key k0 date, and the key is k0 timestamp"),
     ):
         read_rows(reader, 1)
 
 
-def test_a_key_that_is_not_a_number_is_refused(
+def test_a_copy_does_not_continue_by_another_key_of_the_same_type(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
-    _create(database, "numeric")
-    database.execute("INSERT INTO t VALUES ('NaN')")
-    source = source_of(server, batch_rows=1)
+    """Rows whose new key is below the old key's last value would be left out."""
+    database.execute("CREATE TABLE t (k0 int PRIMARY KEY, v int NOT NULL)")
+    database.execute("INSERT INTO t SELECT n, 10 - n FROM generate_series(1, 9) AS n")
+    source = source_of(server, batch_rows=1, chunk_rows=2)
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        read_rows(reader, 1)
+        position = reader.snapshot()
+    assert SlotPosition.from_split(position[0]).is_copying
+    database.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (v)")
+    later = source_of(server, batch_rows=1, chunk_rows=2)
     with (
-        contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader,
-        pytest.raises(BadRecord, match="no finite number"),
+        contextlib.closing(later.reader(position, CONTEXT)) as reader,
+        pytest.raises(OffsetOutOfRange, match="by the key k0 number, and the key is v number"),
     ):
         read_rows(reader, 9)
+
+
+def test_a_key_that_is_no_finite_number_is_read_as_the_error_advises(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("CREATE TABLE t (k0 numeric(9, 2) PRIMARY KEY, v int)")
+    database.execute("INSERT INTO t VALUES (1, 1), (2, 1), (3, 1)")
+    source = source_of(server, batch_rows=1, chunk_rows=2)
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        read_rows(reader, 1)
+        position = reader.snapshot()
+    # The copy does not find this row, and the stream has changes with its key.
+    database.execute("INSERT INTO t VALUES ('NaN', 1)")
+    database.execute("DELETE FROM t WHERE k0 = 'NaN'")
+    with contextlib.closing(source.reader(position, CONTEXT)) as reader:
+        with pytest.raises(BadRecord, match=r"no finite number.*string for it\. Drop the slot"):
+            read_rows(reader, 9)
+        position = reader.snapshot()
+    assert not SlotPosition.from_split(position[0]).is_copying
+    as_text = {"schema": {"k0": "string", "v": "int"}}
+    # Only the first half of the advice: the copied part cannot be used.
+    with (
+        contextlib.closing(source_of(server, **as_text).reader(position, CONTEXT)) as reader,
+        pytest.raises(OffsetOutOfRange, match=r"by the key k0 numeric.*not known.*Drop the slot"),
+    ):
+        read_rows(reader, 9)
+    drop_slots(database)
+    database.execute("INSERT INTO t VALUES ('NaN', 1)")
+    anew = source_of(server, **as_text)
+    with contextlib.closing(anew.reader(anew.splits(), CONTEXT)) as reader:
+        rows = read_rows(reader, 4)
+        database.execute("UPDATE t SET v = 2 WHERE k0 = 'NaN'")
+        rows += read_rows(reader, 1)
+    assert [row["k0"] for row in rows] == ["1.00", "2.00", "3.00", "NaN", "NaN"]

@@ -29,7 +29,13 @@ _COLUMNS = tuple(
 )
 _TABLES = {
     oid: SourceTable(
-        TableName("public", name), oid, "d", _COLUMNS, ("id",), reads_all=True, ignored=frozenset()
+        TableName("public", name),
+        oid,
+        "d",
+        _COLUMNS,
+        ("id",),
+        stops_at_new_columns=True,
+        ignored_columns=frozenset(),
     )
     for oid, name in ((_FIRST, "first"), (_SECOND, "second"), (_LATER, "later"))
 }

@@ -20,7 +20,13 @@ _COLUMN = SourceColumn(
     "_xid", PostgresType("int4", "int4"), pa.int32(), 23, can_be_large=False, is_binary_text=True
 )
 _TABLE = SourceTable(
-    TableName("public", "t"), 7, "f", (_COLUMN,), (), reads_all=True, ignored=frozenset()
+    TableName("public", "t"),
+    7,
+    "f",
+    (_COLUMN,),
+    (),
+    stops_at_new_columns=True,
+    ignored_columns=frozenset(),
 )
 
 

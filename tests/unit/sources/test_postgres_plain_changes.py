@@ -50,8 +50,8 @@ _TABLE = SourceTable(
         _column("n", "float8", 701, pa.float64()),
     ),
     ("id",),
-    reads_all=False,
-    ignored=frozenset({"left_out"}),
+    stops_at_new_columns=False,
+    ignored_columns=frozenset({"left_out"}),
 )
 _TYPES = {"id": 23, "v": 25, "b": 16, "n": 701, "left_out": 25}
 _METADATA = (Metadata.XID, Metadata.TABLE, Metadata.LSN, Metadata.COMMITTED_AT)

@@ -39,8 +39,8 @@ _TABLE = SourceTable(
     "d",
     (_column("id", "int4", 23, pa.int32()), _column("v", "text", 25, pa.string())),
     ("id",),
-    reads_all=True,
-    ignored=frozenset(),
+    stops_at_new_columns=True,
+    ignored_columns=frozenset(),
 )
 _ID = pgoutput.RelationColumn("id", 23, -1, True)
 _V = pgoutput.RelationColumn("v", 25, -1, False)
@@ -231,7 +231,7 @@ def test_the_reader_stops_before_the_first_change_with_other_columns(
 
 
 def test_a_new_column_is_left_out_if_the_user_has_named_the_columns() -> None:
-    reader = _reader(table=replace(_TABLE, reads_all=False))
+    reader = _reader(table=replace(_TABLE, stops_at_new_columns=False))
     wide = replace(_RELATION, columns=(pgoutput.RelationColumn("w", 25, -1, False), _V, _ID))
     insert = pgoutput.Insert(_OID, (b"w", b"v", _key(5)))
     _add(reader, _begin(200), wide, insert, _commit(200))
