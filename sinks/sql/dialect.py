@@ -334,10 +334,10 @@ class Dialect(ABC):
     def find_row_check(
         self, target: Target, names: Sequence[str], constraints: Sequence[CheckConstraint]
     ) -> RowCheck | None:
-        """Return the check of the columns `names` that rows pass before they are staged.
+        """Return a check that the server makes of the columns `names` before rows are staged.
 
-        None if every row that the fits accept is accepted by the server, as far as its columns
-        alone decide. `constraints` are over columns in `names`.
+        Returns None if there is nothing to ask: the fits find every value that a column does not
+        accept, and there are no constraints. Each of `constraints` is over columns in `names`.
         """
         del target, names, constraints
         return None

@@ -131,8 +131,9 @@ class SqlSink(DatabaseAccess, Sink):
         default=None,
         metadata=option(
             "Column of lists of texts with the names of the columns that a change left as they were"
-            " and did not send. With `upsert` and `update` the row of the key keeps their values;"
-            " with `upsert` a missing row is a bad row. The column is not written",
+            " and did not send. With `upsert` and `update` the row of the key keeps their values."
+            " With `upsert`, a change of a missing row is a bad row in two-phase commits; in ledger"
+            " mode the commit is repeated until the table has the row. The column is not written",
             spark="unchangedColumn",
         ),
     )

@@ -19,6 +19,8 @@ from onceflow.core.arrow.nested_rows import filter_batch
 
 Numbers = NDArray[np.int32]
 
+_CODE_BYTES = 4
+
 WHOLE = 0
 """The number of the empty set."""
 
@@ -53,8 +55,17 @@ class UnchangedSets:
         if lists.null_count == len(lists):
             return numbers
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(lengths):
-            numbers[row] = self.add(frozenset(lists[int(row)].as_py()))
+        # Codes of 4 bytes stand for the names, so that the bytes of a list of codes identify it.
+        names = lists.flatten().cast(pa.large_string()).dictionary_encode("encode")
+        codes = names.indices.to_numpy().astype(np.int32).tobytes()
+        ends: list[int] = (np.cumsum(lengths) * _CODE_BYTES).tolist()
+        known: dict[bytes, int] = {}
+        for row in np.flatnonzero(lengths).tolist():
+            codes_of_row = codes[ends[row] - int(lengths[row]) * _CODE_BYTES : ends[row]]
+            number = known.get(codes_of_row)
+            if number is None:
+                number = known[codes_of_row] = self.add(frozenset(lists[row].as_py()))
+            numbers[row] = number
         return numbers
 
     def lack(self, numbers: Numbers, name: str) -> NDArray[np.bool_]:

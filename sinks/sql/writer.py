@@ -389,9 +389,11 @@ class SqlStagedWriter(SqlWriter):
         super().__init__(settings, context)
         if not self._bad_rows.fail:
             settings.dialect.log.warning(
-                "%s: commit_mode is ledger: rows that do not fit are left out. But a row that a"
-                " unique index, a foreign key or a trigger refuses is found only after its"
-                " decision, and stops the commit",
+                "%s: commit_mode is ledger: a row with a value that does not fit its column is a"
+                " bad row. But only the commit, after the decision, finds a row that is refused by"
+                " a unique index, a foreign key or a trigger, or by a CHECK constraint that could"
+                " not be checked before. The commit is then repeated until the table accepts the"
+                " row",
                 self._where,
             )
         self._disconnect()

@@ -44,7 +44,7 @@ _PRELOADED = (
     # pyarrow imports pandas as soon as it receives a list; it is half of a slot's imports.
     "pandas",
     "pyarrow.pandas_compat",
-    # What the first pandas check of pyarrow, and the first look-up of a host name, import.
+    # The first pandas check of pyarrow and the first look-up of a host name import these two.
     "pyarrow.vendored.version",
     "encodings.idna",
     "onceflow.core.state.stores.store_parts",

@@ -348,7 +348,7 @@ def test_ledger_mode_rejects_what_does_not_fit_and_says_what_it_cannot_reject(
         ids, reasons = _written(database, job, [rows([1, 4000, 2])])
     assert ids == [4000]
     assert "40000" in reasons[0]
-    assert "unique index, a foreign key or a trigger" in caplog.text
+    assert "a unique index, a foreign key or a trigger" in caplog.text
     assert database.ids_in() == [1, 2]
 
 

@@ -483,3 +483,14 @@ def test_rows_that_may_lack_values_are_refused_unless_the_sink_keeps_them() -> N
         ChangeRules(**by_key, unchanged_column="v").select_table_columns(schema)
     # An append writes the column: readers of the table can tell such values from nulls.
     assert ChangeRules().select_table_columns(schema) == schema
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string())])
+def test_each_list_of_names_gets_the_number_of_its_set(kind: pa.DataType) -> None:
+    rows = [["skipped"], ["b", "a"], None, ["a", "b"], [], ["a"], ["ab"], [None, "a"], ["a", "b"]]
+    sets = UnchangedSets()
+    numbers = sets.encode(pa.array(rows, kind).slice(1))
+    assert [sets.names(number) for number in numbers.tolist()] == [
+        frozenset(names or ()) for names in rows[1:]
+    ]
+    assert len(set(numbers.tolist())) == 5
