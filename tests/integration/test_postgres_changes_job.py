@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,6 @@ from onceflow.integration.faults import processes
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 
 _ROWS = 600
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres({"wal_level": "logical"}) as running:
-        yield running
-
-
-@pytest.fixture
-def driver(tmp_path: Path) -> Iterator[DriverProcess]:
-    process = DriverProcess(tmp_path)
-    yield process
-    process.end()
 
 
 class Load:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,6 @@ _BALANCE = 100
 _JOB = "tests.support.two_tables_job_process"
 _ORIGINAL = "SELECT 'a', id, v FROM a UNION ALL SELECT 'b', id, v FROM b ORDER BY 1, 2"
 _COPY = "SELECT t, id, v FROM copy ORDER BY 1, 2"
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres({"wal_level": "logical"}) as running:
-        yield running
-
-
-@pytest.fixture
-def driver(tmp_path: Path) -> Iterator[DriverProcess]:
-    process = DriverProcess(tmp_path)
-    yield process
-    process.end()
 
 
 class Transfers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -32,19 +32,6 @@ _DIGEST = """
     SELECT count(*), md5(coalesce(string_agg(md5(row(id, v, n, big)::text), '' ORDER BY id), ''))
     FROM {}
 """
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres({"wal_level": "logical"}) as running:
-        yield running
-
-
-@pytest.fixture
-def driver(tmp_path: Path) -> Iterator[DriverProcess]:
-    process = DriverProcess(tmp_path)
-    yield process
-    process.end()
 
 
 class KilledJob:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _PROGRAM = "tests.support.changes_job_process"
 _TIMEOUT_S = 90
 _MANY_ROWS = 40_000
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres({"wal_level": "logical"}) as running:
-        yield running
-
-
-@pytest.fixture
-def driver(tmp_path: Path) -> Iterator[DriverProcess]:
-    process = DriverProcess(tmp_path)
-    yield process
-    process.end()
 
 
 def _await(condition: Callable[[], bool], driver: DriverProcess) -> None:
