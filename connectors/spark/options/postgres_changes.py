@@ -73,16 +73,18 @@ _ONE_TABLE = (
     " for each other table, with a slot of its own"
 )
 _OF_QUERIES: Mapping[str, str] = {
-    "start the job under another name": ("start the query with another checkpointLocation"),
-    "Start the job under another name": ("Start the query with another checkpointLocation"),
-    "Give this source another uid, or start the job as it was": (
-        "Give the query another checkpointLocation"
-    ),
+    " and the table is not new in tables=": "",
+    "schema= for table=, or schemas=": "schema=",
+    "schema= or schemas=": "schema=",
+    "start the job under another name": "start the query with another checkpointLocation",
+    "Start the job under another name": "Start the query with another checkpointLocation",
+    "Give this source another uid, or start the job as it was": "Give the query another"
+    " checkpointLocation",
     "start the job from that one": "start the query from that one",
     "The job": "The query",
     "the job": "the query",
 }
-"""The replacements in errors, which speak of jobs."""
+"""The replacements in errors, which are written for jobs and for sources of several tables."""
 
 CHANGES_READ = OptionTable(
     format="onceflow-postgres-changes",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from onceflow.connectors.spark.options import sql_reads
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
 from onceflow.connectors.spark.options.option_table import OptionTable
+from onceflow.connectors.spark.options.postgres_changes import CHANGES_READ
 from onceflow.connectors.spark.options.sql_reads import MYSQL_READ, POSTGRES_READ
 from onceflow.connectors.spark.options.words import OptionWords, Speaker, in_option_words
 from onceflow.core.errors import ConfigError, OnceflowError, SinkError
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
-from onceflow.sources import KafkaSource
+from onceflow.sources import KafkaSource, PostgresChanges
 from onceflow.sources.kafka.messages import bad_record_error
 
 Table = OptionTable[Any]
@@ -42,6 +45,11 @@ TABLES: tuple[tuple[Table, Callable[..., object], Mapping[str, str]], ...] = (
     (FILES_READ, FileSink, {"path": "/tmp/out"}),
     (POSTGRES_READ, PostgresSink, _SQL),
     (MYSQL_READ, MySQLSink, {**_SQL, "url": "jdbc:mysql://db/shop"}),
+    (
+        CHANGES_READ,
+        PostgresChanges,
+        {"url": "postgresql://db/shop", "table": "t", "slot": "s", "changesLocation": "/tmp/c"},
+    ),
 )
 VALUES = (
     *("", "x", "-1", "0", "1", "true", "a,b", "a,a", "a.b.c.d", "[", "http://u@h", "latest"),
@@ -92,6 +100,49 @@ def test_no_mistake_in_options_is_told_in_the_words_of_python(
     assert len(told) > len(table.options)
     assert {text: found for text in told if (found := arguments_in(text, target, table))} == {}
     assert [text for text in told if re.search(r"True|False|\('|…\)", text)] == []
+
+
+_OF_SEVERAL_TABLES = frozenset(
+    {"__repr__", "_describe", "_list_publication_tables", "_parse_names", "adapt_position"}
+)
+"""The functions of the source with texts about `tables=`, which the format refuses."""
+
+
+def list_texts(node: ast.AST) -> Iterator[str]:
+    """Yield the texts below `node`, without those of docstrings and of options' declarations."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef(name=name) if name in _OF_SEVERAL_TABLES:
+                pass
+            case ast.Expr(value=ast.Constant()) | ast.Call(func=ast.Name(id="option")):
+                pass
+            case ast.Constant(value=str(text)):
+                yield text
+            case ast.JoinedStr(values=parts):
+                yield "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts
+                )
+            case _:
+                yield from list_texts(child)
+
+
+def test_no_error_of_postgres_changes_names_an_option_that_spark_lacks() -> None:
+    modules = sorted(Path(str(files("onceflow.sources.postgres"))).glob("*.py"))
+    texts = {
+        CHANGES_READ.words.spoken(text)
+        for module in modules
+        if module.name != "diagnosis.py"  # which the commands of jobs use
+        for text in list_texts(ast.parse(module.read_text(encoding="utf-8")))
+        if " " in text
+    }
+    assert any("unchangedColumn=_unchanged" in text for text in texts)
+    found = {
+        text: names
+        for text in texts
+        for target in (PostgresChanges, PostgresSink)
+        if (names := arguments_in(text, target, CHANGES_READ))
+    }
+    assert found == {}
 
 
 @pytest.mark.parametrize(
