@@ -113,6 +113,21 @@ def test_what_has_expired_is_handed_out_until_it_is_deleted_where_that_is_asked_
     assert all(states.read(key) == EMPTY for key in KEYS)
 
 
+def test_a_read_of_what_has_expired_does_not_make_it_live_longer(job: Job) -> None:
+    wall = Wall()
+    options: dict[str, Any] = {
+        "update": "on_read_and_write",
+        "visibility": "return_expired_if_not_cleaned_up",
+    }
+    states = expiring(job, wall, state.StateTtlConfig(10, **options))
+    states.fill(["a"])
+    job.snapshot(states.store)
+    wall.now_s += 11
+    assert states.read("a") == FULL
+    cleaned_away(states.store)
+    assert states.read("a") == EMPTY
+
+
 def cleaned_away(store: state.KeyedStateStore) -> None:
     """Look at every entry, as records that come do little by little."""
     for _ in range(200):

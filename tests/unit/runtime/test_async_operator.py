@@ -298,6 +298,20 @@ def test_as_many_blocking_calls_run_at_once_as_the_capacity_allows(start: Start)
     assert running.out == list(range(capacity))
 
 
+def test_a_restore_calls_the_parts_in_flight_with_all_of_their_rows(start: Start) -> None:
+    async def never(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    async def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    first = start(never, rows_max=4)
+    first.take(*range(10))
+    second = start(echo, rows_max=4, restored=first.snapshot())
+    second.operator.flush()
+    second.expect(*range(10))
+
+
 def test_records_in_flight_are_rescaled_and_stay_in_their_subtask_otherwise(start: Start) -> None:
     services = [Service() for _ in range(3)]
     handles: list[StateHandle] = []

@@ -452,6 +452,22 @@ def _check_values_that_were_not_sent(
     buffer.clear()
 
 
+def test_values_from_before_a_delete_fill_no_later_row() -> None:
+    sets = UnchangedSets()
+    rules = ChangeRules(WriteMode.UPSERT, ("id",), unchanged_column="_unchanged")
+    buffer = ChangeBuffer(rules, sets)
+    rows = pa.RecordBatch.from_pylist([{"id": 1, "a": "x", "b": 1}, {"id": 1}, {"id": 1, "b": 2}])
+    deletes = pa.array([False, True, False])
+    numbers = np.array([0, 0, sets.add(frozenset({"a"}))], np.int32)
+    buffer.add(Classified(rows.cast(_WIDE), deletes), "t", numbers)
+    (change,) = buffer.changes()
+    # The update of a row that is absent is left to the target, which says so.
+    assert list(change.puts()) == []
+    (part,) = change.updates()
+    assert part.unchanged == {"a"}
+    buffer.clear()
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

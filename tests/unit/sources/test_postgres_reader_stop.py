@@ -1,0 +1,128 @@
+"""A reader that meets changed columns stops only once everything before them is decided."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from onceflow.clients.postgres import pgoutput
+from onceflow.clients.postgres.catalog import PostgresType
+from onceflow.clients.sql.tables import TableName
+from onceflow.core.errors import BadRecord
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import ReaderContext
+from onceflow.sources.postgres.first_copy import CopiedChunks
+from onceflow.sources.postgres.position import SlotPosition, StreamPosition, TablePosition
+from onceflow.sources.postgres.reader import PostgresReader
+from onceflow.sources.postgres.settings import ReaderSettings
+from onceflow.sources.postgres.table import SourceColumn, SourceTable
+from onceflow.sources.postgres.transactions import ChangeReader
+
+_READER = "onceflow.sources.postgres.reader"
+_ID = SourceColumn(
+    "id", PostgresType("int4", "int4"), pa.int32(), 23, can_be_large=False, is_binary_text=False
+)
+
+
+def _table(oid: int, name: str) -> SourceTable:
+    return SourceTable(
+        TableName("public", name), oid, "d", (_ID,), ("id",), reads_all=True, ignored=frozenset()
+    )
+
+
+def _relation(*columns: str) -> pgoutput.Relation:
+    described = tuple(pgoutput.RelationColumn(name, 23, -1, name == "id") for name in columns)
+    return pgoutput.Relation(7, "public", "followed", "d", described)
+
+
+class _Silent:
+    """A stream without messages, and a copy without rows."""
+
+    silent_s = 0.0
+
+    @classmethod
+    def open(cls, *_: Any, **__: Any) -> _Silent:
+        return cls()
+
+    def start(self, *_: Any, **__: Any) -> None: ...
+
+    def receive(self, _: float) -> None: ...
+
+    def poll(self, _: float) -> None: ...
+
+    def acknowledge(self, _: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _connect(*_: object) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _accept(*_: object) -> None: ...
+
+
+def test_changed_columns_stop_a_table_ahead_of_a_copy_after_its_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    messages: list[pgoutput.Decoded] = [
+        pgoutput.TransactionBegin(200, 0, 9),
+        _relation("id"),
+        pgoutput.Insert(7, ((1).to_bytes(4, "big"),)),
+        pgoutput.TransactionCommit(200, 205, 0),
+        pgoutput.TransactionBegin(300, 0, 10),
+        _relation("id", "added"),
+    ]
+
+    def make_reader(*tables: Any, **options: Any) -> ChangeReader:
+        changes = ChangeReader(*tables, **options)
+        for message in messages:
+            changes.add(message)
+        return changes
+
+    monkeypatch.setattr(f"{_READER}.ChangeReader", make_reader)
+    monkeypatch.setattr(f"{_READER}.ReplicationStream", _Silent)
+    monkeypatch.setattr(f"{_READER}.CopyThreads", _Silent.open)
+    monkeypatch.setattr(f"{_READER}.connect", _connect)
+    monkeypatch.setattr(f"{_READER}.check_position", _accept)
+    followed, copied = _table(7, "followed"), _table(8, "copied")
+    position = SlotPosition(
+        "s",
+        "1",
+        1,
+        100,
+        (
+            TablePosition(followed.name, 7, None, ahead=StreamPosition(150)),
+            TablePosition(copied.name, 8, CopiedChunks().divide(())),
+        ),
+    )
+    settings = ReaderSettings(
+        endpoint=None,  # type: ignore[arg-type]
+        tables=(followed, copied),
+        outputs={},
+        publication="p",
+        metadata=(),
+        follows=True,
+        copies_rows=True,
+        copy_parallelism=1,
+        chunk_rows=10,
+        batch_rows=10,
+        transaction_rows_max=10,
+        status_interval_s=1.0,
+        connect_timeout_s=1.0,
+        silence_max_s=1.0,
+    )
+    context = ReaderContext("job", "uid", 0, 1, AttemptId(1))
+    reader = PostgresReader(settings, [position.to_split()], context)
+    rows = reader.poll(0.0)
+    assert isinstance(rows, pa.RecordBatch)
+    assert rows.column("id").to_pylist() == [1]
+    # A start now would read this row again, with columns that the table does not have any more.
+    assert reader.poll(0.0) is None
+    reader.commit(reader.snapshot())
+    with pytest.raises(BadRecord, match="Every change before it is done"):
+        reader.poll(0.0)
+    reader.close()
