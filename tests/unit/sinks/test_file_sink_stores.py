@@ -26,7 +26,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.fsspec import RemoteDirectory, secrets_of
-from onceflow.core.storage.filesystems.local import Advice
+from onceflow.core.storage.filesystems.local import Advice, LocalFileSystem
 from onceflow.sinks import FileSink
 from onceflow.sinks.files import list_committed_files
 
@@ -208,6 +208,24 @@ def test_directories_behind_fsspec_publish_by_rename(
 
 
 # -- targets and secrets ---------------------------------------------------------------------------
+
+
+def test_files_that_another_committer_publishes_meanwhile_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileJob(FileSink(str(tmp_path))) as job:
+        committable = job.check().prepare(1, range(9))
+        other, size = job.committer(), LocalFileSystem.size
+
+        def publish_first(self: LocalFileSystem, path: str) -> int | None:
+            monkeypatch.setattr(LocalFileSystem, "size", size)
+            assert other.commit(committable) == Committed()
+            return size(self, path)
+
+        # The first size that is asked for is that of a staged file.
+        monkeypatch.setattr(LocalFileSystem, "size", publish_first)
+        assert job.committer().commit(committable) == AlreadyCommitted()
+        assert seen_ids(str(tmp_path)) == list(range(9))
 
 
 @pytest.mark.parametrize(

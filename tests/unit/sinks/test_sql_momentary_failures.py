@@ -24,7 +24,9 @@ from onceflow.clients.sql.session import ConnectionLost, NameUnknown, Session, S
 from onceflow.clients.sqlite import connection
 from onceflow.core.protocol.committables import (
     Aborted,
+    AlreadyCommitted,
     Committable,
+    Committed,
     RetryLater,
     Unknown,
 )
@@ -261,3 +263,39 @@ def test_each_prepared_row_is_there_once_wherever_the_connection_is_lost(
         count = count or failing.count
         fails += 1
     assert count > 5
+
+
+class CommittedLate(Preparing):
+    """Another session prepares and commits a transaction before it is looked for again."""
+
+    @override
+    def is_prepared(self, session: Session, transaction: TransactionId) -> bool:
+        self.prepared.add(transaction)
+        self._end(transaction, commits=True)
+        return False
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_a_transaction_that_another_session_commits_meanwhile_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    target = Target(tmp_path / "rows.db", Calls())
+    server = CommittedLate(target.write)
+    monkeypatch.setattr(SQLiteDialect, "two_phase", server.find)
+    committer = target.committer(1)
+    transaction = Committable(TransactionId(SINK_ID, 1, 1, 0))
+    outcome = committer.commit(transaction) if ends == "commit" else committer.abort(transaction)
+    assert outcome == AlreadyCommitted()
+    committer.close()
+
+
+def test_a_new_connection_after_pruning_is_not_taken_for_an_older_copy(tmp_path: Path) -> None:
+    target = Target(tmp_path / "rows.db", Calls())
+    first, second = target.stage(1), target.stage(2)
+    committer = target.committer(1)
+    assert committer.commit(first) == Committed()
+    committer.prune(CheckpointId(2))
+    LossySession.calls = Calls(1)
+    assert committer.commit(second) == Committed()
+    assert target.ids() == [1, 2]
+    committer.close()
