@@ -42,7 +42,7 @@ from onceflow.core.protocol.messages import (
     SlotClosed,
     SlotMessage,
 )
-from onceflow.core.protocol.splits import Split, SplitState, key_group_range
+from onceflow.core.protocol.splits import SplitState, key_group_range
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, encode_split
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.slot.context import AttemptPlan, versions
@@ -51,6 +51,9 @@ from onceflow.sources import DatagenSource
 
 SOURCE, KEYED, SINK = "payments", "balance", "ledger"
 _TIMEOUT_S = 120.0
+_PAYMENTS = DatagenSource(rows=None, splits_count=400)
+"""The source of the job at any parallelism: its splits outnumber the slots."""
+_SPLITS = _PAYMENTS.splits()
 
 
 class ManySlots:
@@ -165,8 +168,7 @@ class ManySlots:
         inline, first, last = b"s" * 300, groups.start, groups.stop - 1
         state = StateHandle("keyed", "", len(inline), "0" * 64, first, last, inline=inline)
         rows = Committable(TransactionId(f"many.{SINK}", plan.attempt, checkpoint, slot), 10)
-        split = Split(str(slot), f"[{checkpoint}]".encode())
-        position = encode_split(SplitState(split))
+        position = encode_split(SplitState(_SPLITS[slot]))
         return [
             SubtaskSnapshot(
                 SubtaskRef(SOURCE, slot), (OperatorSnapshot(SOURCE, lists={SPLITS: (position,)}),)
@@ -227,7 +229,7 @@ def running_job(parallelism: int, directory: Path) -> Generator[tuple[Job, ManyS
             restart=NoRestart(),
             endpoint=None,
         )
-        payments = pipeline.read(DatagenSource(rows=None, splits_count=parallelism), uid=SOURCE)
+        payments = pipeline.read(_PAYMENTS, uid=SOURCE)
         balances = payments.key_by("account").running(balance=sum_("amount"), uid=KEYED)
         balances.write(DiscardingSink(str(directory)), uid=SINK)
         job = pipeline.start()

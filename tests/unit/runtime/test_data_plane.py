@@ -222,7 +222,7 @@ def test_a_peer_that_is_cut_off_is_lost_by_name_although_its_connection_stands()
     with network() as (receiver, proxy):
         channel = receiver.channel()
         with kept_alive(channel, lost) as keep_alive:
-            watch(keep_alive, lost, 3.0)
+            watch(keep_alive, lost, 2.3)
             assert lost == []
             assert channel.answered
             proxy.pause()
@@ -240,7 +240,7 @@ def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
     waits = threading.Thread(target=lambda: channel.send(batch(1, 1)))
     waits.start()
     with kept_alive(channel, lost) as keep_alive:
-        watch(keep_alive, lost, 3.0)
+        watch(keep_alive, lost, 2.3)
         assert lost == []
         receiver.take()
         waits.join(60)
