@@ -67,6 +67,8 @@ class Work:
     """True if a function of this work may emit to side outputs."""
     starts_chain: ClassVar[bool] = False
     """True if the operator is always the first one of its chain."""
+    absorbs_rows: ClassVar[bool] = False
+    """True if the operator can hold rows without emitting any, and writes them to its snapshot."""
 
     @property
     def kind(self) -> str:
@@ -211,6 +213,7 @@ class MapAsync(Work):
 
     verb: ClassVar[str] = "async_map"
     starts_chain: ClassVar[bool] = True
+    absorbs_rows: ClassVar[bool] = True
     function: Call
     limits: CallLimits
     idempotency_key: tuple[str, ...] = ()

@@ -117,6 +117,51 @@ def test_no_record_is_late_behind_calls_that_end_out_of_order(
     assert sum(row["n"] for row in sink.rows()) == SOURCE.records
 
 
+@pytest.mark.parametrize("ordered", [True, pytest.param(False, marks=pytest.mark.servers)])
+def test_checkpoints_do_not_wait_for_calls(
+    cluster: AnyCluster, tmp_path: Path, ordered: bool
+) -> None:
+    gate, sink = tmp_path / "gate", DirectorySink(str(tmp_path / "out"))
+
+    async def answer(record: dict[str, Any]) -> dict[str, Any]:
+        while not gate.exists():
+            await asyncio.sleep(0.01)
+        return record
+
+    pipeline = begin(cluster, tmp_path, restart=False, timeout=2.0)
+    records = pipeline.read(replace(SOURCE, batch_rows=5), uid="records")
+    asked = records.async_map(answer, capacity=2, ordered=ordered, uid="asked")
+    asked.write(sink, uid="out")
+    job = pipeline.start()
+    status = await_status(job, lambda status: len(status.history) >= 8)
+    # The rows that barriers push through do not become more with each checkpoint.
+    sizes = [checkpoint.size_bytes for checkpoint in status.history]
+    assert max(sizes[4:]) <= max(sizes[:4])
+    gate.touch()
+    assert job.wait(60).state is JobState.FINISHED
+    ids = Counter(row["id"] for row in sink.rows())
+    assert ids == Counter(range(SOURCE.records))
+
+
+@pytest.mark.servers
+def test_the_last_calls_may_take_longer_than_a_checkpoint(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    async def answer(record: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0.4)
+        return record
+
+    sink = DirectorySink(str(tmp_path / "out"))
+    pipeline = begin(cluster, tmp_path, restart=False, timeout=2.0)
+    records = pipeline.read(replace(SOURCE, records=36), uid="records")
+    asked = records.async_map(answer, capacity=2, uid="asked")
+    asked.key_by("account").running(n=count(), uid="counted").write(sink, uid="out")
+    status = pipeline.run(60)
+    assert status.state is JobState.FINISHED
+    assert sum(checkpoint.kind == "final" for checkpoint in status.history) > 1
+    assert Counter(row["id"] for row in sink.rows()) == Counter(range(36))
+
+
 def test_records_whose_calls_fail_are_dead_letters_or_end_the_job(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -58,13 +58,17 @@ def begin(
     parallelism: int = 2,
     unaligned: bool = False,
     restart: bool = True,
+    timeout: float = 600.0,
 ) -> Pipeline:
     return Pipeline(
         cluster,
         name="united",
         parallelism=parallelism,
         checkpointing=Checkpointing(
-            storage=str(directory / "checkpoints"), interval=0.1, unaligned=unaligned
+            storage=str(directory / "checkpoints"),
+            interval=0.1,
+            timeout=timeout,
+            unaligned=unaligned,
         ),
         state_backend=backend,
         restart=FixedDelay(attempts=20, delay_s=0.01) if restart else NoRestart(),

@@ -17,6 +17,11 @@ A barrier that overtakes goes ahead of all batches. The batches that it overtake
 Only rows with a key can be given to another subtask after a restore. So in channels whose rows have
 no key, a barrier overtakes nothing: it waits for its turn on both sides and is never announced.
 
+A receiver may be able to hold rows without processing them. In channels to such a receiver, a
+barrier pushes the batches before it through: they borrow credits, and the sender makes no more
+rows until the credits are given back. The receiver then has at most the batches of its credits, and
+those that a sender had made when it ran out of credits.
+
 Invariants:
     a batch is in flight on one side at the most: the sender's begins where the receiver's ends
     batches sent and not yet taken <= credits
@@ -79,8 +84,12 @@ class OutputQueue(Generic[B]):
 
     @property
     def waits(self) -> bool:
-        """True if an element waits for credits, or the reader has not given its first credits."""
-        return bool(self._waiting) or not self._is_open
+        """True if no more rows may be made.
+
+        That is the case while an element waits for credits, while credits are borrowed, and before
+        the reader has given its first credits.
+        """
+        return bool(self._waiting) or not self._is_open or self._credit_count < 0
 
     def offer(self, element: B | Barrier | EndOfStream) -> bool:
         """Return True if `element` is to be sent now; otherwise queue the element."""
@@ -102,6 +111,18 @@ class OutputQueue(Generic[B]):
         self._credit_count += count
         self._is_open = self._is_open or count > 0
 
+    def push(self, barrier: Barrier) -> tuple[B | Barrier | EndOfStream, ...]:
+        """Return the elements to send now: those that wait, and `barrier` after them.
+
+        The batches among them borrow credits.
+        """
+        elements = (*self._waiting, barrier)
+        self._waiting.clear()
+        self._credit_count -= sum(
+            not isinstance(element, (Barrier, EndOfStream)) for element in elements
+        )
+        return elements
+
     def overtaken_by(self, checkpoint: CheckpointId) -> tuple[B, ...]:
         """Return the batches that the barrier of `checkpoint` overtakes; they stay in the queue.
 
@@ -121,7 +142,7 @@ class OutputQueue(Generic[B]):
         # where rows cannot.
         if isinstance(element, (Barrier, EndOfStream)):
             return True
-        if self._credit_count == 0:
+        if self._credit_count <= 0:
             return False
         self._credit_count -= 1
         return True
@@ -221,11 +242,14 @@ class InputQueues(Generic[B]):
         self._queues[channel].append(element)
         return not self._blocked[channel]
 
-    def take(self, *, elements: bool = True) -> Announced | Received[B] | None:
+    def take(
+        self, *, elements: bool = True, up_to_barriers: bool = False
+    ) -> Announced | Received[B] | None:
         """Return the next announcement, else the next element, or None if there is neither.
 
         If `elements` is False, return only announcements, and barriers of order-keeping channels
-        while no row can precede them.
+        while no row can precede them. With `up_to_barriers`, also return each barrier and the
+        elements before it.
         """
         if self._announced:
             return self._announced.popleft()
@@ -238,7 +262,7 @@ class InputQueues(Generic[B]):
                     require(self._is_open or not is_row, f"rows in {channel} without a credit")
                     return taken
         if not elements:
-            return None
+            return self._take_up_to_barrier() if up_to_barriers else None
         if self._replayed:
             return self._replayed.popleft()
         # Take channels in turn, starting after the last one, so that a busy channel cannot starve
@@ -249,6 +273,14 @@ class InputQueues(Generic[B]):
             if self._queues[channel] and not self._blocked[channel]:
                 self._turn = (channel + 1) % count
                 return self._take_first(channel)
+        return None
+
+    def _take_up_to_barrier(self) -> Received[B] | None:
+        for channel, queue in enumerate(self._queues):
+            if self._blocked[channel]:
+                continue
+            if any(isinstance(element, Barrier) for element in queue):
+                return self._replayed.popleft() if self._replayed else self._take_first(channel)
         return None
 
     def _take_first(self, channel: int) -> Received[B]:

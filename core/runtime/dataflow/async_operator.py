@@ -4,7 +4,8 @@ It is the first operator of its chain, because results arrive at any time: the s
 calls `on_time`.
 
 Invariants:
-    calls that run <= capacity; while rows wait for a call, the subtask takes no further rows
+    calls that run <= capacity; while rows wait for a call, the subtask takes no further rows, but
+    those before a barrier
     a snapshot has the rows whose results are not emitted, in their order
     a watermark is forwarded after the results of all records before it, and before all later ones
     ordered: results are emitted in the order of the records
@@ -82,6 +83,7 @@ class AsyncOperator(RunningOperator):
         self._work = work
         self._job = job
         self._states = states
+        self._input_schema = input_schema
         self._schema = schema
         self._results = ResultRows(uid, schema)
         self._forward: Callable[[int], None] = lambda _: None
@@ -116,6 +118,17 @@ class AsyncOperator(RunningOperator):
         return bool(self._waiting)
 
     @property
+    def absorbs_rows(self) -> bool:
+        """True: a row waits for its call, and is part of the snapshot until its result is out."""
+        return True
+
+    def outstanding(self) -> Batch | None:
+        """Return an empty batch if results or watermarks are held."""
+        if len(self._segments) == 1 and not self._segments[0].calls:
+            return None
+        return Batch(pa.RecordBatch.from_pylist([], schema=self._input_schema))
+
+    @property
     def cpu_beside_s(self) -> float:
         """The CPU time of the event loop."""
         return self._loop.cpu_s
@@ -145,16 +158,13 @@ class AsyncOperator(RunningOperator):
 
     def flush(self) -> None:
         """Wait for all results, and emit them."""
-        while not self.emission_ended and (len(self._segments) > 1 or self._segments[0].calls):
+        while not self.emission_ended and self.outstanding() is not None:
             self._begin_calls()
             self._loop.wait(_WAIT_S)
             self.on_time()
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Store the rows whose results are not emitted."""
-        if not self.emission_ended:
-            self._take_done()
-            self._emit_ready()
+        """Store the rows whose results are not emitted. Emits none: the outputs may be full."""
         batches = [Batch(rows) for rows in self._rows_in_flight()]
         element = encode_batches(batches).to_pybytes() if batches else b""
         self._in_flight.update([element])

@@ -11,6 +11,7 @@ Invariants:
     a sender never waits in `send`: elements without credit wait in their channel, and the subtask
     takes no further rows until they are sent
     a blocked channel keeps its elements until it is unblocked
+    a barrier to a subtask that absorbs rows pushes the rows before it through, which borrow credits
 """
 
 from __future__ import annotations
@@ -154,6 +155,21 @@ class OutputChannel(ABC):
         self._write(barrier)
         return overtaken
 
+    def push(self, barrier: Barrier) -> bool:
+        """Send all waiting elements and `barrier`; return True if no more rows may be made.
+
+        Raises:
+            SlotLost: The channel is closed or its peer is gone.
+        """
+        with self._lock:
+            self._check_open()
+            elements = self._queue.push(barrier)
+            waits = self._queue.waits
+        # Without the lock, as in `send`.
+        for element in elements:
+            self._write(element)
+        return waits
+
     def release(self, count: int) -> None:
         """Add `count` credits from the reader. Any thread."""
         with self._lock:
@@ -195,6 +211,8 @@ class InputGate:
         self._credit_count = credit_count
         self._queues = in_flight.InputQueues[Batch](ends)
         self._release: list[Callable[[int], None]] = [lambda _: None] * len(ends)
+        self._owed = [0] * len(ends)
+        """The credits of batches that were taken although the subtask had no room for them."""
         self._mail: deque[SubtaskMail] = deque()
         self._ready = threading.Condition()
         self._woken = False
@@ -262,30 +280,42 @@ class InputGate:
             return self._mail.popleft() if self._mail else None
 
     def take(
-        self, timeout_s: float, *, elements: bool = True
+        self, timeout_s: float, *, elements: bool = True, up_to_barriers: bool = False
     ) -> SubtaskMail | in_flight.Announced | in_flight.Received[Batch] | None:
         """Return the next item, or None after `timeout_s` or a wake-up.
 
-        If `elements` is False, only mail and announced barriers are returned.
+        If `elements` is False, only mail and announced barriers are returned, and with
+        `up_to_barriers` also the elements up to a barrier. The senders of these elements get
+        credits only when a call with `elements` shows that there is room for further ones.
         """
+        if elements:
+            self._give_owed_credits()
         with self._ready:
-            item = self._next(elements)
+            item = self._next(elements, up_to_barriers)
             if item is None:
                 if not self._woken:
                     self._ready.wait(timeout_s)
                 # Clear the flag after the wait, under the lock: an earlier wake-up prevents the
                 # wait, and a later wake-up is not lost.
                 self._woken = False
-                item = self._next(elements)
+                item = self._next(elements, up_to_barriers)
         if (
             isinstance(item, in_flight.Received)
             and isinstance(item.element, Batch)
             and item.channel != in_flight.REPLAYED
         ):
-            # Outside the lock, as in `attach`. Replayed batches came from no channel, and used no
-            # credit.
-            self._release[item.channel](1)
+            # Replayed batches came from no channel, and used no credit.
+            self._owed[item.channel] += 1
+            if elements:
+                self._give_owed_credits()
         return item
+
+    def _give_owed_credits(self) -> None:
+        # Outside the lock, as in `attach`.
+        for channel, count in enumerate(self._owed):
+            if count:
+                self._owed[channel] = 0
+                self._release[channel](count)
 
     def block(self, channel: int) -> None:
         """Keep elements of `channel` in the channel from now on."""
@@ -320,11 +350,13 @@ class InputGate:
         return self._queues.waiting
 
     def _next(
-        self, elements: bool
+        self, elements: bool, up_to_barriers: bool
     ) -> SubtaskMail | in_flight.Announced | in_flight.Received[Batch] | None:
         # Mail first: an abort or a shutdown must not wait for rows, and a trigger that waits for
         # rows would delay the checkpoint.
-        return self._mail.popleft() if self._mail else self._queues.take(elements=elements)
+        if self._mail:
+            return self._mail.popleft()
+        return self._queues.take(elements=elements, up_to_barriers=up_to_barriers)
 
 
 class LocalChannel(OutputChannel):

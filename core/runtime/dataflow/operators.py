@@ -189,6 +189,21 @@ class RunningOperator(ABC):
         """True if the subtask must not take further rows for now."""
         return False
 
+    @property
+    def absorbs_rows(self) -> bool:
+        """True if it takes the rows before a barrier even if it is full, and emits none for them.
+
+        The rows become part of the snapshot. Only the first operator of a chain is asked.
+        """
+        return False
+
+    def outstanding(self) -> Batch | None:
+        """Return a batch without rows, with the columns of the input, if results are outstanding.
+
+        Return None if the operator has emitted all results. Only the first operator is asked.
+        """
+        return None
+
     @abstractmethod
     def process(self, batch: Batch) -> None:
         """Compute the results of `batch` and `emit` them."""

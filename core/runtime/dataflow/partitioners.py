@@ -22,6 +22,9 @@ class Partitioner(ABC):
     keeps_order: ClassVar[bool] = True
     """True if barriers wait for their turn behind rows; see `ChannelEnd`."""
 
+    pushes: bool = False
+    """True if barriers push the rows before them through, because the receiver absorbs rows."""
+
     def __init__(self, channels: Sequence[OutputChannel], schema: pa.Schema) -> None:
         self._schema = schema
         self._channels = channels
@@ -71,6 +74,9 @@ class Partitioner(ABC):
 
         A barrier that may not overtake on this edge is sent after all rows sent before.
         """
+        if self.pushes:
+            self._waits = sum([channel.push(barrier) for channel in self._channels]) > 0
+            return ()
         if barrier.overtakes_after_s is None or self.keeps_order:
             for number in range(len(self._channels)):
                 self._send(number, barrier)

@@ -7,6 +7,9 @@ stream. The slot's uploader does the asynchronous part and the ack.
 While rows that the subtask has produced wait for credits, it takes no other rows. So a barrier that
 overtakes is handled between two batches, however slow the downstream subtasks are. The batches that
 such a barrier overtakes become part of the snapshot, once the barrier has arrived on all channels.
+
+An operator that absorbs rows takes the rows before a barrier at any time. So a checkpoint waits
+neither for its results nor for the subtasks below it.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ WATERMARK_INTERVAL_S = 0.1
 """The interval at which a source emits its watermark: each costs a batch on every channel."""
 WAIT_S = 1.0
 """The longest time that a subtask waits for work before it checks again."""
+LAST_RESULTS_S = 1.0
+"""The time for which the barrier of a FINAL checkpoint waits for outstanding results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ class Subtask(ABC):
         self._backpressured_s = 0.0
         self._cpu_s = 0.0
         self._leaving = False
+        self._barrier_may_go = False
+        """True if rows wait for credits at most on edges on which a barrier pushes them through."""
         self._input_ended = False
         """True if functions have emitted their last rows."""
         self._thread = threading.Thread(target=self._main, name=str(ref), daemon=True)
@@ -205,18 +212,22 @@ class Subtask(ABC):
     def _flush(self) -> bool:
         """Send the elements that have credit; return True if more rows may be produced."""
         # A list, not a generator: every edge must be flushed, also after one that waits.
-        waiting = [edge.partitioner.flush() for edge in self._edges]
-        return True not in waiting
+        waiting = [edge.partitioner for edge in self._edges if edge.partitioner.flush()]
+        self._barrier_may_go = all(partitioner.pushes for partitioner in waiting)
+        return not waiting
 
     def _take(
         self, timeout_s: float, *, clear: bool
     ) -> messages.SubtaskMail | Announced | Received[Batch] | None:
         """Wait for work. Unless `clear`, the waiting time counts as backpressure."""
+        head = self._operators[0]
         if clear:
-            return self.gate.take(timeout_s, elements=not self._operators[0].is_full)
+            return self.gate.take(
+                timeout_s, elements=not head.is_full, up_to_barriers=head.absorbs_rows
+            )
         began = time.monotonic()
         try:
-            return self.gate.take(timeout_s, elements=False)
+            return self.gate.take(timeout_s, elements=False, up_to_barriers=head.absorbs_rows)
         finally:
             self._backpressured_s += time.monotonic() - began
 
@@ -250,6 +261,11 @@ class Subtask(ABC):
             start_delay_ms=round(start_delay_ms, 3),
             overtaken=bool(overtaken) or barrier.overtakes,
         )
+        left = self._operators[0].outstanding()
+        if barrier.kind is decisions.CheckpointKind.FINAL and left is not None:
+            # The rows are in the operator's state. This mark of rows in flight lets another FINAL
+            # checkpoint follow.
+            overtaken.append(OvertakenBatches(self.ref.chain, 0, sent=True, batches=(left,)))
         pending = tuple(snapshot for snapshot in taken if snapshot is not None)
         return SnapshotTaken(
             self.ref,
@@ -324,7 +340,7 @@ class SourceSubtask(Subtask):
         clear = self._flush()
         # Barriers before rows: a waiting barrier is emitted as soon as no element waits for
         # credit.
-        while barrier := self._barriers.next(time.monotonic(), clear=clear):
+        while barrier := self._barriers.next(time.monotonic(), clear=self._barrier_may_go):
             self._emit(barrier)
         if not (clear and self._reading):
             item = self._take(_until(self._barriers.overtakes_at_s), clear=clear)
@@ -378,6 +394,15 @@ class SourceSubtask(Subtask):
         self._barriers.on_abort(checkpoint)
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldBarrier:
+    """The barrier of a FINAL checkpoint that waits for the outstanding results."""
+
+    checkpoint: CheckpointId
+    actions: tuple[alignment.AlignmentAction, ...]
+    until_s: float
+
+
 class ReceivingSubtask(Subtask):
     """A subtask that takes batches from unblocked channels in turn. Barriers block channels."""
 
@@ -398,6 +423,9 @@ class ReceivingSubtask(Subtask):
         self._watermarks = WatermarkMerge(timed)
         self._timed_channels = frozenset(timed)
         self._inputs = operators[0].inputs
+        self._is_ending = False
+        """True from the end of all inputs until the results of their rows are emitted."""
+        self._held_barrier: _HeldBarrier | None = None
         self._held: SnapshotTaken | None = None
         """The snapshot whose barrier has overtaken rows, until the barrier arrives on all
         channels."""
@@ -405,15 +433,19 @@ class ReceivingSubtask(Subtask):
     def _step(self) -> None:
         clear = self._flush()
         # Replayed rows come first. Senders get credits when the results of these rows are sent.
-        if clear and not self.gate.is_open:
+        if clear and not self.gate.is_open and not self._operators[0].is_full:
             self.gate.open()
+        self._release_barrier(at_once=False)
         at_s = self._alignment.overtakes_at_s
         if at_s is not None:
             # Check in every step: a barrier may overtake when its time has come, whatever
             # arrives.
             self._carry_out(self._alignment.on_time(time.monotonic()))
         # Fire timers before taking the next element, so that a steady input does not delay them.
-        match self._take(min(_until(at_s), self._fire_timers(clear=clear)), clear=clear):
+        wait_s = min(_until(at_s), self._fire_timers(clear=clear))
+        if self._held_barrier is not None:
+            wait_s = min(wait_s, _until(self._held_barrier.until_s))
+        match self._take(wait_s, clear=clear):
             case Received() as received:
                 self._on_element(received.channel, received.element, received.input)
             case Announced(channel, barrier):
@@ -432,28 +464,65 @@ class ReceivingSubtask(Subtask):
         """
         head = self._operators[0]
         due_in_s = head.due_in_s
-        if due_in_s is None or not clear or not self._alignment.may_emit:
+        may_emit = self._alignment.may_emit or (self._is_ending and not head.emission_ended)
+        if due_in_s is None or not clear or not may_emit:
             return WAIT_S
         if due_in_s > 0:
             return due_in_s
         self._time_work(head.on_time)
+        self._end_with_last_result()
         return 0.0
 
     def _on_element(self, channel: int, element: Element, into: int) -> None:
+        self._release_barrier(at_once=True)
         match element:
             case Batch(watermark=None):
                 self._time_work(lambda: self._inputs[into](element))
             case Batch(watermark=watermark):
                 self._on_watermark(channel, watermark)
             case decisions.Barrier():
-                self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
+                now_s = time.monotonic()
+                actions = self._alignment.on_barrier(channel, element, now_s)
+                if self._waits_for_results(element, actions):
+                    until_s = now_s + LAST_RESULTS_S
+                    self._held_barrier = _HeldBarrier(element.checkpoint, actions, until_s)
+                else:
+                    self._carry_out(actions)
             case alignment.EndOfStream():
                 # No barrier arrives on an ended channel any more, so pending barriers count as
                 # arrived there.
                 self._alignment.on_end_of_input(channel)
                 self._on_watermark(channel, MAX_WATERMARK)
                 if self._alignment.all_ended:
-                    self._end_of_stream()
+                    self._is_ending = True
+                    self._end_with_last_result()
+
+    def _waits_for_results(
+        self, barrier: decisions.Barrier, actions: Iterable[alignment.AlignmentAction]
+    ) -> bool:
+        return (
+            barrier.kind is decisions.CheckpointKind.FINAL
+            and self._operators[0].outstanding() is not None
+            and any(isinstance(action, alignment.TakeSnapshot) for action in actions)
+        )
+
+    def _end_with_last_result(self) -> None:
+        """Send the end of the stream, if all inputs have ended and no result is outstanding."""
+        if self._is_ending and self._operators[0].outstanding() is None:
+            self._is_ending = False
+            self._end_of_stream()
+
+    def _release_barrier(self, *, at_once: bool) -> None:
+        """Carry out the actions of a held barrier, if no result is outstanding or its time is up.
+
+        Another FINAL checkpoint follows one in which results are outstanding.
+        """
+        held = self._held_barrier
+        if held is not None and (
+            at_once or time.monotonic() >= held.until_s or self._operators[0].outstanding() is None
+        ):
+            self._held_barrier = None
+            self._carry_out(held.actions)
 
     def _on_watermark(self, channel: int, watermark: int | None) -> None:
         # Replayed batches may contain a watermark of the previous attempt. Ignore it: the channels
@@ -463,6 +532,11 @@ class ReceivingSubtask(Subtask):
             self._time_work(lambda: self._advance(self._watermarks.next))
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
+        held = self._held_barrier
+        if held is not None and held.checkpoint == checkpoint:
+            self._held_barrier = None
+            kept = (a for a in held.actions if not isinstance(a, alignment.TakeSnapshot))
+            self._carry_out(kept)
         self._carry_out(self._alignment.on_abort(checkpoint))
 
     def _carry_out(self, actions: Iterable[alignment.AlignmentAction]) -> None:
@@ -473,6 +547,10 @@ class ReceivingSubtask(Subtask):
                 case alignment.Unblock(channels):
                     self.gate.unblock(channels)
                 case alignment.TakeSnapshot(barrier, alignment_ms, passed):
+                    if barrier.kind.ends_input and self._is_ending:
+                        # Wait for the last results: they are part of this checkpoint.
+                        self._is_ending = False
+                        self._end_of_stream()
                     if passed is None:
                         self._report(self._snapshot(barrier, alignment_ms))
                     else:

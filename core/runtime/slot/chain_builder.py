@@ -149,7 +149,9 @@ class ChainBuilder:
         kind = _partitioner_class(edge, chain)
         if issubclass(kind, KeyGroupPartitioner):
             return kind(edge.key, self._plan.max_parallelism, channels, edge.feed.schema)
-        return kind(channels, edge.feed.schema)
+        partitioner = kind(channels, edge.feed.schema)
+        partitioner.pushes = chain.head.work.absorbs_rows
+        return partitioner
 
     def _replay(self, chain: Chain, gate: InputGate) -> None:
         """Make `gate` replay this subtask's rows that were in flight into `chain`, in order.
@@ -176,6 +178,8 @@ class ChainBuilder:
                             f" takes {schema}. Start the unchanged pipeline, stop it (which"
                             " leaves no rows in flight), and then change it"
                         )
+                    if not rows.num_rows:
+                        continue
                     rows_max = max(rows_max, rows.num_rows)
                     # Rebuild with this schema: different metadata would prevent batches from being
                     # joined.

@@ -6,6 +6,8 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -260,6 +262,28 @@ def test_a_batch_that_is_taken_makes_room_for_one_more() -> None:
         channel.flush()
     assert gate.take(0) == Received(0, BARRIER)
     assert [channel.send(batch_of(number)) for number in range(3)] == [False, False, True]
+
+
+def test_a_barrier_pushes_rows_through_and_they_borrow_credits() -> None:
+    gate, (channel,) = opened(1, 2)
+
+    def take() -> Any:
+        return gate.take(0, elements=False, up_to_barriers=True)
+
+    batches = [batch_of(number) for number in range(3)]
+    assert [channel.send(batch) for batch in batches] == [False, False, True]
+    assert take() is None, "no barrier waits"
+    assert channel.push(BARRIER)
+    expected = [Received(0, element) for element in (*batches, BARRIER)]
+    assert [take() for _ in range(5)] == [*expected, None]
+    # The reader still has no room, so a later barrier finds no further rows.
+    assert channel.flush()
+    later = replace(BARRIER, checkpoint=CheckpointId(BARRIER.checkpoint + 1))
+    assert channel.push(later)
+    assert [take(), take()] == [Received(0, later), None]
+    assert gate.take(0) is None
+    assert not channel.flush()
+    assert [channel.send(batch) for batch in batches] == [False, False, True]
 
 
 def test_a_closed_channel_takes_nothing() -> None:

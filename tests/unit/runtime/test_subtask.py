@@ -16,6 +16,7 @@ from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import Shutdown
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow import subtask as subtask_module
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction
 from onceflow.core.runtime.dataflow.channels import Batch, Element, InputGate, LocalChannel
 from onceflow.core.runtime.dataflow.operators import (
@@ -23,7 +24,7 @@ from onceflow.core.runtime.dataflow.operators import (
     PendingSnapshot,
     RunningOperator,
 )
-from onceflow.core.runtime.dataflow.subtask import ReceivingSubtask, SubtaskReport
+from onceflow.core.runtime.dataflow.subtask import ReceivingSubtask, SnapshotTaken, SubtaskReport
 
 ONE = CheckpointId(1)
 ROWS = pa.record_batch({"id": pa.array([1, 2])})
@@ -91,6 +92,30 @@ class Recording(RunningOperator):
         self.calls.append(f"snapshot, emission_ended={self.emission_ended}")
 
 
+class Absorbing(Recording):
+    """An operator that holds its rows until `is_answered`, and has room for one batch."""
+
+    is_answered = False
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self.held)
+
+    @property
+    def absorbs_rows(self) -> bool:
+        return True
+
+    def outstanding(self) -> Batch | None:
+        return Batch(ROWS.slice(0, 0)) if self.held else None
+
+    @property
+    def due_in_s(self) -> float | None:
+        return 0.0 if self.held and self.is_answered else None
+
+    def on_time(self) -> None:
+        self.held.clear()
+
+
 def of_watermark(watermark: int) -> Batch:
     return Batch(ROWS.slice(0, 0), None, watermark)
 
@@ -103,16 +128,78 @@ def run(operator: RunningOperator, *elements: Element) -> list[int]:
     """Return the numbers of rows that `operator` emits for `elements`, which arrive in order."""
     emitted: list[int] = []
     operator.outputs.append(lambda batch: emitted.append(batch.rows.num_rows))
-    gate = InputGate([ChannelEnd()], len(elements))
-    channel, reports = LocalChannel(gate, 0), list[SubtaskReport]()
+    start(operator, [], *elements)
+    return emitted
+
+
+def start(operator: RunningOperator, reports: list[SubtaskReport], *elements: Element) -> Any:
+    """Return a subtask that has made a step for each of `elements`."""
+    gate = InputGate([ChannelEnd(keeps_order=True)], len(elements))
+    channel = LocalChannel(gate, 0)
     subtask: Any = ReceivingSubtask(
         SubtaskRef("chain", 0), gate, [operator], [], reports.append, AlignmentMode.ALIGNED, [0]
     )
     gate.open()
+    # A step without work would wait.
+    gate.wake()
     for element in elements:
         channel.send(element)
         subtask._step()
-    return emitted
+        gate.wake()
+    return subtask
+
+
+def test_a_full_operator_takes_the_rows_before_a_barrier() -> None:
+    operator = Absorbing()
+    rows = Batch(ROWS)
+    subtask = start(operator, [], rows, rows)
+    assert operator.calls == ["process"]
+    for element in (barrier(CheckpointKind.PERIODIC), rows):
+        subtask.gate.put(0, element)
+    for _ in range(4):
+        subtask.gate.wake()
+        subtask._step()
+    assert operator.calls == ["process", "process", "snapshot, emission_ended=False"]
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_final_barrier_waits_for_results_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    monkeypatch.setattr(subtask_module, "LAST_RESULTS_S", 60.0 if is_answered else 0.0)
+    operator, reports = Absorbing(), list[SubtaskReport]()
+    final = barrier(CheckpointKind.FINAL)
+    subtask = start(operator, reports, Batch(ROWS), EndOfStream(), final)
+    for _ in range(3):
+        subtask.gate.wake()
+        subtask._step()
+    if is_answered:
+        assert not reports
+        operator.is_answered = True
+        for _ in range(2):
+            subtask.gate.wake()
+            subtask._step()
+    (taken,) = reports
+    assert isinstance(taken, SnapshotTaken)
+    # Rows in flight let another FINAL checkpoint follow.
+    assert bool(taken.overtaken) == (not is_answered)
+    ends = ["end of time", *["flush"] * is_answered]
+    assert operator.calls == ["process", *ends, "snapshot, emission_ended=False"]
+
+
+def test_the_barrier_of_an_aborted_checkpoint_waits_for_no_result() -> None:
+    operator, reports = Absorbing(), list[SubtaskReport]()
+    final = barrier(CheckpointKind.FINAL)
+    subtask = start(operator, reports, Batch(ROWS), EndOfStream(), final)
+    subtask.gate.wake()
+    subtask._step()
+    subtask.post(NotifyAbort(ONE, "it took too long"))
+    operator.is_answered = True
+    for _ in range(4):
+        subtask.gate.wake()
+        subtask._step()
+    assert not reports
+    assert operator.calls == ["process", "end of time", "flush"]
 
 
 def test_an_operator_that_waits_for_its_end_emits_nothing_at_a_watermark() -> None:
