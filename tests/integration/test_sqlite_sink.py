@@ -197,6 +197,31 @@ def test_a_row_whose_update_a_trigger_skips_is_not_missing(tmp_path: Path) -> No
     assert job.query('SELECT id, v, n FROM "odd ü table" ORDER BY id') == expected
 
 
+@pytest.mark.parametrize("write_mode", ["insert", "upsert", "ignore", "update"])
+def test_a_check_is_named_by_the_commit_until_it_accepts_the_row(
+    tmp_path: Path, write_mode: str
+) -> None:
+    key: dict[str, Any] = {} if write_mode == "insert" else {"primary_key": ("id",)}
+    job = _Job(tmp_path, table="t", write_mode=write_mode, **key)
+    columns = "(id INTEGER PRIMARY KEY, v TEXT"
+    job.query(f"CREATE TABLE t {columns}, CONSTRAINT short CHECK (length(v) < 5))")
+    if write_mode == "update":
+        job.query("INSERT INTO t VALUES (1, 'old')")
+    committable = job.open().prepare(1, [{"id": 1, "v": "too long"}])
+    for _ in range(2):
+        outcome = job.committer().commit(committable)
+        assert isinstance(outcome, committables.RetryLater)
+        assert "CHECK constraint failed: short" in outcome.reason
+        assert outcome.until_fixed
+    assert job.query("SELECT * FROM t") == ([(1, "old")] if write_mode == "update" else [])
+    job.query(f"CREATE TABLE u {columns})")
+    job.query("INSERT INTO u SELECT * FROM t")
+    job.query("DROP TABLE t")
+    job.query("ALTER TABLE u RENAME TO t")
+    assert job.committer().commit(committable) == committables.Committed()
+    assert job.query("SELECT * FROM t") == [(1, "too long")]
+
+
 def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Path) -> None:
     job = _Job(tmp_path, primary_key=("id",)).open()
     job.write(1, [{"id": 1, "v": "a"}])

@@ -20,7 +20,7 @@ from tests.integration.sql.databases import Database, SqlJob
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import SinkWriter
+from onceflow.core.spi import OnBadRow, SinkWriter
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks.sql.changes import ChangeBuffer
 
@@ -395,6 +395,44 @@ def test_violated_constraint_is_a_bad_row_and_changes_nothing(
         writer.pre_commit(CheckpointId(1))
     assert _table(database) == []
     assert database.prepared() == []
+
+
+@pytest.mark.parametrize(
+    "write_mode", ["upsert", "update", pytest.param("ignore", marks=pytest.mark.slow)]
+)
+def test_a_check_makes_a_bad_row_or_is_named_by_the_commit_until_it_accepts_the_row(
+    database: Database, staging: FileStagingArea, mode: str, write_mode: str
+) -> None:
+    """Before a decision, ledger mode knows only constraints of Postgres, and not in updates."""
+    database.query(
+        "CREATE TABLE t (id bigint PRIMARY KEY, name varchar(99),"
+        " CONSTRAINT short CHECK (CHAR_LENGTH(name) < 5))"
+    )
+    is_update = write_mode == "update"
+    if is_update:
+        database.query("INSERT INTO t VALUES (1, 'old'), (2, 'old')")
+    sink = database.sink(**{**BY_KEY, "commit_mode": mode, "write_mode": write_mode})
+    with SqlJob(sink, schema=SCHEMA, staging=staging, on_bad_row=OnBadRow.DEAD_LETTER) as job:
+        writer = job.check().writer()
+        writer.write(_rows((1, "fine", "c"), (2, "too long", "c")))
+        (committable,) = writer.pre_commit(CheckpointId(1))
+        rejected = [reason for part in writer.take_rejected() for reason in part.reasons]
+        untouched = [(2, "old")] if is_update else []
+        if mode == "two_phase" or (database.name == "postgres" and not is_update):
+            assert len(rejected) == 1
+            assert "short" in rejected[0]
+            assert job.committer().commit(committable) == Committed()
+            assert _table(database) == [(1, "fine"), *untouched]
+            return
+        assert rejected == []
+        for _ in range(2):
+            outcome = job.committer().commit(committable)
+            assert isinstance(outcome, RetryLater)
+            assert database.said_of_violation("short") in outcome.reason
+            assert outcome.until_fixed
+        database.query("ALTER TABLE t DROP CONSTRAINT short")
+        assert job.committer().commit(committable) == Committed()
+        assert _table(database) == [(1, "fine"), (2, "too long")]
 
 
 def test_pre_commit_waits_for_the_rows_of_the_last_checkpoint_and_goes_on_after_its_commit(
