@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         SourceConnector,
     )
     from onceflow.core.spi.dead_letters import DeadLetter
+    from onceflow.core.spi.lookups import LookupReader, LookupSource
     from onceflow.core.spi.options import OptionRules, OptionValue
     from onceflow.core.spi.staging import StagedRows, StagingArea, make_staged_committable
     from onceflow.sinks.base.staged import StagedSink
@@ -118,6 +119,7 @@ else:
             ),
             "onceflow.core.crash_points": "reach",
             "onceflow.core.spi.dead_letters": "DeadLetter",
+            "onceflow.core.spi.lookups": "LookupReader LookupSource",
             "onceflow.core.errors": (
                 "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed SinkError "
                 "SourceError SourceUnavailable StateIncompatible StorageError TargetRefused"
@@ -185,6 +187,8 @@ __all__ = [
     "Level",
     "LogFacts",
     "LoggedDecision",
+    "LookupReader",
+    "LookupSource",
     "Lost",
     "OffsetOutOfRange",
     "OnBadRow",

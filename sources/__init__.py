@@ -9,14 +9,14 @@ from onceflow.core.imports import lazy_names
 if TYPE_CHECKING:
     from onceflow.sources.datagen import DatagenSource, GeneratedPayments, NexmarkSource
     from onceflow.sources.kafka import KafkaSource, ValueFormat
-    from onceflow.sources.postgres import PostgresChanges
+    from onceflow.sources.postgres import PostgresChanges, PostgresTable
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "onceflow.sources.datagen": "DatagenSource GeneratedPayments NexmarkSource",
             "onceflow.sources.kafka": "KafkaSource ValueFormat",
-            "onceflow.sources.postgres": "PostgresChanges",
+            "onceflow.sources.postgres": "PostgresChanges PostgresTable",
         },
     )
 
@@ -26,5 +26,6 @@ __all__ = [
     "KafkaSource",
     "NexmarkSource",
     "PostgresChanges",
+    "PostgresTable",
     "ValueFormat",
 ]

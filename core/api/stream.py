@@ -23,6 +23,7 @@ from onceflow.core.api.joined_streams import (
     regular_join,
 )
 from onceflow.core.api.service_calls import ServiceCalls
+from onceflow.core.api.table_joins import TableJoins
 from onceflow.core.api.windowed_stream import (
     AllWindowedStream,
     CountWindowedStream,
@@ -46,7 +47,6 @@ from onceflow.core.plan.aggregates import (
 from onceflow.core.plan.functions import ArrowIteratorFunction, BatchFunction
 from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.join_functions import JoinKind, JoinSide
-from onceflow.core.plan.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
 from onceflow.core.plan.process_functions import ProcessFunction
 from onceflow.core.plan.projection import plan_projection, quote
 from onceflow.core.plan.sql_functions import NO_FUNCTIONS, QueryFunction, name_functions
@@ -57,7 +57,6 @@ from onceflow.core.plan.work import (
     Emission,
     FilterRecords,
     FlatMapRecords,
-    JoinTable,
     Keep,
     KeepTop,
     MapBatches,
@@ -80,14 +79,14 @@ from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 from onceflow.core.state.states.kept_rows import check_rows_can_be_kept
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 
 TOP_N_MAX = 1_000
 """The largest number of records that `top_n` keeps for each key."""
 
 
-class Stream(ServiceCalls["Stream"]):
+class Stream(ServiceCalls["Stream"], TableJoins["Stream"]):
     """A stream of records with one schema. Each method adds an operator and returns its output.
 
     No records flow before `Pipeline.start`. A stream may be used several times, and each use gets
@@ -197,34 +196,6 @@ class Stream(ServiceCalls["Stream"]):
         """Replace each record by the records that `function` returns, in the same order."""
         users_mistakes.require_function(function, "flat_map")
         return self._then(FlatMapRecords(function), uid, schema)
-
-    def join(
-        self,
-        table: DataFrame | pa.Table,
-        on: str | Sequence[str],
-        how: JoinType = "inner",
-        *,
-        bytes_max: int = LOOKUP_BYTES_MAX,
-        uid: str | None = None,
-    ) -> Stream:
-        """Add the columns of a small table to the records with equal values of the columns `on`.
-
-        `table` is a bounded Spark DataFrame or an Arrow table. It is evaluated once at each start
-        of the pipeline. All subtasks and all attempts of that start use the same rows. A record
-        that matches several rows is emitted once for each row. A record that matches no row, or has
-        a null in its key, is dropped (`how="inner"`) or gets nulls (`"left"`).
-
-        Raises:
-            ConfigError: A key column is missing on one side or cannot be a key, or both sides have
-                another column of the same name. At the start: the table has more than `bytes_max`
-                bytes in Arrow.
-        """
-        if how not in ("inner", "left"):
-            raise ConfigError(f"join(how={how!r}): choose one of inner, left")
-        keys = (on,) if isinstance(on, str) else tuple(on)
-        lookup = LookupTable(table, self.schema, keys, bytes_max)
-        work = JoinTable(lookup, how)
-        return self._then(work, uid, lookup.to_joined_schema(self.schema, how))
 
     @check_arguments
     def sql(

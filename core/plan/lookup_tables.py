@@ -1,11 +1,13 @@
 """The lookup table of a join: small, bounded, and the same in every subtask.
 
-The driver loads it when the pipeline starts, and sends it to the slots with the program.
+The driver loads it when the pipeline starts, and sends it to the slots with the program. The
+columns of a join with a table that changes, which no process loads, are here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
@@ -24,6 +26,41 @@ LOOKUP_BYTES_MAX = 64 * 1024 * 1024
 at each attempt."""
 _LOOKUP_ROWS_MAX = 10_000_000
 """The limit of rows that are read from a DataFrame before its size is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedColumns:
+    """The columns of a table that a join adds to a stream."""
+
+    schema: pa.Schema
+    """The table's schema, with its keys in the types of the stream's keys."""
+    on: tuple[str, ...]
+    """The names of the key's columns, in the stream and in the table."""
+    how: JoinType
+
+    @classmethod
+    def resolve(
+        cls, table: pa.Schema, stream: pa.Schema, on: Sequence[str], how: JoinType, verb: str
+    ) -> JoinedColumns:
+        """Return the columns. `verb` names the operator in errors.
+
+        Raises:
+            ConfigError: A key is missing on one side, its types do not match, its type cannot be a
+                key, or both sides have another column of the same name.
+        """
+        return cls(_resolve_schema(table, stream, on, verb), tuple(on), how)
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The names of the columns that are added."""
+        return tuple(name for name in self.schema.names if name not in self.on)
+
+    def to_joined_schema(self, stream: pa.Schema) -> pa.Schema:
+        """Return the stream's columns, followed by the table's columns without the keys."""
+        added = [self.schema.field(name) for name in self.added]
+        if self.how == "left":
+            added = [column.with_nullable(True) for column in added]
+        return pa.schema([*stream, *added])
 
 
 class LookupTable:
@@ -48,7 +85,7 @@ class LookupTable:
             )
         self._source: DataFrame | pa.Table | None = table
         self._bytes_max = bytes_max
-        self.schema = _resolve_schema(schema, stream, on)
+        self.schema = _resolve_schema(schema, stream, on, "join")
         """The table's schema, with its keys in the types of the stream's keys."""
         self.on = tuple(on)
         self.rows: pa.Table = self.schema.empty_table()
@@ -59,10 +96,7 @@ class LookupTable:
 
     def to_joined_schema(self, stream: pa.Schema, how: JoinType) -> pa.Schema:
         """Return the stream's columns, followed by the table's columns without the keys."""
-        added = [column for column in self.schema if column.name not in self.on]
-        if how == "left":
-            added = [column.with_nullable(True) for column in added]
-        return pa.schema([*stream, *added])
+        return JoinedColumns(self.schema, self.on, how).to_joined_schema(stream)
 
     def load(self) -> None:
         """Evaluate the table. Runs on the driver at each start of the pipeline.
@@ -94,24 +128,24 @@ def _collect(dataframe: DataFrame) -> pa.Table:
         ) from error
 
 
-def _resolve_schema(table: pa.Schema, stream: pa.Schema, on: Sequence[str]) -> pa.Schema:
+def _resolve_schema(table: pa.Schema, stream: pa.Schema, on: Sequence[str], verb: str) -> pa.Schema:
     if not on:
-        raise ConfigError("join() needs at least one column: on='account'")
+        raise ConfigError(f"{verb}() needs at least one column: on='account'")
     fields: list[pa.Field] = []
     for name in on:
         for side, names in (("stream", stream.names), ("table", table.names)):
             if name not in names:
                 raise ConfigError(
-                    f"join(on={name!r}): the {side} has no such column; there are"
+                    f"{verb}(on={name!r}): the {side} has no such column; there are"
                     f" {', '.join(names)}"
                 )
         check_key_type(stream.field(name).type, name)
     for column in table:
         if column.name in on:
-            fields.append(_key_field(column, stream.field(column.name)))
+            fields.append(_key_field(column, stream.field(column.name), verb))
         elif column.name in stream.names:
             raise ConfigError(
-                f"join(): both stream and table have a column {column.name!r} besides the keys:"
+                f"{verb}(): both stream and table have a column {column.name!r} besides the keys:"
                 " rename one"
             )
         else:
@@ -119,7 +153,7 @@ def _resolve_schema(table: pa.Schema, stream: pa.Schema, on: Sequence[str]) -> p
     return pa.schema(fields)
 
 
-def _key_field(table: pa.Field, stream: pa.Field) -> pa.Field:
+def _key_field(table: pa.Field, stream: pa.Field, verb: str) -> pa.Field:
     """Return the table's key in the stream's type."""
     left, right = stream.type, table.type
     text = (pa.types.is_string(left) or pa.types.is_large_string(left)) and (
@@ -133,7 +167,7 @@ def _key_field(table: pa.Field, stream: pa.Field) -> pa.Field:
     )
     if not (left == right or text or numbers or instants):
         raise ConfigError(
-            f"join(on={stream.name!r}): the stream's column is {left} and the table's {right}:"
+            f"{verb}(on={stream.name!r}): the stream's column is {left} and the table's {right}:"
             " cast one of them"
         )
     return table.with_type(left)

@@ -24,7 +24,7 @@ from onceflow.core.plan.async_functions import Call, CallLimits
 from onceflow.core.plan.compiled_function import CompiledFunction
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.plan.join_functions import TimedJoin
-from onceflow.core.plan.lookup_tables import JoinType, LookupTable
+from onceflow.core.plan.lookup_tables import JoinedColumns, JoinType, LookupTable
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.window_functions import WindowsOfRecords
 from onceflow.core.plan.windows import (
@@ -35,6 +35,7 @@ from onceflow.core.plan.windows import (
     describe_windows,
 )
 from onceflow.core.spi import OnBadRow, Sink, Source
+from onceflow.core.spi.lookups import LookupSource
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 
 
@@ -181,6 +182,19 @@ class JoinTable(Work):
     verb: ClassVar[str] = "join"
     table: LookupTable
     how: JoinType
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLookup(Work):
+    """Adds the columns of a table that changes to each record: its rows are looked up by key."""
+
+    verb: ClassVar[str] = "lookup_join"
+    source: LookupSource
+    columns: JoinedColumns
+    ttl_s: float
+    """The time for which a row that was read is used."""
+    keys_max: int
+    """The number of keys whose rows are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copy_rows
@@ -66,7 +66,7 @@ _BEGIN = """
     WHERE name = 'transaction_timeout' AND setting <> '0';
     {text_settings}
 """
-_TEXT_SETTINGS = "; ".join(
+SET_TEXT_FORM = "; ".join(
     f"SET LOCAL {name} = {literal(value)}" for name, value in TEXT_SETTINGS.items()
 )
 _SNAPSHOT = """
@@ -235,7 +235,7 @@ class CopyThreads:
         return _BEGIN.format(
             first=first,
             tables=", ".join(identifier(table.name) for table in self._settings.tables),
-            text_settings=_TEXT_SETTINGS,
+            text_settings=SET_TEXT_FORM,
         )
 
     def _skip_rows(self, session: PostgresSession, copy: TableCopy) -> None:
@@ -277,7 +277,7 @@ class CopyThreads:
     def _copy_chunk(self, session: PostgresSession, copy: TableCopy, at: int) -> None:
         if self._settings.follows:
             tables = f"ONLY {identifier(copy.table.name)}"
-            session.execute(_BEGIN.format(first="", tables=tables, text_settings=_TEXT_SETTINGS))
+            session.execute(_BEGIN.format(first="", tables=tables, text_settings=SET_TEXT_FORM))
         ((snapshot, lsn),) = session.query(_SNAPSHOT)
         self._require_columns(session, copy.table)
         self._read_rows(session, copy, at, str(snapshot), parse_lsn(lsn))
@@ -286,8 +286,7 @@ class CopyThreads:
 
     def _require_columns(self, session: PostgresSession, table: SourceTable) -> None:
         """Raise BadRecord if the locked table has other columns than the described one."""
-        name = literal(identifier(table.name))
-        present = dict(session.query(_COLUMNS.format(name=name, oid=table.oid)))
+        present = find_columns(session, table)
         is_same = all(present.get(c.name) == c.type_number for c in table.columns)
         added = set(present) - {c.name for c in table.columns} - table.ignored_columns
         if not is_same or (table.stops_at_new_columns and added):
@@ -329,6 +328,12 @@ class CopyThreads:
         is_last = not table.has_small_chunks or count < chunk_rows
         if batch or is_last:
             pass_on(batch, is_last=is_last)
+
+
+def find_columns(session: PostgresSession, table: SourceTable) -> Mapping[str, int]:
+    """Return the OID of each column's type by its name; empty if another table has the name."""
+    name = literal(identifier(table.name))
+    return dict(session.query(_COLUMNS.format(name=name, oid=table.oid)))
 
 
 def await_running(
@@ -398,8 +403,7 @@ def select_chunk(table: SourceTable, lower: Key | None, upper: Key | None, rows:
 
     None stands for no limit. A table without chunks is read as a whole.
     """
-    columns = ", ".join(map(_select_column, table.columns))
-    query = f"SELECT {columns} FROM {identifier(table.name)}"
+    query = select_rows(table)
     if table.has_chunks:
         key = ", ".join(column.order_expression for column in table.key_columns)
         limits = [
@@ -413,6 +417,12 @@ def select_chunk(table: SourceTable, lower: Key | None, upper: Key | None, rows:
         if table.has_small_chunks:
             query += f" LIMIT {rows}"
     return f"COPY ({query}) TO STDOUT (FORMAT binary)"
+
+
+def select_rows(table: SourceTable) -> str:
+    """Return the query of all rows of `table`."""
+    columns = ", ".join(map(_select_column, table.columns))
+    return f"SELECT {columns} FROM {identifier(table.name)}"
 
 
 def _select_column(column: SourceColumn) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.plan.lookup_tables import LookupTable
+from onceflow.core.plan.lookup_tables import JoinedColumns
 from onceflow.core.plan.work import JoinTable
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import RunningOperator
@@ -24,12 +24,12 @@ _Rows = npt.NDArray[np.int64]
 class LookupIndex:
     """The table's rows, sorted by the hashes of their keys, without rows with a null in the key."""
 
-    def __init__(self, table: LookupTable) -> None:
-        rows = _without_null_keys(_one_batch(table.rows), table.on)
-        hashes = hash_keys([rows.column(name) for name in table.on], table.on)
+    def __init__(self, rows: pa.RecordBatch, on: Sequence[str]) -> None:
+        rows = _without_null_keys(rows, on)
+        hashes = hash_keys([rows.column(name) for name in on], on)
         # Stable, so that rows of one key stay in the order of the table.
         order = np.argsort(hashes, kind="stable")
-        self._on = table.on
+        self._on = on
         self._hashes = hashes[order]
         self.rows = rows.take(pa.array(order))
 
@@ -54,37 +54,46 @@ class LookupIndex:
         return (left, right) if is_same.all() else (left[is_same], right[is_same])
 
 
-class LookupJoiner(RunningOperator):
-    """An operator that adds the table's columns to each record, once for each match.
+class TableJoiner(RunningOperator):
+    """An operator that adds a table's columns to each record, once for each match.
 
     A record without a match is dropped in an inner join, and gets nulls in a left join.
     """
 
-    def __init__(self, uid: str, work: JoinTable, schema: pa.Schema) -> None:
+    def __init__(self, uid: str, columns: JoinedColumns, schema: pa.Schema) -> None:
         super().__init__(uid)
-        self._index = LookupIndex(work.table)
-        self._on = work.table.on
-        self._how = work.how
-        self._added = [name for name in work.table.schema.names if name not in work.table.on]
+        self._on, self._how, self._added = columns.on, columns.how, columns.added
         self._schema = schema
 
-    def process(self, batch: Batch) -> None:
-        """Emit the joined rows, in the order of the batch."""
-        rows = batch.rows
-        whole = _whole_keys(rows, self._on)
+    def join(self, rows: pa.RecordBatch, index: LookupIndex) -> None:
+        """Emit `rows` with the columns of `index`, in the order of `rows`."""
+        whole = whole_keys(rows, self._on)
         keyed = np.flatnonzero(whole) if not whole.all() else None
         keys = [rows.column(name) for name in self._on]
         if keyed is not None:
             keys = [key.take(pa.array(keyed)) for key in keys]
-        left, right = self._index.matches(keys)
+        left, right = index.matches(keys)
         if keyed is not None:
             left = keyed[left]
         if self._how == "left":
             left, right = _with_unmatched(left, right, rows.num_rows)
         columns = rows.columns if _is_all(left, rows.num_rows) else _take(rows.columns, left)
         indices = pa.array(right, mask=right < 0)
-        added = [self._index.rows.column(name).take(indices) for name in self._added]
+        added = [index.rows.column(name).take(indices) for name in self._added]
         self.emit(pa.record_batch([*columns, *added], schema=self._schema))
+
+
+class LookupJoiner(TableJoiner):
+    """An operator that joins records with a table in memory."""
+
+    def __init__(self, uid: str, work: JoinTable, schema: pa.Schema) -> None:
+        table = work.table
+        super().__init__(uid, JoinedColumns(table.schema, table.on, work.how), schema)
+        self._index = LookupIndex(one_batch(table.rows), table.on)
+
+    def process(self, batch: Batch) -> None:
+        """Emit the joined rows, in the order of the batch."""
+        self.join(batch.rows, self._index)
 
 
 def _with_unmatched(left: _Rows, right: _Rows, rows: int) -> tuple[_Rows, _Rows]:
@@ -108,7 +117,8 @@ def _take(columns: Sequence[pa.Array], rows: _Rows) -> list[pa.Array]:
     return [column.take(indices) for column in columns]
 
 
-def _whole_keys(rows: pa.RecordBatch, on: Sequence[str]) -> npt.NDArray[np.bool_]:
+def whole_keys(rows: pa.RecordBatch, on: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Return False for each row with a null in a column of `on`."""
     whole = np.ones(rows.num_rows, np.bool_)
     for name in on:
         column = rows.column(name)
@@ -118,10 +128,11 @@ def _whole_keys(rows: pa.RecordBatch, on: Sequence[str]) -> npt.NDArray[np.bool_
 
 
 def _without_null_keys(rows: pa.RecordBatch, on: Sequence[str]) -> pa.RecordBatch:
-    whole = _whole_keys(rows, on)
+    whole = whole_keys(rows, on)
     return rows if whole.all() else rows.filter(pa.array(whole))
 
 
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return the rows of `table` as one batch."""
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)

@@ -23,6 +23,7 @@ from onceflow.core.runtime.dataflow import function_operators, operators
 from onceflow.core.runtime.dataflow.all_windows import PreAggregator, RowGatherer, WindowMerger
 from onceflow.core.runtime.dataflow.async_operator import AsyncOperator
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
+from onceflow.core.runtime.dataflow.cached_lookups import CachedLookupJoiner
 from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
 from onceflow.core.runtime.dataflow.deduplication import Deduplicator
@@ -140,6 +141,11 @@ def _build_source(work: kinds.ReadFrom, parts: OperatorParts) -> SourceOperator:
     return SourceOperator(
         parts.uid, reader, parts.context.beside, work.watermarks, states, work.source.outputs
     )
+
+
+def _build_lookup_join(work: kinds.JoinLookup, parts: OperatorParts) -> CachedLookupJoiner:
+    name = f"onceflow {parts.plan.job}/{parts.plan.attempt}/{parts.context.slot} {parts.uid}"
+    return CachedLookupJoiner(parts.uid, work, parts.schema, name)
 
 
 def _build_map_in_arrow(
@@ -275,6 +281,7 @@ BUILDERS: Mapping[type[kinds.Work], _Build] = MappingProxyType(
             _line(kinds.MapInArrow, _build_map_in_arrow),
             _line(kinds.MapInPandas, _build_map_in_pandas),
             _line(kinds.JoinTable, lambda w, p: LookupJoiner(p.uid, w, p.schema)),
+            _line(kinds.JoinLookup, _build_lookup_join),
             _line(kinds.SelectSql, lambda w, p: operators.SqlMapper(p.uid, w, p.schema)),
             _line(kinds.MapRecords, lambda w, p: operators.RecordMapper(p.uid, w, p.schema)),
             _line(kinds.FlatMapRecords, lambda w, p: operators.RecordMapper(p.uid, w, p.schema)),

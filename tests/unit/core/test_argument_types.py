@@ -37,6 +37,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Pipeline": {"cluster": onceflow.LocalProcesses(), "name": "job"},
     "PostgresChanges": {"url": "postgresql://host/db", "table": "t"},
     "PostgresSink": {"url": "postgresql://host/db", "table": "t"},
+    "PostgresTable": {"url": "postgresql://host/db", "table": "t"},
     "ReducingStateDescriptor": {"name": "a", "function": max, "type": int},
     "SQLiteSink": {"url": "/tmp/file.db", "table": "t"},
     "SlidingEventTimeWindows": {"size": "2 s", "slide": "1 s"},
@@ -88,7 +89,7 @@ def test_each_class_with_options_of_users_checks_them() -> None:
         name
         for module in (sinks, sources)
         for name in module.__all__
-        if name.endswith(("Changes", "Sink", "Source"))
+        if name.endswith(("Changes", "Sink", "Source", "Table"))
         and name not in ("Sink", "Source", "StagedSink")
     }
     assert checked >= with_options

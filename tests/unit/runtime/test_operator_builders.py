@@ -57,6 +57,7 @@ def test_default_uids_which_name_state_in_checkpoints_stay_as_they_are() -> None
         "MapInArrow": "map_batches",
         "MapInPandas": "map_pandas",
         "JoinTable": "join",
+        "JoinLookup": "lookup_join",
         "SelectSql": "sql",
         "MapRecords": "map",
         "FlatMapRecords": "flat_map",

@@ -1,0 +1,56 @@
+"""The contract of tables that are looked up by key while a job runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+
+import pyarrow as pa
+from typing_extensions import Self
+
+
+class LookupReader(ABC):
+    """A reader of a table's rows by their keys. It lives in one subtask, used by one thread."""
+
+    @abstractmethod
+    def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows whose key equals a row of `keys`, in the schema of `describe`.
+
+        `keys` has different rows, without nulls, in the types of the stream. Further rows may be
+        returned: the operator compares the keys itself.
+
+        Raises:
+            SourceUnavailable: The table cannot be reached now.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all resources. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LookupSource(ABC):
+    """The description of a table that is looked up. Pickled to the slots, so it holds settings."""
+
+    @abstractmethod
+    def describe(self, on: Sequence[str]) -> pa.Schema:
+        """Return the columns of the table, with those of the key `on`. Runs on the driver.
+
+        Raises:
+            ConfigError: The table cannot be looked up by these columns.
+        """
+
+    @abstractmethod
+    def open(self, on: Sequence[str], name: str) -> LookupReader:
+        """Return a reader by the columns `on`. Runs in a slot. `name` names its connection."""

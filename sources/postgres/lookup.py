@@ -1,0 +1,254 @@
+"""A table of Postgres that a job looks up by key, while the table changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.clients.postgres.catalog import identifier, literal, quote
+from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession, endpoint_of
+from onceflow.clients.sql.session import ConnectionLost, DatabaseAccess, SqlError
+from onceflow.core.argument_types import check_fields
+from onceflow.core.arrow.schema_text import SchemaLike, schema_of
+from onceflow.core.errors import ConfigError, SinkError, SourceUnavailable
+from onceflow.core.setting_values import accept_durations
+from onceflow.core.spi.lookups import LookupReader, LookupSource
+from onceflow.core.spi.options import document_options, option
+from onceflow.sources.postgres.copying import (
+    SET_TEXT_FORM,
+    find_columns,
+    read_rows,
+    select_rows,
+    split_rows,
+)
+from onceflow.sources.postgres.reader import RowBuilder
+from onceflow.sources.postgres.refusals import to_session_error
+from onceflow.sources.postgres.slot import connect, logger
+from onceflow.sources.postgres.table import (
+    SourceColumn,
+    SourceTable,
+    describe_table,
+    format_name,
+    parse_name,
+)
+
+_SESSION_NAME = "onceflow lookups"
+_KEY_ORDERS = ("number", "text", "uuid", "bool")
+"""The orders of the types by which rows are looked up: Arrow has each of their values in one form,
+and the server finds equal ones by an index."""
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_BIGINT = range(-(2**63), 2**63)
+_BEGIN = """
+    BEGIN READ ONLY;
+    LOCK TABLE {table} IN ACCESS SHARE MODE;
+    {text_form}
+"""
+_INDEXES = """
+    SELECT 1 FROM pg_catalog.pg_index AS i
+    WHERE i.indrelid = {oid} AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts >= {count}
+      AND {count} = (
+          SELECT count(*) FROM pg_catalog.pg_attribute AS a
+          WHERE a.attrelid = i.indrelid AND a.attname IN ({names})
+            AND a.attnum = ANY ((i.indkey::int2[])[0:{count} - 1]))
+    LIMIT 1
+"""
+_Result = TypeVar("_Result")
+
+
+@document_options
+@accept_durations
+@check_fields
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PostgresTable(DatabaseAccess, LookupSource):
+    """A table of Postgres for `Stream.lookup_join`.
+
+    Values are read as by `PostgresChanges`, each exactly or refused. Rows are looked up by columns
+    of integers, text, varchar, uuid or boolean, which should have an index. Texts are equal if all
+    of their characters are. Creating the object opens no connection.
+
+    Raises:
+        ConfigError: A setting is wrong. The message names it and the value to give instead.
+    """
+
+    table: str = field(
+        metadata=option(
+            "Name of the table: `table` or `schema.table`; upper and lower case are kept. A part"
+            " with a dot in it is in double quotes"
+        )
+    )
+    schema: SchemaLike | None = field(
+        default=None,
+        metadata=option(
+            "Columns to read, with their types: DDL as in `id BIGINT, name STRING`, an Arrow"
+            " schema, or a mapping from name to type. Default: all columns of the table"
+        ),
+    )
+    _described: SourceTable | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        parse_name(self.table)
+        if self.schema is not None:
+            object.__setattr__(self, "schema", schema_of(self.schema))
+        assert self.endpoint
+
+    def __repr__(self) -> str:
+        return f"PostgresTable(table={self.table!r}, {self.endpoint})"
+
+    @property
+    def endpoint(self) -> PostgresEndpoint:
+        """The database and the way to reach it."""
+        return endpoint_of(self, lock_timeout_s=self.statement_timeout_s)
+
+    @override
+    def describe(self, on: Sequence[str]) -> pa.Schema:
+        with connect(self.endpoint, _SESSION_NAME) as session:
+            table = describe_table(
+                session,
+                parse_name(self.table),
+                None if self.schema is None else schema_of(self.schema),
+                is_followed=False,
+                reads_all=False,
+            )
+            columns = _key_columns(table, on)
+            session.query(f"{select_rows(table)} LIMIT 0")
+            names = ", ".join(literal(column.name) for column in columns)
+            if not session.query(_INDEXES.format(oid=table.oid, count=len(columns), names=names)):
+                logger.warning(
+                    "lookup_join: table %s has no index that begins with %s, so each question reads"
+                    " the whole table. Create one: CREATE INDEX ON %s (%s)",
+                    table.name,
+                    ", ".join(on),
+                    identifier(table.name),
+                    ", ".join(map(quote, on)),
+                )
+        object.__setattr__(self, "_described", table)
+        return table.schema
+
+    @override
+    def open(self, on: Sequence[str], name: str) -> LookupReader:
+        assert self._described is not None, "describe() comes first"
+        return _Reader(self.endpoint, self._described, on, name)
+
+
+def _key_columns(table: SourceTable, on: Sequence[str]) -> Sequence[SourceColumn]:
+    """Return the columns of the key.
+
+    Raises:
+        ConfigError: A column has a type by which rows are not looked up.
+    """
+    by_name = {column.name: column for column in table.columns}
+    columns = [by_name[name] for name in on if name in by_name]
+    for column in columns:
+        if column.order not in _KEY_ORDERS:
+            raise ConfigError(
+                f"lookup_join(on={column.name!r}): column {column.name!r} of table {table.name} has"
+                f" type {column.source.shown}. Rows are looked up by integers, text, varchar, uuid"
+                " and boolean: name another column"
+            )
+    return columns
+
+
+class _Reader(LookupReader):
+    """A connection that is opened when the first key is looked up, and again if it was lost."""
+
+    def __init__(
+        self, endpoint: PostgresEndpoint, table: SourceTable, on: Sequence[str], name: str
+    ) -> None:
+        self._endpoint, self._table, self._name = endpoint, table, name
+        self._columns = _key_columns(table, on)
+        self._builder = RowBuilder(table)
+        self._session: PostgresSession | None = None
+
+    @override
+    def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [keys.column(column.name).to_pylist() for column in self._columns]
+        literals = [
+            row
+            for values in zip(*columns, strict=True)
+            if (row := self._write_key(values)) is not None
+        ]
+        if not literals:
+            return pa.RecordBatch.from_pylist([], self._table.schema)
+        names = ", ".join(quote(column.name) for column in self._columns)
+        query = f"{select_rows(self._table)} WHERE ({names}) IN ({', '.join(literals)})"
+        rows = self._ask(lambda session: self._read(session, query))
+        if not rows:
+            return pa.RecordBatch.from_pylist([], self._table.schema)
+        built = self._builder.build_columns(split_rows(self._table, rows), [""] * len(rows))
+        return built.select(self._table.schema.names)
+
+    def _write_key(self, values: Sequence[object]) -> str | None:
+        """Return the key as SQL, or None if no row can have it."""
+        texts: list[str] = []
+        for column, value in zip(self._columns, values, strict=True):
+            match column.order:
+                case "number":
+                    assert isinstance(value, int), value
+                    if value not in _BIGINT:
+                        return None
+                    texts.append(f"'{value}'::pg_catalog.int8")
+                case "bool":
+                    texts.append("true" if value else "false")
+                case "uuid" if _UUID.fullmatch(str(value)) is None:
+                    return None
+                case _:
+                    # Postgres has no texts with U+0000.
+                    if "\0" in str(value):
+                        return None
+                    texts.append(literal(str(value)))
+        return f"({', '.join(texts)})"
+
+    def _ask(self, question: Callable[[PostgresSession], _Result]) -> _Result:
+        """Return the answer; ask again on a new connection if an open one was lost."""
+        is_reused = self._session is not None
+        try:
+            try:
+                return question(self._open_session())
+            except ConnectionLost:
+                self.close()
+                if not is_reused:
+                    raise
+            return question(self._open_session())
+        except SqlError as error:
+            self.close()
+            raise to_session_error(error, str(self._endpoint)) from error
+
+    def _open_session(self) -> PostgresSession:
+        if self._session is None:
+            try:
+                self._session = self._endpoint.connect(self._name)
+            except SinkError as error:
+                raise SourceUnavailable(str(error)) from None
+        return self._session
+
+    def _read(self, session: PostgresSession, query: str) -> Sequence[bytes]:
+        """Return the rows of `query`, each as its bytes.
+
+        The table is locked against other columns in between.
+        """
+        table = self._table
+        session.execute(_BEGIN.format(table=identifier(table.name), text_form=SET_TEXT_FORM))
+        present = find_columns(session, table)
+        if changed := [c.name for c in table.columns if present.get(c.name) != c.type_number]:
+            raise ConfigError(
+                f"lookup_join: column {changed[0]!r} of table {format_name(table.name)} was dropped"
+                " or has another type than when the job was started, or the table was created"
+                " anew: start the job again, which reads the columns anew"
+            )
+        statement = f"COPY ({query}) TO STDOUT (FORMAT binary)"
+        rows = [row for rows in read_rows(session.copy_out(statement)) for row in rows]
+        session.commit()
+        return rows
+
+    @override
+    def close(self) -> None:
+        if self._session is not None:
+            with suppress(SqlError):
+                self._session.close()
+            self._session = None
