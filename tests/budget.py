@@ -27,9 +27,9 @@ OUTSIDE_TESTS_S = 30
 some processes have ended. 576 s were measured from a fresh clone, of which three processes were in
 tests and fixtures for 543."""
 SLOWER_MACHINES = 1.0
-"""How much longer the tests may take elsewhere than where the durations were recorded. They were
-recorded on the slowest machine so far, on which 200 schedules of the simulation took 14 s; another
-one takes 8.7 s."""
+"""The factor by which the slowest machine is slower than the one that recorded the durations. The
+recording machine is the slowest one so far: 200 schedules of the simulation took 14 s there, and
+8.7 s on another machine."""
 BUDGET_S = (RUN_S - OUTSIDE_TESTS_S) * PROCESSES / SLOWER_MACHINES
 
 LONG_S = 8.0

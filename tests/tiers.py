@@ -329,7 +329,7 @@ COSTLY = (
     "tests/spark_formats/test_kafka_stream.py::test_raw_records_have_the_columns",
     "tests/spark_formats/test_moved_targets.py::test_a_query_that_comes_with_another_table_or_topic",
     "tests/unit/test_house.py::test_table_has_a_line_for_each_room",
-    # What finds mistakes in the tests themselves: the rules that are broken, and kills that miss.
+    # Tests of the tests: they break rules of the engine on purpose, or count the kills that hit.
     "tests/conformance/test_kills_are_reached.py::",
     "tests/conformance/test_state_programs.py::test_a_broken_rule_of_timers_or_expiry_is_caught",
     "tests/unit/test_mutation.py::test_each_room_has_mutants_and_tests",

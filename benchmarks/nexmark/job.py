@@ -84,7 +84,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     events: int
     seconds: float
     cpu_s: float
-    """Of all processes of the job, from the moment at which all slots run."""
+    """The CPU time of all processes of the job since all slots were running."""
     state_bytes_max: int
     """The size of the largest checkpoint."""
 

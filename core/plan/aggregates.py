@@ -17,9 +17,13 @@ from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.stream_sql import StreamSql, require_condition, select_conditions
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateTtlConfig
-from onceflow.core.state.api.descriptors import DIGITS_MAX
+from onceflow.core.state.api.descriptors import (
+    DIGITS_MAX,
+    STATE_NAME_BYTES_MAX,
+    check_state_name,
+)
 from onceflow.core.state.api.descriptors import AggregateOp as StateOp
-from onceflow.core.state.states.distinct_sets import DistinctSets, plan_members
+from onceflow.core.state.states.distinct_sets import DistinctSets, describe_set, name_set
 
 AggregateOp: TypeAlias = Literal[
     "sum", "count", "count_distinct", "min", "max", "avg", "first", "last"
@@ -55,7 +59,10 @@ class Aggregate:
         if self.where is not None:
             require_condition(self.where, schema, owner=str(self))
         op = _IN_STATE.get(self.op) or cast("StateOp", self.op)
-        return AccumulatorColumn(name, op, self._total_type(schema))
+        kind, of_set = self._total_type(schema), ""
+        if self.op == "count_distinct" and self.column is not None:
+            of_set = describe_set(self.column, schema.field(self.column).type)
+        return AccumulatorColumn(name, op, kind, of_set)
 
     def __str__(self) -> str:
         column = "" if self.column is None else repr(self.column)
@@ -71,7 +78,7 @@ class Aggregate:
             )
         column_type = schema.field(self.column).type
         if self.op == "count_distinct":
-            self._check_members(column_type)
+            self._check_members(self.column, column_type)
             return pa.int64()
         if self.op in ("first", "last"):
             return self._value_type(column_type)
@@ -116,14 +123,22 @@ class Aggregate:
             " for others use top_n(1, …) or process()"
         )
 
-    def _check_members(self, column_type: pa.DataType) -> None:
+    def _check_members(self, column: str, column_type: pa.DataType) -> None:
         try:
-            plan_members(column_type)
+            name = name_set(column, column_type)
         except ConfigError as error:
             raise ConfigError(
                 f"{self}: values of type {column_type} cannot be compared; it takes numbers,"
                 f" decimals of up to {DIGITS_MAX} digits, booleans, text, bytes, dates, times and"
                 " timestamps; cast the column before"
+            ) from error
+        try:
+            check_state_name(name)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{self}: the name of the column is too long for the name of its state, of"
+                f" {STATE_NAME_BYTES_MAX} bytes at most; rename the column before, with"
+                " project('… AS …')"
             ) from error
 
 

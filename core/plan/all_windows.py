@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from onceflow.core.plan.aggregates import Aggregate
+from onceflow.core.state import AccumulatorColumn
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape, make_shape
+from onceflow.core.state.api.descriptors import DIGITS_MAX
 
 ALL = "onceflow.all"
 """The key column of windows without a key. It is 0 in each row, so one subtask gets all rows."""
@@ -16,8 +19,28 @@ PANE, RECORDS = "onceflow.pane", "onceflow.records"
 _MERGED = ("sum", "count", "min", "max", "avg")
 
 
+_WIDE = pa.decimal128(DIGITS_MAX, 0)
+
+
+def list_totals(
+    aggregates: Mapping[str, Aggregate], schema: pa.Schema, key: Sequence[str]
+) -> list[AccumulatorColumn]:
+    """Return the columns of totals for windows with the key columns `key`.
+
+    Without a key, sums of integers are kept as decimals. Rows of several subtasks arrive in any
+    order, so whether a sum leaves 64 bits on the way to its end is chance.
+    """
+    totals = [aggregate.total(name, schema) for name, aggregate in aggregates.items()]
+    if tuple(key) != (ALL,):
+        return totals
+    return [
+        replace(total, type=_WIDE) if total.op == "sum" and total.type == pa.int64() else total
+        for total in totals
+    ]
+
+
 def make_pane_shape(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> AccumulatorShape:
-    """Return the shape of the totals of panes without a key."""
+    """Return the shape of the totals of panes without a key, as subtasks send them."""
     columns = [aggregate.total(name, schema) for name, aggregate in aggregates.items()]
     return make_shape("onceflow.panes", [pa.int64()], columns, namespaced=True)
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from onceflow.core.argument_types import check_fields
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.logged_counts import gains_digit
 from onceflow.core.plan.functions import OutputTag, Record, SideOutput, StateAccess
 from onceflow.core.protocol.watermarks import WatermarkRule
 from onceflow.core.setting_values import seconds_of
@@ -250,9 +251,7 @@ class LateRecords:
         before = self._count
         self._count += records
         self._rejected.count_rejected(records)
-        # Log at 1, 10, 100 … records, so that many late records do not fill the disk with log
-        # lines.
-        if not before or len(str(before)) < len(str(self._count)):
+        if gains_digit(before, self._count):
             _log.warning(
                 "%s has dropped late records, %d so far: event time is at %d ms, and %s; one of"
                 " them: %.300r",

@@ -29,6 +29,7 @@ class KeyedRun(Generic[OperatorT]):
         key: str,
         parallelism: int,
         restored: Sequence[OperatorSnapshot] = (),
+        allow_non_restored_state: bool = False,
     ) -> None:
         """`make` returns the operator of one subtask, and `restored` has the state of all."""
         handles = [handle for snapshot in restored for handle in snapshot.keyed]
@@ -38,7 +39,12 @@ class KeyedRun(Generic[OperatorT]):
         self.stores: list[KeyedStateStore] = []
         self.operators: list[OperatorT] = []
         for index in range(parallelism):
-            store = job.open(handles, index=index, parallelism=parallelism)
+            store = job.open(
+                handles,
+                index=index,
+                parallelism=parallelism,
+                allow_non_restored_state=allow_non_restored_state,
+            )
             operator = make(store)
             operator.outputs.append(lambda batch: self._batches.append(batch.rows))
             self._groups.append(job.context(index, parallelism).key_groups)

@@ -15,6 +15,7 @@ import pytest
 from tests.conformance.state_job import Job
 from tests.conformance.test_distinct_counts import ON_SUITE, Counts
 from tests.conformance.test_state_ttl import Wall
+from tests.support.drawn_seeds import draw_random
 
 from onceflow import StateTtlConfig, first, last, max_, min_
 from onceflow.core.errors import ConfigError
@@ -68,7 +69,7 @@ def draw_records(rng: random.Random, count: int) -> list[dict[str, Any]]:
 def test_chosen_values_equal_those_of_lists_through_snapshots_and_rescaling(
     job: Job, expires: bool
 ) -> None:
-    rng = random.Random(3)
+    rng = draw_random()
     wall = Wall()
     options: dict[str, Any] = {"aggregates": AGGREGATES}
     if expires:
@@ -151,7 +152,7 @@ def test_a_value_that_cannot_be_kept_is_refused_by_its_name(kind: pa.DataType) -
 
 @ON_SUITE
 def test_a_batch_emits_the_last_record_of_each_key_with_all_that_came_before(job: Job) -> None:
-    rng = random.Random(5)
+    rng = draw_random()
     made = running_schema(SCHEMA, AGGREGATES)
 
     def open_runner(emission: Emission) -> tuple[AggregateRunner, list[pa.RecordBatch]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any
 
@@ -23,11 +22,13 @@ from tests.conformance.test_interval_joins import (
     sides_of,
     without_pairs,
 )
+from tests.support.drawn_seeds import draw_random
 
 from onceflow import CoProcessFunction, IntervalJoin
 from onceflow.core.errors import ConfigError, UserFunctionError
 from onceflow.core.plan.join_functions import JoinKind, TimedJoin
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow.operator_descriptions import find_changes
 
 
 class ColumnModel(Model):
@@ -43,7 +44,7 @@ def test_joins_with_a_column_as_limit_equal_the_model_through_snapshots_and_resc
 ) -> None:
     """The limits are before the records' times, near, and an hour away, so moments are coarse."""
     monkeypatch.setattr("onceflow.core.state.states.kept_rows.ROWS_A_CHUNK", 16)
-    rng = random.Random(f"{lower} {how}")
+    rng = draw_random()
     join, model = joining(lower, 0, how=how, column="order"), ColumnModel(lower, 0, how)
     running, now = Running(job, join), 10_000
     late, alone, pair_count = list[Row](), Counter[tuple[Any, ...]](), 0
@@ -97,10 +98,22 @@ def test_a_record_is_dropped_an_eighth_after_its_own_limit_at_most(job: Job) -> 
     assert running.kept() == 1, "the record of the year 9999"
 
 
-def test_another_limit_is_refused_while_there_is_state() -> None:
-    settings = [joining(0, upper, column=column).time_settings()["upper"] for upper, column in
-                [(0, None), (0, "order"), (-1, "order"), (0, "at")]]  # fmt: skip
-    assert len(set(settings)) == 4
+@pytest.mark.parametrize(
+    ("upper", "column", "text"),
+    [
+        (0, None, "0 ms"),
+        (-1, "order", "-1 ms after 'order'"),
+        (0, "at", "0 ms after 'at'"),
+    ],
+)
+def test_another_limit_is_refused_while_there_is_state(
+    upper: int, column: str | None, text: str
+) -> None:
+    before = joining(0, 0, column="order").time_settings()
+    now = joining(0, upper, column=column).time_settings()
+    assert find_changes(before, now) == [f"upper was 0 ms after 'order' and is now {text}"]
+    assert find_changes(now, before) == [f"upper was {text} and is now 0 ms after 'order'"]
+    assert find_changes(before, joining(0, 0, column="order").time_settings()) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.conformance.keyed_run import KeyedRun
 from tests.conformance.state_job import Job
+from tests.support.drawn_seeds import draw_random
 
 from onceflow import avg, count, count_distinct, first, last, max_, min_, sum_
 from onceflow.core.errors import UserFunctionError
@@ -113,7 +113,7 @@ class Running(KeyedRun[CountAggregator]):
 def test_windows_of_a_number_equal_lists_of_records_through_snapshots_and_rescaling(
     job: Job, size: int
 ) -> None:
-    rng = random.Random(size)
+    rng = draw_random()
     model, running = Model(size), Running(job, size, 2)
     for step in range(36):
         rows: list[Row] = [

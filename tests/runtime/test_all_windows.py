@@ -159,9 +159,11 @@ def test_the_keys_with_the_greatest_result_of_each_window_survive_kills(
 
 
 def test_sessions_and_late_records_without_a_key(cluster: AnyCluster, tmp_path: Path) -> None:
-    source = CountingSource(1_000)
+    source = CountingSource(1_000, batch_rows=10)
     pipeline, records = reading(cluster, tmp_path, source)
-    spaced = records.filter(lambda record: record["id"] % 500 < 300)
+    # Record 950 belongs to the first session, which has ended long before.
+    one_late = records.map(lambda r: r | {"id": 5} if r["id"] == 950 else r)
+    spaced = one_late.filter(lambda record: record["id"] % 500 < 300)
     sessions, late = DirectorySink(str(tmp_path / "out")), DirectorySink(str(tmp_path / "late"))
     tag = OutputTag("late", records.schema)
     windows = spaced.window_all(EventTimeSessionWindows(0.1), late=tag, names=("start", "end"))
@@ -178,7 +180,7 @@ def test_sessions_and_late_records_without_a_key(cluster: AnyCluster, tmp_path: 
     of_digits = sum(str(account) < "5" for account in range(100))
     assert [row["distinct"] for row in rows] == [of_digits, of_digits]
     assert rows[0]["total"] == sum(amount_of(record) for record in range(300))
-    assert late.rows() == []
+    assert [(row["id"], row["amount"]) for row in late.rows()] == [(5, amount_of(950))]
 
 
 def test_results_of_windows_are_grouped_again_by_sessions_and_by_another_key(

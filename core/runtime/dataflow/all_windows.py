@@ -18,19 +18,30 @@ A row of a pane:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.plan.aggregates import AggregateInputs
-from onceflow.core.plan.all_windows import ALL, PANE, RECORDS, make_pane_shape
+from onceflow.core.plan.all_windows import (
+    ALL,
+    PANE,
+    RECORDS,
+    make_gathered_schema,
+    make_pane_shape,
+)
 from onceflow.core.plan.windows import pane_windows
-from onceflow.core.plan.work import PreAggregateWindows
+from onceflow.core.plan.work import MergeWindows, PreAggregateWindows
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator, read_times
+from onceflow.core.state import KeyedStateStore
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
+from onceflow.core.state.aggregates.running import SumOverflow
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.keys.key_groups import Hashes
 
@@ -66,11 +77,22 @@ class PreAggregator(RunningOperator):
         since = read_times(self._owner, rows, self._time) - windows.offset_ms
         starts = since - since % windows.pane_ms + windows.offset_ms
         values = call_user(self._owner, lambda: self._inputs.read(rows))
+        self._emit_totals(rows, starts, values)
+
+    def _emit_totals(self, rows: pa.RecordBatch, starts: Ints, values: Mapping[str, Any]) -> None:
+        """Emit one row for each pane, or several if a sum does not fit on the way to its end."""
         table = AccumulatorTable(self._shape, f"operator {self._owner!r}", 1)
         try:
             entries = table.fold(starts, [_zeros(rows.num_rows)], None, values)
         except BadStateValue as error:
-            raise user_error(self._owner, error, rows, error.row) from error
+            if not isinstance(error.__cause__, SumOverflow):
+                raise user_error(self._owner, error, rows, error.row) from error
+            # The sum of one row fits. The merged sums have more digits.
+            half = rows.num_rows // 2
+            for first, stop in ((0, half), (half, rows.num_rows)):
+                of_half = {name: v.slice(first, stop - first) for name, v in values.items()}
+                self._emit_totals(rows.slice(first, stop - first), starts[first:stop], of_half)
+            return
         panes, counts = np.unique(entries, return_counts=True)
         columns = [
             _zeros(len(panes)),
@@ -84,12 +106,36 @@ class PreAggregator(RunningOperator):
 class WindowMerger(WindowAggregator):
     """An operator that merges the totals of panes, and emits windows like `WindowAggregator`."""
 
+    def __init__(
+        self,
+        uid: str,
+        work: MergeWindows,
+        store: KeyedStateStore,
+        schema: pa.Schema,
+        key_groups: range,
+        restored: Sequence[bytes] = (),
+    ) -> None:
+        rows = make_gathered_schema(work.records)
+        super().__init__(uid, work, store, rows, schema, key_groups, restored)
+        self._shape = make_pane_shape(work.aggregates, work.records)
+
     def _read_panes(self, rows: pa.RecordBatch) -> Ints:
         starts: Ints = rows.column(PANE).to_numpy()
         return (starts - self._windows.offset_ms) // self._windows.pane_ms
 
     def _fold(self, starts: Ints, rows: pa.RecordBatch, hashes: Hashes | None) -> Ints:
-        return self._table.merge_encoded(starts, [rows.column(ALL)], hashes, rows.columns[-1])
+        encoded = rows.columns[-1]
+        return self._table.merge_encoded(starts, [rows.column(ALL)], hashes, encoded, self._shape)
+
+    def _to_readable(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        table = AccumulatorTable(self._shape, f"operator {self.uid!r}", 1)
+        # A namespace for each row: two rows may be of one pane.
+        numbers, keys = np.arange(rows.num_rows), [rows.column(ALL)]
+        entries = table.merge_encoded(numbers, keys, None, rows.columns[-1], self._shape)
+        totals = [table.values(index, entries) for index in range(self._inputs.count)]
+        starts = rows.column(PANE).cast(pa.timestamp("ms", "UTC"))
+        columns = [starts, rows.column(RECORDS), *totals]
+        return pa.record_batch(columns, ["part_start", "records", *self._inputs.names])
 
     def _count_records(self, rows: pa.RecordBatch) -> int:
         records: Ints = rows.column(RECORDS).to_numpy()

@@ -23,6 +23,7 @@ from typing import cast
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue, StateIncompatible
+from onceflow.core.logged_counts import gains_digit
 from onceflow.core.plan.async_functions import idempotency_key
 from onceflow.core.plan.work import MapAsync
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
@@ -269,8 +270,7 @@ class AsyncOperator(RunningOperator):
         reason = f"{type(error).__name__}: {error}"
         before = self.rejected
         self.reject(letters_of_rows(rows, [reason] * call.count))
-        # Log at 1, 10, 100 …: many failing calls must not fill the disk with log lines.
-        if len(str(before)) < len(str(self.rejected)) or not before:
+        if gains_digit(before, self.rejected):
             _logger.warning(
                 "operator %s has left out records whose calls failed (%s), %d so far; the last: %s",
                 self.uid,

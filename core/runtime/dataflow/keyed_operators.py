@@ -101,8 +101,8 @@ class AggregateRunner(KeyedOperator):
         columns = [
             aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()
         ]
-        self._sets = self._inputs.open_sets(store, work.key)
-        self._life = len(columns) if self._sets and work.ttl is not None else None
+        has_sets = any(column.set_name for column in columns)
+        self._life = len(columns) if has_sets and work.ttl is not None else None
         """The number of the column with the life of each key, or None if there is none."""
         if self._life is not None:
             columns.append(LIFE)
@@ -112,6 +112,8 @@ class AggregateRunner(KeyedOperator):
             columns,
             ttl=work.ttl,
         )
+        # After the totals: a refusal for another type of a counted column must name the count.
+        self._sets = self._inputs.open_sets(store, work.key)
         if self._life is not None:
             self._table.on_forget = self._forget_sets
         self._cleaned_a_record = work.ttl.cleanup_incrementally if work.ttl is not None else 0

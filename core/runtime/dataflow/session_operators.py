@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
+from onceflow.core.plan.all_windows import list_totals
 from onceflow.core.plan.windows import EventTimeSessionWindows
 from onceflow.core.plan.work import AggregateWindows
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
@@ -209,9 +210,7 @@ class SessionAggregator(WindowOperator):
         self._gap_ms = work.windows.gap_ms
         self._lateness_ms = work.lateness_ms
         self._key_types = [input_schema.field(name).type for name in work.key]
-        columns = [
-            aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()
-        ]
+        columns = list_totals(work.aggregates, input_schema, work.key)
         self._start, self._end, self._count = range(len(columns), len(columns) + 3)
         columns.append(AccumulatorColumn(START, "min", pa.int64()))
         columns += [AccumulatorColumn(name, "max", pa.int64()) for name in (END, COUNT)]
@@ -245,9 +244,10 @@ class SessionAggregator(WindowOperator):
         behind = ends - 1 <= now
         try:
             keys = self._read_keys(rows)
-            held, key_numbers = self._load_held(keys, hash_keys(keys) if hashes is None else hashes)
+            known_hashes = hash_keys(keys) if hashes is None else hashes
+            held, key_numbers = self._load_held(keys, known_hashes)
         except BadStateValue as error:
-            raise user_error(self.uid, error, rows, error.row) from error
+            raise user_error(self.uid, error, self._to_readable(rows), error.row) from error
         late = self._late_rows(held, key_numbers, starts, now)
         chosen = np.flatnonzero(~late)
         if len(chosen) < len(rows):
@@ -261,15 +261,15 @@ class SessionAggregator(WindowOperator):
         entries = self._entries_at(sessions.numbers, held, sessions.key_numbers)
         if len(chosen) < len(rows):
             rows = rows.filter(pa.array(~late))
-            starts, ends = starts[chosen], ends[chosen]
+            starts, ends, known_hashes = starts[chosen], ends[chosen], known_hashes[chosen]
             keys = self._read_keys(rows)
         values = call_user(self.uid, lambda: self._inputs.read(rows, starts))
         values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
         try:
-            self._sets.add(rows, starts // self._gap_ms, keys, None, values)
+            self._sets.add(rows, starts // self._gap_ms, keys, known_hashes, values)
             self._table.regroup(held.entries, known, new, keys, values, entries)
         except BadStateValue as error:
-            raise user_error(self.uid, error, rows, error.row) from error
+            raise user_error(self.uid, error, self._to_readable(rows), error.row) from error
         again = np.unique(new[behind[chosen]])
         self._emit(entries[again[sessions.ends[again] - 1 <= now]])
         # A continued session is in the queue already, unless it was emitted before.
@@ -403,7 +403,7 @@ class SessionAggregator(WindowOperator):
         latest = int(starts.max())
         if latest > _INT64_MAX - self._gap_ms - self._lateness_ms:
             error = BadStateValue(f"a session that begins at {latest} ms since 1970 has no end")
-            raise user_error(self.uid, error, rows, int(starts.argmax()))
+            raise user_error(self.uid, error, self._to_readable(rows), int(starts.argmax()))
 
     def _wake_at(self, ends: Ints, keys: Sequence[pa.Array], now: int | None = None) -> None:
         """Queue keys for the moments at which their sessions are due or over."""

@@ -33,6 +33,7 @@ from onceflow.core.errors import (
     SinkError,
     TargetRefused,
 )
+from onceflow.core.logged_counts import gains_digit
 from onceflow.core.plan.work import WriteTo
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
@@ -360,8 +361,7 @@ class SinkOperator(RunningOperator):
             letters = letters_of_rows(rejected.rows, rejected.reasons)
             self.reject(letters)
             self._metrics.note_rejected(len(letters))
-            # Log at 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
-            if len(str(before)) < len(str(self.rejected)) or not before:
+            if gains_digit(before, self.rejected):
                 _logger.warning(
                     "sink %s has dropped bad rows (%s), %d so far; one of them: %s",
                     self.uid,

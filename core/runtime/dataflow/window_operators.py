@@ -20,7 +20,9 @@ import pyarrow as pa
 
 from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
+from onceflow.core.logged_counts import gains_digit
 from onceflow.core.plan.aggregates import AggregateInputs
+from onceflow.core.plan.all_windows import ALL, list_totals
 from onceflow.core.plan.event_time import times_ms
 from onceflow.core.plan.windows import PaneAssigner, pane_windows
 from onceflow.core.plan.work import AggregateWindows
@@ -45,6 +47,7 @@ ENTRIES_MERGED_MAX = 262_144
 of them need. At least one window is merged."""
 _log = logging.getLogger("onceflow.runtime")
 _INT64 = np.iinfo(np.int64)
+_MOMENT = pa.timestamp("ms", "UTC")
 
 
 class WindowOperator(KeyedOperator):
@@ -116,11 +119,30 @@ class WindowOperator(KeyedOperator):
         columns |= dict(zip(self._key, keys, strict=True))
         columns |= dict(zip(self._inputs.names, results, strict=True))
         made = pa.record_batch(
-            [cast_rows(columns[field.name], field.type) for field in self._schema],
+            [self._cast_result(columns[field.name], field, bounds) for field in self._schema],
             schema=self._schema,
         )
         for first in range(0, made.num_rows, ROWS_A_BATCH):
             self.emit(made.slice(first, ROWS_A_BATCH))
+
+    def _cast_result(
+        self, column: pa.Array, field: pa.Field, bounds: Sequence[pa.Array]
+    ) -> pa.Array:
+        """Return a column of results in its type. Sums without a key are wider before.
+
+        Raises:
+            BadStateValue: A sum does not fit; names the window and the value.
+        """
+        try:
+            return cast_rows(column, field.type)
+        except pa.ArrowInvalid as error:
+            row = _find_misfit(column, field.type)
+            start, end = (bound.cast(_MOMENT)[row].as_py().isoformat() for bound in bounds)
+            raise BadStateValue(
+                f"the sum {field.name!r} of operator {self.uid!r} is {column[row]} in the window"
+                f" from {start} to {end}, which leaves {field.type} (the sum of a column of"
+                " DECIMAL(20, 0) has 38 digits)"
+            ) from error
 
     def _late(self, rows: pa.RecordBatch) -> None:
         """Emit to the late side output, or reject, rows whose windows are all over."""
@@ -129,20 +151,34 @@ class WindowOperator(KeyedOperator):
             return
         before, late = self.rejected, self._count_records(rows)
         self.rejected = before + late
-        # Log at 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
-        if len(str(before)) < len(str(self.rejected)) or not before:
+        if gains_digit(before, self.rejected):
+            shown = user_functions.record_text(self._to_readable(rows.slice(0, 1)), 0)
             _log.warning(
                 "operator %s has dropped late records, %d so far: event time is at %d ms, and"
                 " all their windows have closed; one of them: %s",
                 self.uid,
                 self.rejected,
                 self._watermark,
-                user_functions.record_text(rows, 0)[: user_functions.RECORD_LENGTH_MAX],
+                shown[: user_functions.RECORD_LENGTH_MAX],
             )
 
     def _count_records(self, rows: pa.RecordBatch) -> int:
         """Return the number of the user's records in some rows."""
         return rows.num_rows
+
+    def _to_readable(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows as logs and errors show them."""
+        return rows.drop_columns([ALL]) if ALL in rows.schema.names else rows
+
+
+def _find_misfit(column: pa.Array, kind: pa.DataType) -> int:
+    """Return the first row whose value `kind` does not hold."""
+    for row in range(len(column)):
+        try:
+            cast_rows(column.slice(row, 1), kind)
+        except pa.ArrowInvalid:
+            return row
+    raise AssertionError(f"{kind} holds each value of the column")
 
 
 def read_times(uid: str, rows: pa.RecordBatch, column: str) -> Ints:
@@ -176,7 +212,7 @@ class WindowAggregator(WindowOperator):
         self._table = store.accumulators(
             f"onceflow.panes-{windows.pane_ms}-{windows.offset_ms}",
             [input_schema.field(name).type for name in work.key],
-            [aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()],
+            list_totals(work.aggregates, input_schema, work.key),
             namespaced=True,
         )
         self._sets = self._inputs.open_sets(store, work.key)
@@ -204,13 +240,14 @@ class WindowAggregator(WindowOperator):
         try:
             entries = self._fold(starts, rows, hashes)
         except BadStateValue as error:
-            raise user_functions.user_error(self.uid, error, rows, error.row) from error
+            shown = self._to_readable(rows)
+            raise user_functions.user_error(self.uid, error, shown, error.row) from error
         touched = _distinct(panes)
+        self._panes.update(touched)
         # The earliest window of the earliest pane shows if any window has fired before.
         if self._windows.ends_of(touched[0])[0] - 1 <= now:
             self._fire_again(np.unique(entries), touched, now)
         self._table.finish(entries)
-        self._panes.update(touched)
         next_ms = self._windows.next_ms(touched, self._watermark)
         if next_ms is not None and (self._next_ms is None or next_ms < self._next_ms):
             self._next_ms = next_ms
@@ -382,7 +419,11 @@ class WindowAggregator(WindowOperator):
             # A value that is in several panes of the window counts once.
             panes = self._windows.panes_of(int(ends[0]))
             keys = self._table.keys_of(entries)
-            counts = self._sets.count_union(*self._limits(panes.start, panes.stop), keys)
+            if of_keys is None:
+                counts = self._sets.count_union(*self._limits(panes.start, panes.stop), keys)
+            else:
+                starts = [self._windows.start_of(pane) for pane in self._panes.intersection(panes)]
+                counts = self._sets.count_keys(np.array(starts), keys)
             totals = self._inputs.replace_counts(totals, counts)
         self._emit(entries, ends, totals)
 

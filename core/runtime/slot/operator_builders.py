@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 
 from onceflow.core.plan import work as kinds
-from onceflow.core.plan.all_windows import make_gathered_schema
 from onceflow.core.plan.graph import Operator
 from onceflow.core.plan.windows import EventTimeSessionWindows
 from onceflow.core.protocol.ids import SubtaskRef
@@ -238,7 +237,6 @@ def _build_merge_windows(work: kinds.MergeWindows, parts: OperatorParts) -> Wind
         parts.uid,
         work,
         parts.open_store(),
-        make_gathered_schema(work.records),
         parts.schema,
         parts.key_groups,
         parts.event_times,

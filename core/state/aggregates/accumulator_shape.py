@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
+from urllib.parse import quote, unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from onceflow.core.state.keys.key_columns import (
     FixedKeys,
     KeyColumn,
     check_key_type,
+    read_bytes,
     read_key_columns,
 )
 from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key_columns
@@ -59,7 +61,7 @@ def decode_totals(
     """
     if not of_bytes:
         return np.frombuffer(b"".join(values.to_pylist()), layout), []
-    whole, size = _read_rows(values), layout.itemsize
+    whole, size = read_bytes(values.cast(pa.large_binary())), layout.itemsize
     if not len(whole):
         return np.zeros(0, layout), [pa.array([], pa.large_binary()) for _ in of_bytes]
     records = _load_records(whole, layout)
@@ -89,14 +91,8 @@ def read_records(values: pa.Array, layout: np.dtype[Any]) -> Records:
     Raises:
         StateCorrupt: The bytes are no rows of this layout.
     """
-    rows = _read_rows(values)
+    rows = read_bytes(values.cast(pa.large_binary()))
     return _load_records(rows, layout) if len(rows) else np.zeros(0, layout)
-
-
-def _read_rows(values: pa.Array) -> BytesKeys:
-    (rows,) = read_key_columns([values.cast(pa.large_binary())], ["totals"])
-    assert isinstance(rows, BytesKeys)
-    return rows
 
 
 def _load_records(rows: BytesKeys, layout: np.dtype[Any]) -> Records:
@@ -151,7 +147,7 @@ class AccumulatorShape:
     @property
     def meta(self) -> StateMeta:
         """The description of the table in a snapshot."""
-        aggregates = ",".join(f"{c.name}={c.op}({c.type})" for c in self.columns)
+        aggregates = ",".join(f"{c.name}={c.op}({c.type}{_describe_set(c)})" for c in self.columns)
         keys = [key_kind(key_type) for key_type in self.key_types]
         if self.member_type is not None:
             keys += [MEMBER, key_kind(self.member_type)]
@@ -254,6 +250,20 @@ def make_shape(
     """
     kept = tuple(columns) if ttl is None else (*columns, descriptors.USED)
     return AccumulatorShape(name, tuple(key_types), kept, namespaced, member_type)
+
+
+_OF_SET = " of "
+
+
+def _describe_set(column: descriptors.AccumulatorColumn) -> str:
+    """Return the set of a distinct count for a signature, without the signature's delimiters."""
+    return f"{_OF_SET}{quote(column.set_name, safe=':')}" if column.set_name else ""
+
+
+def split_set(type_name: str) -> tuple[str, str]:
+    """Return the type of an aggregate in a signature, and the name of its set."""
+    type_name, _, name = type_name.partition(_OF_SET)
+    return type_name, unquote(name)
 
 
 def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:

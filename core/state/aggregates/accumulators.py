@@ -227,11 +227,18 @@ class AccumulatorTable:
         return self.view_of(entries).rows_of(slice(None)).values
 
     def merge_encoded(
-        self, namespaces: Ints, keys: Sequence[pa.Array], hashes: Hashes | None, encoded: pa.Array
+        self,
+        namespaces: Ints,
+        keys: Sequence[pa.Array],
+        hashes: Hashes | None,
+        encoded: pa.Array,
+        shape: AccumulatorShape,
     ) -> Ints:
-        """Add totals from `encode` of a table of the same shape. Return the rows' entries.
+        """Add totals from `encode` of a table of `shape`. Return the rows' entries.
 
-        Like `fold`, with totals instead of values. No column may be of text or bytes.
+        Like `fold`, with totals instead of values. `shape` has the same columns as this table, but
+        its sums may be of integers where those of this table are of decimals. No column may be of
+        text or bytes.
 
         Raises:
             BadStateValue: As `fold`.
@@ -239,7 +246,7 @@ class AccumulatorTable:
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *read_key_columns(keys))
         entries = self._resolve(columns, self.shape.hash_entries(columns, hashes))
-        decoded, _ = decode_totals(encoded, self.shape.totals_type, self.shape.of_bytes)
+        decoded, _ = decode_totals(encoded, shape.totals_type, shape.of_bytes)
         for index, column in enumerate(self._columns):
             totals = np.ascontiguousarray(decoded[f"t{index}"])
             try:

@@ -25,7 +25,7 @@ from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.state.aggregates.byte_values import BytesTotals
 from onceflow.core.state.aggregates.running import Grouping, accumulate
 from onceflow.core.state.aggregates.totals import Results
-from onceflow.core.state.keys.key_columns import BytesKeys, Ints, read_key_columns
+from onceflow.core.state.keys.key_columns import BytesKeys, Ints, read_bytes
 from onceflow.core.state.keys.key_index import to_binary, to_fixed_binary
 
 ORDER_BYTES = 8
@@ -103,7 +103,7 @@ class ChosenValues(BytesTotals):
             numbers: Ints = ranks.to_numpy(zero_copy_only=False).astype(np.int64)
             return numbers
         nothing = pa.scalar(bytes(ORDER_BYTES), pa.large_binary())
-        rows = _read_bytes(stored.fill_null(nothing))
+        rows = read_bytes(stored.fill_null(nothing))
         loads: npt.NDArray[Any] = np.ndarray(
             (len(rows.data) - ORDER_BYTES + 1,), ">u8", rows.data, strides=(1,)
         )
@@ -155,7 +155,7 @@ def decode_chosen(stored: pa.Array, kind: pa.DataType) -> pa.Array:
     is_null = stored.is_null()
     width = _width(kind)
     nothing = pa.scalar(bytes(ORDER_BYTES + (width or 0)), pa.large_binary())
-    rows = _read_bytes(stored.fill_null(nothing))
+    rows = read_bytes(stored.fill_null(nothing))
     lengths = rows.lengths - ORDER_BYTES
     values = to_binary(BytesKeys(rows.data, rows.starts + ORDER_BYTES, lengths))
     if width is None:
@@ -194,12 +194,6 @@ def _width(kind: pa.DataType) -> int | None:
     if is_text or types.is_binary(kind) or types.is_large_binary(kind):
         return None
     return int(kind.bit_width) // 8
-
-
-def _read_bytes(array: pa.Array) -> BytesKeys:
-    (rows,) = read_key_columns([array])
-    assert isinstance(rows, BytesKeys)
-    return rows
 
 
 def _data(values: pa.Array) -> bytes:

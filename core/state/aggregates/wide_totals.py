@@ -69,6 +69,16 @@ class WideTotals(Totals):
         self._fold(entries, data)
         self.seen[entries if valid is None else entries[valid]] = 1
 
+    def add_totals(
+        self, entries: Ints, totals: npt.NDArray[Any], seen: npt.NDArray[np.uint8]
+    ) -> None:
+        """Add totals of other entries, like `Totals.add_totals`. They may also be sums of integers.
+
+        Raises:
+            SumOverflow: A sum does not fit.
+        """
+        super().add_totals(entries, words_of_ints(totals) if totals.ndim == 1 else totals, seen)
+
     def no_results(self) -> Results:
         """Return the results of a batch without rows."""
         return self._results(self.totals[:0], None)

@@ -214,6 +214,9 @@ class AccumulatorColumn:
     name: str
     op: AggregateOp
     type: pa.DataType
+    set_name: str = ""
+    """The name of the set whose members are counted, for a distinct count. A restore keeps or drops
+    the count and its set together."""
 
     @property
     def result_type(self) -> pa.DataType:

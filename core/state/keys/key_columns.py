@@ -150,6 +150,13 @@ def read_key_columns(
     return tuple(_read(array, label) for array, label in zip(arrays, labels, strict=True))
 
 
+def read_bytes(array: pa.Array) -> BytesKeys:
+    """Return a large_binary array without nulls as words."""
+    (rows,) = read_key_columns([array], ["values"])
+    assert isinstance(rows, BytesKeys)
+    return rows
+
+
 def equal_keys(columns: Sequence[KeyColumn], others: Sequence[KeyColumn]) -> Mask:
     """Return for each row True if its key equals the key of `others` in that row."""
     # Columns of one type are read as key columns of one class.

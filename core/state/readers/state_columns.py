@@ -40,6 +40,7 @@ from onceflow.core.state.aggregates.accumulator_shape import (
     NAMESPACE,
     AccumulatorShape,
     decode_totals,
+    split_set,
 )
 from onceflow.core.state.aggregates.chosen_values import decode_chosen
 from onceflow.core.state.aggregates.kinds_of_totals import totals_of
@@ -240,7 +241,8 @@ def shape_of_meta(meta: StateMeta) -> AccumulatorShape:
         match = _AGGREGATE.fullmatch(text)
         if match is None:
             raise StateIncompatible(f"state {meta.name!r} has an aggregate {name}={text}")
-        columns.append(AccumulatorColumn(name, match[1], _arrow_type(match[2])))  # type: ignore[arg-type]
+        kind, of_set = split_set(match[2])
+        columns.append(AccumulatorColumn(name, match[1], _arrow_type(kind), of_set))  # type: ignore[arg-type]
     namespaced = kinds[0] == NAMESPACE
     member_type = None
     if kinds[-2:-1] == [MEMBER]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.arrow.kinds import cast_rows
+from onceflow.core.state.aggregates.accumulator_shape import key_kind
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.descriptors import DIGITS_MAX, AccumulatorColumn
 from onceflow.core.state.keys.key_columns import (
@@ -42,7 +43,7 @@ class MemberPlan:
 
     type: pa.DataType
     label: str
-    """The text that distinguishes converted values in the name of the state."""
+    """The text that distinguishes converted values in the name of the state. It has no ':'."""
     convert: Callable[[pa.Array], pa.Array]
 
 
@@ -59,17 +60,37 @@ def plan_members(kind: pa.DataType) -> MemberPlan:
             inner.type, inner.label, lambda array: inner.convert(array.dictionary_decode())
         )
     if types.is_floating(kind):
-        return MemberPlan(pa.int64(), "float-", _to_float_words)
+        return MemberPlan(pa.int64(), "float", _to_float_words)
     if types.is_time(kind) or types.is_duration(kind):
         number = pa.int32() if types.is_time32(kind) else pa.int64()
         return MemberPlan(
-            pa.int64(), f"{kind}-", lambda array: cast_rows(array.view(number), pa.int64())
+            pa.int64(), str(kind), lambda array: cast_rows(array.view(number), pa.int64())
         )
     if types.is_decimal(kind) and kind.precision <= DIGITS_MAX:
         wide = pa.decimal128(DIGITS_MAX, kind.scale)
-        return MemberPlan(wide, "", lambda array: cast_rows(array, wide))
+        return MemberPlan(wide, "value", lambda array: cast_rows(array, wide))
     check_key_type(kind, "count_distinct")
-    return MemberPlan(kind, "", lambda array: array)
+    return MemberPlan(kind, "value", lambda array: array)
+
+
+def name_set(column: str, kind: pa.DataType) -> str:
+    """Return the name of the state with the distinct values of a column of type `kind`.
+
+    The label is last: a column with any name has its own state.
+
+    Raises:
+        ConfigError: Values of `kind` cannot be compared.
+    """
+    return f"{_PREFIX}{column}:{plan_members(kind).label}"
+
+
+def describe_set(column: str, kind: pa.DataType) -> str:
+    """Return what distinguishes the set of a column of type `kind` from those of other types.
+
+    Raises:
+        ConfigError: Values of `kind` cannot be compared.
+    """
+    return f"{name_set(column, kind)}:{key_kind(plan_members(kind).type)}"
 
 
 def _to_float_words(array: pa.Array) -> pa.Array:
@@ -94,7 +115,7 @@ class DistinctSets:
         for name, column in counts.items():
             by_column.setdefault(column, []).append(name)
         self._sets = [
-            _ColumnSet(store, key_types, column, names, plan_members(schema.field(column).type))
+            _ColumnSet(store, key_types, schema.field(column), names)
             for column, names in by_column.items()
         ]
 
@@ -144,6 +165,13 @@ class DistinctSets:
             counts.update(column_set.count_union(first, stop, owners))
         return {name: counted[numbers - 1] for name, counted in counts.items()}
 
+    def count_keys(self, namespaces: Ints, keys: Sequence[pa.Array]) -> dict[str, Ints]:
+        """Return the counts like `count_union`, but read only the sets of `keys`."""
+        count = len(keys[0])
+        groups = np.repeat(np.arange(count), len(namespaces))
+        columns = tuple(column.take(groups) for column in read_key_columns(keys))
+        return self.count_owned(OwnedSets(np.tile(namespaces, count), columns, groups), count)
+
     def count_owned(self, owned: OwnedSets, group_count: int) -> dict[str, Ints]:
         """Return the counts of distinct values over the sets of each group."""
         counts: dict[str, Ints] = {}
@@ -192,15 +220,15 @@ class _ColumnSet:
         self,
         store: KeyedStateStore,
         key_types: Sequence[pa.DataType],
-        column: str,
+        column: pa.Field,
         names: Sequence[str],
-        plan: MemberPlan,
     ) -> None:
-        self._column = column
+        plan = plan_members(column.type)
+        self._column = column.name
         self._names = names
         self._convert = plan.convert
         self._table: AccumulatorTable = store.accumulators(
-            f"{_PREFIX}{plan.label}{column}",
+            name_set(column.name, column.type),
             key_types,
             [AccumulatorColumn(name, "last", pa.bool_()) for name in names],
             namespaced=True,
@@ -294,7 +322,7 @@ class _ColumnSet:
 
 
 def _bits_for(count: int) -> int:
-    """Return the bits of an index that need not grow to hold `count` keys."""
+    """Return the bits with which an index holds `count` keys without growing."""
     return max(12, (2 * count + 2).bit_length())
 
 

@@ -325,7 +325,7 @@ def _check_content(program: Program, history: History, row: Row, records: Sequen
 
 
 def _check_sessions(program: Program, history: History, rows: Sequence[Row]) -> None:
-    """Raise AssertionError unless each session came out at last, and else only parts of one."""
+    """Raise AssertionError unless each session was emitted, and each other row is a part of one."""
     sessions: dict[Any, list[Row]] = defaultdict(list)
     for (key, start, end), records in _sessions(program).items():
         sessions[None if program.form else key, start, end] += records
