@@ -301,6 +301,9 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
             StateIncompatible: `end` does not follow `start`.
         """
         first, last = BatchEnd.from_document(start), BatchEnd.from_document(end)
+        if first == last:
+            # Spark runs the first batch of a query even if there is no row yet.
+            return [ChangesTask("")]
         if last.batch != first.batch + 1:
             raise StateIncompatible(
                 f"the micro-batch from {first.batch} to {last.batch} of slot {last.split.id} is not"
