@@ -12,16 +12,17 @@ import pyarrow as pa
 import pytest
 from tests.runtime.test_union import begin
 from tests.support.clusters import AnyCluster
-from tests.support.counting_service import CountingService, counting_service
-from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.counting_service import counting_service
+from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_checkpoint, kill_a_slot, killed_and_rescaled
+from tests.support.job_process import JobProcess
 from tests.support.scripted_sink import ScriptedSink, throttled_sink
+from tests.support.service_job_process import DOUBLED, RECORDS, Ask
 from tests.support.waiting import await_status
 
 from onceflow import (
     DEAD_LETTERS,
-    AsyncFunction,
     CallRetries,
     JobState,
     Pipeline,
@@ -33,19 +34,7 @@ from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
 
 SOURCE = CountingSource(1_200, splits_count=3, batch_rows=20)
-DOUBLED = SCHEMA.append(pa.field("doubled", pa.int64()))
 CAPACITY = 8
-
-
-class Ask(AsyncFunction):
-    """Asks the service by a blocking library."""
-
-    def __init__(self, service: CountingService) -> None:
-        self._service = service
-
-    async def __call__(self, record: dict[str, Any], key: str) -> dict[str, Any]:
-        doubled = await asyncio.to_thread(self._service.call, record["id"], key)
-        return record | {"doubled": doubled}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +78,39 @@ def test_each_result_comes_once_and_each_call_has_the_key_of_its_record(
     assert len({key for keys in counts.values() for key in keys}) == SOURCE.records
     # The threads of killed slots may still be served.
     assert 1 < running_max <= 2 * 3 * CAPACITY
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="ordered", marks=pytest.mark.servers),
+        pytest.param(("--unordered", "--unaligned"), id="unaligned", marks=pytest.mark.servers),
+        pytest.param(("--unordered",), id="unordered", marks=pytest.mark.slow),
+        pytest.param(("--unaligned",), id="unaligned-ordered", marks=pytest.mark.slow),
+    ],
+)
+def test_each_result_comes_once_though_the_whole_job_is_killed_and_rescaled(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    module = "tests.support.service_job_process"
+    with counting_service() as service:
+        for parallelism in (2, 3, 1):
+            arguments = ("--url", service.url, "--parallelism", str(parallelism), *flags)
+            with JobProcess(tmp_path, module, *arguments) as job:
+                try:
+                    job.await_checkpoints(2)
+                finally:
+                    job.kill_tree()
+        with JobProcess(tmp_path, module, *arguments) as job:
+            job.finish()
+        counts, _ = service.counts()
+    rows = DirectorySink(str(tmp_path / "out")).rows()
+    assert Counter(row["id"] for row in rows) == Counter(range(RECORDS))
+    assert all(row["doubled"] == 2 * row["id"] for row in rows)
+    numbers = Counter((row["account"], row["n"]) for row in rows)
+    assert set(numbers.values()) == {1}
+    assert {len(keys) for keys in counts.values()} == {1}, "one key a record"
+    assert max(calls for keys in counts.values() for calls in keys.values()) > 1
 
 
 def test_no_record_is_late_behind_calls_that_end_out_of_order(
