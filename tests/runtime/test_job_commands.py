@@ -38,7 +38,7 @@ from onceflow.cli.jobs import client, command
 from onceflow.cli.main import app
 from onceflow.core.errors import SinkError
 
-SOURCE = CountingSource(20_000)
+SOURCE = CountingSource(4_000)
 ROOT = Path(__file__).parents[2]
 
 
