@@ -216,17 +216,22 @@ def _execute(
     session: Session, statement: str, fits: Sequence[PostgresFit], rows: pa.RecordBatch
 ) -> int:
     """Carry out `statement` for all rows; return the number of rows that the server counted."""
-    set_locale(session, fits)
+    set_text_settings(session, fits)
     return sum(
         own(session).execute_arrays(statement, array_parameters(fits, part))
         for part in split_into_statements(rows)
     )
 
 
-def set_locale(session: Session, fits: Sequence[PostgresFit]) -> None:
-    """Let the open transaction read texts of money in one form, whatever the server's locale is."""
-    if any(fit.is_text_form and fit.type.name == "money" for fit in fits):
-        session.execute("SET LOCAL lc_monetary = 'C'")
+def set_text_settings(session: Session, fits: Sequence[PostgresFit]) -> None:
+    """Let the open transaction read texts in one form, whatever the server's settings are.
+
+    The texts of money depend on a locale. With `xmloption` = document, the server would refuse
+    fragments of XML, which an xml column may hold. Types without a name may contain both.
+    """
+    types = (fit.type.element or fit.type.name for fit in fits if fit.is_text_form)
+    if any(name in ("money", "xml", "") for name in types):
+        session.execute("SET LOCAL lc_monetary = 'C'; SET LOCAL xmloption = content")
 
 
 def split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ from onceflow.clients.sql.tables import CheckConstraint, Target
 from onceflow.sinks.postgres.dml import (
     array_parameters,
     cast_value,
-    set_locale,
+    set_text_settings,
     split_into_statements,
     unnest_rows,
 )
@@ -66,7 +66,7 @@ class PostgresRowCheck(RowCheck):
     @override
     def __call__(self, session: Session, rows: pa.RecordBatch) -> None:
         with session.transaction():
-            set_locale(session, self._fits)
+            set_text_settings(session, self._fits)
             for part in split_into_statements(rows):
                 parameters = array_parameters(self._fits, part)
                 (counts,) = own(session).query_arrays(self._statement, parameters)

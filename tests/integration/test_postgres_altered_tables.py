@@ -368,14 +368,21 @@ def test_a_job_that_is_behind_a_dropped_column_reads_on_without_it(
         assert _shown(read_rows(reader, 1)) == [("c", 3, "c")]
 
 
-def test_a_job_that_is_behind_a_dropped_and_a_new_column_copies_the_table_anew(
-    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+@pytest.mark.parametrize(
+    ("alter", "reason"),
+    [
+        ("DROP v, ADD w int", "has no column 'w'"),
+        ("ALTER v TYPE int USING 7, ADD w int", "has column 'v' of another type"),
+    ],
+)
+def test_a_job_that_is_behind_columns_that_no_options_read_copies_the_table_anew(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow], alter: str, reason: str
 ) -> None:
     start = source_of(server, first_copy="none").splits()
     database.execute("INSERT INTO t VALUES (1, 'a')")
-    database.execute("ALTER TABLE t DROP v, ADD w int; INSERT INTO t VALUES (2, 20)")
+    database.execute(f"ALTER TABLE t {alter}; INSERT INTO t (id, w) VALUES (2, 20)".encode())
     present = source_of(server, first_copy="none")
-    _, _, error = _read_until_stopped(present, start, 0, "has no column 'w'")
+    _, _, error = _read_until_stopped(present, start, 0, reason)
     remedy = "lacks some of them and has others, or if a column has another type: Drop the slot"
     assert remedy in error
     drop_slots(database)

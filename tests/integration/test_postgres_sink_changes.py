@@ -484,3 +484,29 @@ def test_an_array_of_a_limited_domain_is_refused_beside_a_column_of_that_domain(
     sink = PostgresSink(postgres_database, table="t", commit_mode="two_phase")
     with Job(sink, schema=schema) as job, pytest.raises(ConfigError, match="all_prices"):
         job.check()
+
+
+@pytest.mark.parametrize("kind", ["xml", "money[]", "holder"])
+def test_texts_are_read_in_one_form_whatever_the_database_sets(
+    postgres_database: str, kind: str
+) -> None:
+    """The tested server reads no XML, so a trigger tells the setting for a null."""
+    query(
+        postgres_database,
+        "CREATE TYPE holder AS (x xml)",
+        f"CREATE TABLE t (id bigint PRIMARY KEY, v {kind})",
+        "CREATE TABLE seen (option text, locale text)",
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen VALUES"
+        " (current_setting('xmloption'), current_setting('lc_monetary')); RETURN NEW; END $$",
+        "CREATE TRIGGER z BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION see()",
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET xmloption = document',"
+        " current_database()); EXECUTE format('ALTER DATABASE %I SET lc_monetary = \"C.utf8\"',"
+        " current_database()); END $$",
+    )
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    sink = PostgresSink(postgres_database, table="t", commit_mode="two_phase")
+    with Job(sink, schema=schema) as job:
+        writer = job.check().writer()
+        writer.write(pa.record_batch([[1], pa.nulls(1, pa.string())], schema=schema))
+        _commit(job, writer, 1)
+    assert query(postgres_database, "SELECT * FROM seen") == [("content", "C")]
