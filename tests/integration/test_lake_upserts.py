@@ -82,7 +82,6 @@ def test_rows_are_added_replaced_and_deleted_by_key_in_one_version_a_checkpoint(
     assert values(job) == {1: "again", 2: "B", 4: "d"}
 
 
-@pytest.mark.servers
 def test_the_last_change_of_a_key_counts_over_gathered_checkpoints_and_subtasks(
     make_job: MakeLakeJob,
 ) -> None:
@@ -94,6 +93,28 @@ def test_the_last_change_of_a_key_counts_over_gathered_checkpoints_and_subtasks(
     ]
     assert job.commit(3, *reversed(prepared)) == committables.Committed()
     assert values(job) == {1: "last", 2: "stays"}
+
+
+def test_changes_of_a_branch_replace_rows_of_the_branch_alone(tmp_path: Path) -> None:
+    job = IcebergJob(
+        tmp_path,
+        schema=_SCHEMA,
+        write_mode="upsert",
+        primary_key=("id",),
+        operation_column="op",
+    ).open()
+    change(job, 1, [put(1, "a"), put(2, "b")])
+    with job.table() as table:
+        head = table.current_snapshot()
+        assert head is not None
+        table.manage_snapshots().create_branch(head.snapshot_id, "audit").commit()
+    job = job.with_settings(branch="audit").open(attempt=2)
+    for checkpoint, rows in ((2, [put(1, "A")]), (3, [put(1, "AA"), delete(2)])):
+        prepared = job.prepare(checkpoint, rows, attempt=2, first_checkpoint=2)
+        assert job.commit(checkpoint, prepared, attempt=2) == committables.Committed()
+    assert values(job) == {1: "a", 2: "b"}
+    with job.table() as table:
+        assert table.scan().use_ref("audit").to_arrow()["v"].to_pylist() == ["AA"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""A reader that meets changed columns stops only once everything before them is decided."""
+"""A reader that follows a table while it copies another one: where it stops, and its slot."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,13 +30,22 @@ _ID = SourceColumn(
 
 def _table(oid: int, name: str) -> SourceTable:
     return SourceTable(
-        TableName("public", name), oid, "d", (_ID,), ("id",), reads_all=True, ignored=frozenset()
+        TableName("public", name),
+        oid,
+        "d",
+        (_ID,),
+        ("id",),
+        stops_at_new_columns=True,
+        ignored_columns=frozenset(),
     )
 
 
 def _relation(*columns: str) -> pgoutput.Relation:
     described = tuple(pgoutput.RelationColumn(name, 23, -1, name == "id") for name in columns)
     return pgoutput.Relation(7, "public", "followed", "d", described)
+
+
+_ACKNOWLEDGED: list[int] = []
 
 
 class _Silent:
@@ -53,7 +63,8 @@ class _Silent:
 
     def poll(self, _: float) -> None: ...
 
-    def acknowledge(self, _: int) -> None: ...
+    def acknowledge(self, lsn: int) -> None:
+        _ACKNOWLEDGED.append(lsn)
 
     def close(self) -> None: ...
 
@@ -65,9 +76,9 @@ def _connect(*_: object) -> AbstractContextManager[None]:
 def _accept(*_: object) -> None: ...
 
 
-def test_changed_columns_stop_a_table_ahead_of_a_copy_after_its_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture(name="reader")
+def _reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresReader]:
+    """Return a reader to which the server has sent a row, and then other columns."""
     messages: list[pgoutput.Decoded] = [
         pgoutput.TransactionBegin(200, 0, 9),
         _relation("id"),
@@ -116,7 +127,15 @@ def test_changed_columns_stop_a_table_ahead_of_a_copy_after_its_changes(
         silence_max_s=1.0,
     )
     context = ReaderContext("job", "uid", 0, 1, AttemptId(1))
+    _ACKNOWLEDGED.clear()
     reader = PostgresReader(settings, [position.to_split()], context)
+    yield reader
+    reader.close()
+
+
+def test_changed_columns_stop_a_table_ahead_of_a_copy_after_its_changes(
+    reader: PostgresReader,
+) -> None:
     rows = reader.poll(0.0)
     assert isinstance(rows, pa.RecordBatch)
     assert rows.column("id").to_pylist() == [1]
@@ -125,4 +144,10 @@ def test_changed_columns_stop_a_table_ahead_of_a_copy_after_its_changes(
     reader.commit(reader.snapshot())
     with pytest.raises(BadRecord, match="Every change before it is done"):
         reader.poll(0.0)
-    reader.close()
+
+
+def test_the_slot_does_not_move_for_a_table_ahead_of_a_copy(reader: PostgresReader) -> None:
+    assert reader.poll(0.0) is not None
+    reader.commit(reader.snapshot())
+    # The table that is copied needs the changes after the start of the copy.
+    assert _ACKNOWLEDGED == [100]
