@@ -14,7 +14,7 @@ from tests.integration.postgres_sink_kit import ids_in, prepared, query
 from tests.spark_formats.batches import Driver, driver_of, rows
 
 from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
-from onceflow.core.errors import ConfigError, Fenced, SinkError
+from onceflow.core.errors import ConfigError, Fenced, PreparedTransactionLost, SinkError
 from onceflow.core.protocol.batches import decision_of
 from onceflow.sinks import PostgresSink
 
@@ -71,6 +71,19 @@ def test_a_decided_batch_is_committed_by_the_next_plan_and_its_replay_dropped(
     assert driver.commit([driver.task(again, n, [100 + n]) for n in range(3)]) is None
     assert ids_in(url_of(driver)) == list(range(10))
     assert prepared(url_of(driver)) == []
+
+
+def test_a_decided_transaction_that_is_lost_before_its_commit_is_reported(driver: Driver) -> None:
+    report = driver.task(driver.plan(0), 0, range(5))
+    commits = driver.commits()
+    commits._carry_out = lambda *_: (_ for _ in ()).throw(SinkError("killed"))  # type: ignore[method-assign]
+    with pytest.raises(SinkError, match="killed"):
+        commits.commit([report])
+    commits.close()
+    (name,) = prepared(url_of(driver))
+    query(url_of(driver), f"ROLLBACK PREPARED '{name}'")
+    with pytest.raises(PreparedTransactionLost, match="is decided"):
+        driver.plan(0)
 
 
 def test_a_retried_task_and_a_twin_count_once(driver: Driver) -> None:
