@@ -26,9 +26,14 @@ def _simulate_runtime() -> Generator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "schedules", [SCHEDULES, pytest.param(25 * SCHEDULES, marks=pytest.mark.slow)]
+    "schedules",
+    [
+        SCHEDULES,
+        pytest.param(4 * SCHEDULES, marks=pytest.mark.servers),
+        pytest.param(100 * SCHEDULES, marks=pytest.mark.slow),
+    ],
 )
 def test_each_row_is_in_each_sink_once_in_random_schedules(schedules: int) -> None:
     outcomes = _run(range(SEED, SEED + schedules))
