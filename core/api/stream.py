@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast, overload
 
 import pyarrow as pa
 
@@ -77,10 +77,6 @@ from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 from onceflow.core.state.states.kept_rows import check_rows_can_be_kept
-
-if TYPE_CHECKING:
-    pass
-
 
 TOP_N_MAX = 1_000
 """The largest number of records that `top_n` keeps for each key."""
