@@ -26,6 +26,9 @@ _CAUSES_MAX = 20
 _PASSING_STATUSES = frozenset({408, 425, 429})
 """The HTTP statuses below 500 that ask the client to try again: timeout, too early, too many."""
 
+_CALLER_STATUSES = frozenset({401, 403, 407})
+"""The HTTP statuses of a server that refuses the client's credentials or rights, and no value."""
+
 _NETWORK_WORDS = ("connect", "timeout", "timedout", "unavailable")
 """The words in names of error classes that drivers use for a server that is away."""
 
@@ -83,7 +86,9 @@ def may_pass(error: BaseException) -> bool:
 
 def is_data_at_fault(error: BaseException) -> bool:
     """Return True if the cause of `error` is a value that code, or a file system, cannot take."""
-    if may_pass(error):
+    if may_pass(error) or any(
+        find_status(cause) in _CALLER_STATUSES for cause in _walk_causes(error)
+    ):
         return False
     # Follow only explicit causes: an error that was being handled meanwhile need not be the cause.
     named: BaseException | None = error

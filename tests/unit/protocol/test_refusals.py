@@ -120,6 +120,14 @@ def test_the_status_of_an_answer_says_if_it_may_pass(make: Callable[[int], Excep
         assert may_pass(caused_by(make(status)))
 
 
+@pytest.mark.parametrize("make", [RequestsError, _make_urllib_error])
+def test_refused_credentials_are_no_fault_of_the_data(make: Callable[[int], Exception]) -> None:
+    refused = {status for status in range(400, 600) if is_data_at_fault(make(status))}
+    assert {400, 404, 422} <= refused
+    assert not {401, 403, 407, 429, 503} & refused
+    assert not is_data_at_fault(caused_by(make(401)))
+
+
 def test_a_refusal_after_a_broken_connection_is_a_refusal() -> None:
     refusal = RequestsError(400)
     refusal.__context__ = ConnectionResetError("reset by peer")
