@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from onceflow.connectors import register
 
 
-def main(url: str, directory: str) -> None:
+def main(url: str, directory: str, trigger: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[2]")
@@ -27,14 +27,14 @@ def main(url: str, directory: str) -> None:
         .options(maxRowsPerTrigger="500", chunkRows="200")
         .load()
     )
-    query = (
+    writer = (
         changes.writeStream.format("onceflow-postgres")
         .options(url=url, dbtable="copy", checkpointLocation=f"{directory}/checkpoint")
         .options(writeMode="upsert", primaryKey="id", operationColumn="_op")
-        .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    if trigger == "availableNow":
+        writer = writer.trigger(availableNow=True)
+    writer.start().awaitTermination()
 
 
 if __name__ == "__main__":
