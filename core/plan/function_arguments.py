@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly
+from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly, exact_array
 from onceflow.core.arrow.kinds import is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.integer_overflow import find_expressions, list_operands
@@ -106,7 +106,7 @@ def _is_exact_literal(argument: Any, kind: pa.DataType, takes: pa.DataType) -> b
     if not (pa.types.is_integer(kind) and pa.types.is_floating(takes)):
         return False
     try:
-        cast_exactly(pa.array([argument.python_value().as_py()], kind), takes)
+        cast_exactly(exact_array([argument.python_value().as_py()], kind), takes)
     except InexactValue:
         return False
     return True

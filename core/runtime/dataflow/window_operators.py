@@ -137,7 +137,7 @@ class WindowOperator(KeyedOperator):
             return cast_rows(column, field.type)
         except pa.ArrowInvalid as error:
             row = _find_misfit(column, field.type)
-            start, end = (bound.cast(_MOMENT)[row].as_py().isoformat() for bound in bounds)
+            start, end = (cast_rows(bound, _MOMENT)[row].as_py().isoformat() for bound in bounds)
             raise BadStateValue(
                 f"the sum {field.name!r} of operator {self.uid!r} is {column[row]} in the window"
                 f" from {start} to {end}, which leaves {field.type} (the sum of a column of"
