@@ -24,7 +24,7 @@ _POLLED_ROWS_MAX = 10_000
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ChangesRead(PostgresChanges):
-    """The changes of one table, and the place where micro-batches wait for their commit."""
+    """The changes of one table, and the directory for micro-batches that are not committed yet."""
 
     table: str = field(metadata=option_of(PostgresChanges, "table"))
     slot: str = field(metadata=option_of(PostgresChanges, "slot"))
@@ -60,10 +60,10 @@ class ChangesRead(PostgresChanges):
 
     @property
     def location(self) -> FileLocation:
-        """The directory in which micro-batches wait.
+        """The directory for the files of micro-batches that are not committed yet.
 
         Raises:
-            ConfigError: It is no place for files.
+            ConfigError: `changesLocation` is not a path or a supported URL.
         """
         return FileLocation.parse(self.changes_location, publish="auto", options={})
 

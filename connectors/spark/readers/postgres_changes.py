@@ -212,7 +212,7 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
         """Store the arguments. Connects to nothing.
 
         Raises:
-            ConfigError: `changesLocation` is no place for files.
+            ConfigError: `changesLocation` is not a path or a supported URL.
         """
         self._source = read
         self._staged = StagedBatches(read.location)
