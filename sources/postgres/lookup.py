@@ -113,7 +113,7 @@ class PostgresTable(DatabaseAccess, LookupSource):
                 parse_name(self.table),
                 None if self.schema is None else schema_of(self.schema),
                 is_followed=False,
-                reads_all=False,
+                stops_at_new_columns=False,
             )
             columns = _key_columns(table, on)
             session.query(f"{select_rows(table)} LIMIT 0")

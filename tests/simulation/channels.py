@@ -44,10 +44,10 @@ class Inputs(in_flight.InputQueues[Row]):
         return super().put(channel, element)
 
     def take(
-        self, *, elements: bool = True
+        self, *, elements: bool = True, up_to_barriers: bool = False
     ) -> in_flight.Announced | in_flight.Received[Row] | None:
         self._turn = self.world.rng.randrange(self.channels)
-        return super().take(elements=elements)
+        return super().take(elements=elements, up_to_barriers=up_to_barriers)
 
 
 class Outputs:

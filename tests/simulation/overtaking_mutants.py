@@ -114,11 +114,13 @@ class _OpensBeforeItReplays(Inputs):
 class _ReadsNoBarrierBeforeItReplays(Inputs):
     """A barrier that has to be read before it overtakes waits for all that is replayed."""
 
-    def take(self, *, elements: bool = True) -> Announced | Received[Row] | None:
+    def take(
+        self, *, elements: bool = True, up_to_barriers: bool = False
+    ) -> Announced | Received[Row] | None:
         in_order = self._in_order
         if self._replayed:
             self._in_order = []
-        taken = super().take(elements=elements)
+        taken = super().take(elements=elements, up_to_barriers=up_to_barriers)
         self._in_order = in_order
         return taken
 

@@ -22,8 +22,9 @@ from onceflow import (
 from onceflow.core.errors import ConfigError
 from onceflow.core.settings import pipeline_settings
 from onceflow.core.spi import Sink, Source
+from onceflow.core.spi.lookups import LookupSource
 from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink, SQLiteSink
-from onceflow.sources import KafkaSource, PostgresChanges
+from onceflow.sources import KafkaSource, PostgresChanges, PostgresTable
 
 NEEDED: dict[type, dict[str, Any]] = {
     ExponentialDelay: {"max_delay_s": 7200.0},
@@ -35,6 +36,7 @@ NEEDED: dict[type, dict[str, Any]] = {
     MySQLSink: {"url": "mysql://u@127.0.0.1/db", "table": "t"},
     PostgresSink: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
     PostgresChanges: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
+    PostgresTable: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
     SQLiteSink: {"url": "sqlite:////tmp/db", "table": "t"},
 }
 """What users build, and the settings without which they cannot, or a bound would be crossed."""
@@ -54,6 +56,7 @@ def _durations(settings: type) -> list[str]:
     return [field.name for field in fields(settings) if field.init and field.name.endswith("_s")]
 
 
+OF_SERVERS = (LookupSource, Sink, Source)
 CASES = [(settings, name) for settings in NEEDED for name in _durations(settings)]
 
 
@@ -79,7 +82,8 @@ def test_text_is_taken_as_the_same_seconds(settings: type, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"), [case for case in CASES if not issubclass(case[0], (Sink, Source))]
+    ("settings", "name"),
+    [case for case in CASES if not issubclass(case[0], OF_SERVERS)],
 )
 def test_a_setting_in_seconds_is_declared_to_take_text(settings: type, name: str) -> None:
     declared = {field.name: field.type for field in fields(settings)}
