@@ -94,9 +94,10 @@ class Model:
         """Return what comes out without a partner when nothing can come for it since `now`."""
         found: Counter[tuple[Any, ...]] = Counter()
         for side, seen in enumerate(self._seen):
-            over = {row for row in seen if self.limit(side, row) <= now}
-            if self._outer[side]:
-                for account, *rest in over - self._paired[side]:
+            for row in seen if self._outer[side] else ():
+                # Equal rows have equal partners, and each of them comes out.
+                if self.limit(side, row) <= now and row not in self._paired[side]:
+                    account, *rest = row
                     nulls = (None, None)
                     found[(account, *nulls, *rest) if side else (account, *rest, *nulls)] += 1
         return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from psycopg.rows import TupleRow
+from tests.integration.postgres_changes_kit import drop_slots
 
 from onceflow.clients.postgres import pgoutput
 from onceflow.clients.postgres.connection import endpoint_of
@@ -35,8 +36,8 @@ def database(server: EmbeddedPostgres) -> Iterator[psycopg.Connection[TupleRow]]
         connection.execute("CREATE PUBLICATION p FOR TABLE t")
         connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         yield connection
-        connection.execute("DROP PUBLICATION p")
-        connection.execute("SELECT pg_drop_replication_slot('s')")
+        # The server notices only later that a connection was closed.
+        drop_slots(connection)
         connection.execute("DROP TABLE t")
 
 
