@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa
-from typing_extensions import override
+from typing_extensions import assert_never, override
 
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession, endpoint_of
 from onceflow.clients.sql.session import ConnectionLost, DatabaseAccess, SqlError
 from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
-from onceflow.core.errors import ConfigError, SinkError, SourceUnavailable
+from onceflow.core.errors import (
+    ConfigError,
+    InvariantViolation,
+    SinkError,
+    SourceUnavailable,
+)
 from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.lookups import LookupReader, LookupSource
 from onceflow.core.spi.options import document_options, option
@@ -44,9 +49,10 @@ _KEY_ORDERS = ("number", "text", "uuid", "bool")
 and the server finds equal ones by an index."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BIGINT = range(-(2**63), 2**63)
-_BEGIN = """
-    BEGIN READ ONLY;
-    LOCK TABLE {table} IN ACCESS SHARE MODE;
+_UNTRANSLATABLE = "22P05"
+# LOCK TABLE would need a privilege on the whole table.
+_LOCK = """
+    SELECT FROM {table} LIMIT 0;
     {text_form}
 """
 _INDEXES = """
@@ -116,9 +122,11 @@ class PostgresTable(DatabaseAccess, LookupSource):
                 stops_at_new_columns=False,
             )
             columns = _key_columns(table, on)
-            session.query(f"{select_rows(table)} LIMIT 0")
+            with session.transaction():
+                session.query(f"{select_rows(table)} LIMIT 0")
             names = ", ".join(literal(column.name) for column in columns)
-            if not session.query(_INDEXES.format(oid=table.oid, count=len(columns), names=names)):
+            indexes = _INDEXES.format(oid=table.oid, count=len(columns), names=names)
+            if columns and not session.query(indexes):
                 logger.warning(
                     "lookup_join: table %s has no index that begins with %s, so each question reads"
                     " the whole table. Create one: CREATE INDEX ON %s (%s)",
@@ -137,7 +145,7 @@ class PostgresTable(DatabaseAccess, LookupSource):
 
 
 def _key_columns(table: SourceTable, on: Sequence[str]) -> Sequence[SourceColumn]:
-    """Return the columns of the key.
+    """Return the columns of the key that the table has.
 
     Raises:
         ConfigError: A column has a type by which rows are not looked up.
@@ -173,11 +181,7 @@ class _Reader(LookupReader):
             for values in zip(*columns, strict=True)
             if (row := self._write_key(values)) is not None
         ]
-        if not literals:
-            return pa.RecordBatch.from_pylist([], self._table.schema)
-        names = ", ".join(quote(column.name) for column in self._columns)
-        query = f"{select_rows(self._table)} WHERE ({names}) IN ({', '.join(literals)})"
-        rows = self._ask(lambda session: self._read(session, query))
+        rows = self._ask(lambda session: self._read(session, literals))
         if not rows:
             return pa.RecordBatch.from_pylist([], self._table.schema)
         built = self._builder.build_columns(split_rows(self._table, rows), [""] * len(rows))
@@ -197,11 +201,15 @@ class _Reader(LookupReader):
                     texts.append("true" if value else "false")
                 case "uuid" if _UUID.fullmatch(str(value)) is None:
                     return None
-                case _:
+                case "text" if "\0" in str(value):
                     # Postgres has no texts with U+0000.
-                    if "\0" in str(value):
-                        return None
+                    return None
+                case "uuid" | "text":
                     texts.append(literal(str(value)))
+                case "bytea" | "numeric" | "date" | "timestamp" | "timestamptz" | None:
+                    raise InvariantViolation(f"rows are not looked up by column {column.name!r}")
+                case _ as unknown:
+                    assert_never(unknown)
         return f"({', '.join(texts)})"
 
     def _ask(self, question: Callable[[PostgresSession], _Result]) -> _Result:
@@ -227,24 +235,38 @@ class _Reader(LookupReader):
                 raise SourceUnavailable(str(error)) from None
         return self._session
 
-    def _read(self, session: PostgresSession, query: str) -> Sequence[bytes]:
-        """Return the rows of `query`, each as its bytes.
+    def _read(self, session: PostgresSession, keys: Sequence[str]) -> Sequence[bytes]:
+        """Return the rows of `keys`, each as its bytes."""
+        try:
+            return self._select(session, keys)
+        except SqlError as error:
+            if error.code != _UNTRANSLATABLE:
+                raise
+        # The database's encoding lacks a character: of a key, which then no row has, or of a row.
+        return self._select(session, _keep_translatable(session, keys))
+
+    def _select(self, session: PostgresSession, keys: Sequence[str]) -> Sequence[bytes]:
+        """Return the rows of `keys`.
 
         The table is locked against other columns in between.
         """
+        if not keys:
+            return []
         table = self._table
-        session.execute(_BEGIN.format(table=identifier(table.name), text_form=SET_TEXT_FORM))
-        present = find_columns(session, table)
-        if changed := [c.name for c in table.columns if present.get(c.name) != c.type_number]:
-            raise ConfigError(
-                f"lookup_join: column {changed[0]!r} of table {format_name(table.name)} was dropped"
-                " or has another type than when the job was started, or the table was created"
-                " anew: start the job again, which reads the columns anew"
-            )
-        statement = f"COPY ({query}) TO STDOUT (FORMAT binary)"
-        rows = [row for rows in read_rows(session.copy_out(statement)) for row in rows]
-        session.commit()
-        return rows
+        names = ", ".join(quote(column.name) for column in self._columns)
+        query = f"{select_rows(table)} WHERE ({names}) IN ({', '.join(keys)})"
+        with session.transaction():
+            lock = _LOCK.format(table=identifier(table.name), text_form=SET_TEXT_FORM)
+            session.execute(lock)
+            present = find_columns(session, table)
+            if changed := [c.name for c in table.columns if present.get(c.name) != c.type_number]:
+                raise ConfigError(
+                    f"lookup_join: column {changed[0]!r} of table {format_name(table.name)} was"
+                    " dropped or has another type than when the job was started, or the table was"
+                    " created anew: start the job again, which reads the columns anew"
+                )
+            arrivals = session.copy_out(f"COPY ({query}) TO STDOUT (FORMAT binary)")
+            return [row for rows in read_rows(arrivals) for row in rows]
 
     @override
     def close(self) -> None:
@@ -252,3 +274,19 @@ class _Reader(LookupReader):
             with suppress(SqlError):
                 self._session.close()
             self._session = None
+
+
+def _keep_translatable(session: PostgresSession, keys: Sequence[str]) -> Sequence[str]:
+    """Return the keys whose characters the encoding of the database has."""
+    try:
+        session.query(f"SELECT FROM (VALUES {', '.join(keys)}) AS k LIMIT 0")
+    except SqlError as error:
+        if error.code != _UNTRANSLATABLE:
+            raise
+        if len(keys) == 1:
+            return []
+        half = len(keys) // 2
+        return [
+            key for part in (keys[:half], keys[half:]) for key in _keep_translatable(session, part)
+        ]
+    return keys

@@ -85,6 +85,10 @@ REFUSALS: Mapping[str, Refusal] = MappingProxyType(
 
 _CODE_LENGTH = 5
 _RIGHT_MISSING = "42501"
+_GRANT = (
+    ": grant the privilege to the user. If row-level security applies to the user: ALTER ROLE …"
+    " BYPASSRLS"
+)
 
 
 def classify_refusal(code: str) -> Refusal:
@@ -135,7 +139,7 @@ def to_session_error(error: SqlError, where: str) -> OnceflowError:
             return BadRecord(f"{where} cannot read a value of the table: {error}")
         case Refusal.SETTING:
             is_right = error.code == _RIGHT_MISSING
-            advice = ": grant the privilege to the user" if is_right else ""
+            advice = _GRANT if is_right else ""
             return ConfigError(f"{where}: {error}{advice}")
         case Refusal.LOST | Refusal.UNKNOWN:
             text = f"{where}: {error}"

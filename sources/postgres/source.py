@@ -44,6 +44,7 @@ from onceflow.sources.postgres.table import (
     format_name,
     parse_name,
     require_all_columns,
+    require_key_columns,
 )
 from onceflow.sources.postgres.table_set import adapt_position
 
@@ -403,6 +404,7 @@ class PostgresChanges(ChangesOptions, Source):
                 is_followed=self.follows,
                 stops_at_new_columns=self._stops_at_new_columns(columns, name),
             )
+            require_key_columns(table)
             require_free_names(table, self._metadata)
             if table.oid in by_oid:
                 raise ConfigError(

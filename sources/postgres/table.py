@@ -248,7 +248,7 @@ def describe_table(
     facts = {row[0]: row[1:] for row in session.query(_COLUMNS.format(table=oid))}
     readable = [column for column in table.columns if not column.generated]
     types = _chosen_types(table.name, {c.name: _own(c.type) for c in readable}, columns)
-    result = SourceTable(
+    return SourceTable(
         table.name,
         int(oid),
         str(identity),
@@ -271,12 +271,16 @@ def describe_table(
         ),
         unread=tuple(column.name for column in readable if column.name not in types),
     )
-    if missing := [name for name in key if name not in types]:
+
+
+def require_key_columns(table: SourceTable) -> None:
+    """Raise ConfigError if a column of the key of `table` is not read."""
+    names = [column.name for column in table.columns]
+    if missing := [name for name in table.key if name not in names]:
         raise ConfigError(
-            f"table {table.name}: its key has the columns {', '.join(key)}, and schema= lacks"
+            f"table {table.name}: its key has the columns {', '.join(table.key)}, and schema= lacks"
             f" {', '.join(missing)}: add them"
         )
-    return result
 
 
 def require_all_columns(table: SourceTable) -> None:

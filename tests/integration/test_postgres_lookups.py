@@ -18,6 +18,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_checkpoint, kill_a_slot
 
+from onceflow import LocalProcesses
 from onceflow.core.errors import BadRecord, ConfigError
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.sources import PostgresTable
@@ -98,6 +99,7 @@ def test_a_table_that_cannot_be_looked_up_is_refused(
     server: EmbeddedPostgres,
     database: psycopg.Connection[TupleRow],
     caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     table = PostgresTable(server.url, table="accounts")
     with pytest.raises(ConfigError, match=r"lookup_join\(on='balance'\): .*numeric"):
@@ -109,13 +111,47 @@ def test_a_table_that_cannot_be_looked_up_is_refused(
         assert not caplog.messages
         table.describe(("vip",))
     assert "CREATE INDEX ON" in caplog.text
-    database.execute("CREATE ROLE stranger LOGIN PASSWORD 'x'")
+    records = begin(LocalProcesses(), tmp_path).read(CountingSource(1), uid="records")
+    with pytest.raises(ConfigError, match="the table has no such column"):
+        records.lookup_join(table, "account")
+
+
+def test_a_user_needs_rights_on_the_read_columns_alone(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    table = PostgresTable(
+        server.url, table="accounts", schema="name STRING, vip BOOLEAN", user="clerk", password="x"
+    )
+    database.execute("CREATE ROLE clerk LOGIN PASSWORD 'x'")
     try:
-        stranger = PostgresTable(server.url, table="accounts", user="stranger", password="x")
         with pytest.raises(ConfigError, match="permission denied.*grant"):
-            stranger.describe(("id",))
+            look_up(table, name=["Ada"])
+        database.execute("GRANT SELECT (name, vip) ON accounts TO clerk")
+        assert look_up(table, name=["Ada"]) == [{"name": "Ada", "vip": True}]
+        database.execute("ALTER TABLE accounts ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(ConfigError, match="row-level security.*BYPASSRLS"):
+            look_up(table, name=["Ada"])
+        database.execute("ALTER ROLE clerk BYPASSRLS")
+        assert look_up(table, name=["Ada"]) == [{"name": "Ada", "vip": True}]
     finally:
-        database.execute("DROP ROLE stranger")
+        database.execute("DROP OWNED BY clerk; DROP ROLE clerk")
+
+
+def test_a_key_outside_the_encoding_of_the_database_has_no_row(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("DROP DATABASE IF EXISTS western")
+    database.execute("CREATE DATABASE western TEMPLATE template0 ENCODING 'WIN1252' LOCALE 'C'")
+    url = server.database_url("western")
+    with psycopg.connect(url, autocommit=True) as western:
+        western.execute("CREATE TABLE names (name text PRIMARY KEY, note text)")
+        western.execute("INSERT INTO names VALUES ('é', 'x'), ('a', NULL), ('b', chr(129))")
+    table = PostgresTable(url, table="names")
+    found = look_up(table, name=["é", "Ж", "a", "Ы"])
+    assert sorted(row["name"] for row in found) == ["a", "é"]
+    assert look_up(table, name=["Ж"]) == []
+    with pytest.raises(BadRecord, match="no equivalent in encoding .UTF8"):
+        look_up(table, name=["Ж", "b"])
 
 
 def test_a_column_of_another_type_stops_the_lookups(
