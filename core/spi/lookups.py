@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
 
 import pyarrow as pa
-from typing_extensions import Self
 
 
 class LookupReader(ABC):
@@ -27,17 +25,6 @@ class LookupReader(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release all resources. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class LookupSource(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def look_up(table: PostgresTable, **keys: list[Any]) -> list[dict[str, Any]]:
     asked = pa.RecordBatch.from_pydict(
         {name: pa.array(values, types.get(name, pa.string())) for name, values in keys.items()}
     )
-    with table.open(tuple(keys), "a test") as reader:
+    with closing(table.open(tuple(keys), "a test")) as reader:
         return reader.read(asked).to_pylist()
 
 
@@ -160,7 +161,7 @@ def test_a_column_of_another_type_stops_the_lookups(
     table = PostgresTable(server.url, table="accounts", schema="id INT, vip BOOLEAN, name STRING")
     keys = pa.RecordBatch.from_pydict({"id": [1]})
     table.describe(("id",))
-    with table.open(("id",), "a test") as reader:
+    with closing(table.open(("id",), "a test")) as reader:
         database.execute("ALTER TABLE accounts ADD COLUMN later int, DROP COLUMN tags")
         assert reader.read(keys).num_rows == 1
         database.execute("ALTER TABLE accounts ALTER vip TYPE int USING 1")
@@ -174,7 +175,7 @@ def test_a_lost_connection_is_opened_again(
     table = PostgresTable(server.url, table="accounts")
     table.describe(("id",))
     keys = pa.RecordBatch.from_pydict({"id": [1]})
-    with table.open(("id",), "a lookup") as reader:
+    with closing(table.open(("id",), "a lookup")) as reader:
         for _ in range(2):
             assert reader.read(keys).num_rows == 1
             killed = database.execute(

@@ -22,6 +22,7 @@ from onceflow.core.runtime.dataflow.lookup_join import (
     one_batch,
     whole_keys,
 )
+from onceflow.core.runtime.dataflow.user_functions import call_user, mistake
 from onceflow.core.spi.lookups import LookupReader
 
 _KEYS_AT_ONCE = 1_000
@@ -36,13 +37,13 @@ class LookupCache:
 
     def __init__(
         self,
-        reader: LookupReader,
+        read: Callable[[pa.RecordBatch], pa.RecordBatch],
         schema: pa.Schema,
         ttl_s: float,
         keys_max: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reader = reader
+        self._read_rows = read
         self._schema = schema
         self._ttl_s = ttl_s
         self._keys_max = keys_max
@@ -71,7 +72,7 @@ class LookupCache:
 
     def _read(self, keys: pa.RecordBatch, values: Sequence[tuple[Any, ...]]) -> None:
         read_at = self._clock()
-        rows = cast_batch(self._reader.read(keys), self._schema)
+        rows = self._read_rows(keys)
         page = _Page(read_at, rows, values, keys.schema.names)
         self._pages.append(page)
         self._page_by_key.update(dict.fromkeys(values, page))
@@ -109,8 +110,8 @@ class CachedLookupJoiner(TableJoiner):
     def __init__(self, uid: str, work: JoinLookup, schema: pa.Schema, name: str) -> None:
         super().__init__(uid, work.columns, schema)
         self._columns = work.columns
-        self._reader = work.source.open(work.columns.on, name)
-        self._cache = LookupCache(self._reader, work.columns.schema, work.ttl_s, work.keys_max)
+        self._reader: LookupReader = call_user(uid, work.source.open, work.columns.on, name)
+        self._cache = LookupCache(self._read, work.columns.schema, work.ttl_s, work.keys_max)
 
     def process(self, batch: Batch) -> None:
         """Look up the keys that are not known, and emit the joined rows in the batch's order."""
@@ -123,8 +124,38 @@ class CachedLookupJoiner(TableJoiner):
 
     def close(self) -> None:
         """Close the reader."""
-        self._reader.close()
+        call_user(self.uid, self._reader.close)
+
+    def _read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the reader's rows in the table's schema.
+
+        Raises:
+            UserFunctionError: The reader failed, or returned other columns than `describe`.
+        """
+        rows: object = call_user(self.uid, self._reader.read, keys)
+        schema = self._columns.schema
+        returned = rows.schema.names if isinstance(rows, pa.RecordBatch) else type(rows).__name__
+        if returned != schema.names:
+            raise mistake(
+                self.uid,
+                f"the lookup reader of operator {self.uid!r} returned {returned}, but read() must"
+                f" return a pyarrow.RecordBatch with the columns of describe(): {schema.names}",
+            )
+        cast: pa.RecordBatch = call_user(self.uid, cast_batch, rows, schema)
+        return cast
 
 
 def _key_values(keys: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
+    return list(zip(*map(_exact_values, keys.columns), strict=True))
+
+
+def _exact_values(column: pa.Array) -> list[Any]:
+    """Return a value for each row; two values are equal if and only if Arrow's values are."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _exact_values(column.dictionary_decode())
+    if pa.types.is_temporal(kind):
+        # As integers: Python has not each instant, and its datetimes are equal for the two instants
+        # that a clock shows twice in autumn.
+        return column.view(f"int{kind.bit_width}").to_pylist()
+    return column.to_pylist()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
+from onceflow.core.errors import SourceUnavailable, UserFunctionError
 from onceflow.core.plan.lookup_tables import JoinedColumns, JoinType
 from onceflow.core.plan.work import JoinLookup
 from onceflow.core.runtime.dataflow.cached_lookups import CachedLookupJoiner, LookupCache
@@ -99,13 +100,85 @@ def test_it_gives_what_a_nested_loop_gives(how: JoinType, on: tuple[str, ...]) -
     assert sorted(map(str, named)) == sorted(map(str, expected))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.timestamp("s", "Europe/Berlin"),
+        pa.timestamp("ns"),
+        pa.timestamp("s"),
+        pa.date64(),
+        pa.dictionary(pa.int32(), pa.timestamp("ms", "Europe/Berlin")),
+    ],
+    ids=str,
+)
+def test_each_instant_is_a_key_of_its_own(kind: pa.DataType) -> None:
+    # One clock time in autumn and one day, and instants that Python's datetimes lack.
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    numbers = [1_698_539_400, 1_698_543_000, 10**12, 10**12 + 1]
+    factor = 1000 if plain == pa.timestamp("ms", "Europe/Berlin") else 1
+    column = pa.array([number * factor for number in numbers]).view(plain)
+    rows = pa.record_batch(
+        [column if plain is kind else column.dictionary_encode(), ["0", "1", "2", "3"]],
+        schema=pa.schema([("at", kind), ("name", pa.string())]),
+    )
+    operator, made = joiner_of_rows(rows)
+    operator.receive(Batch(rows.select(["at"])))
+    operator.receive(Batch(rows.select(["at"])))
+    assert made == [["0", "1", "2", "3"]] * 2
+
+
+def joiner_of_rows(rows: Any, on: str = "at") -> tuple[CachedLookupJoiner, list[list[Any]]]:
+    """Return a left join of a stream of the column `on` with a reader that returns `rows`."""
+
+    class Rows(Table):
+        @override
+        def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+            if isinstance(rows, Exception):
+                raise rows
+            returned: pa.RecordBatch = rows
+            return returned
+
+    schema = rows.schema if on == "at" else TABLE
+    columns = JoinedColumns.resolve(schema, pa.schema([schema.field(on)]), (on,), "left", "join")
+    joined = columns.to_joined_schema(pa.schema([schema.field(on)]))
+    operator = CachedLookupJoiner("join", JoinLookup(Rows([]), columns, 60.0, 100), joined, "a job")
+    made: list[list[Any]] = []
+    operator.outputs.append(lambda batch: made.append(batch.rows.column("name").to_pylist()))
+    return operator, made
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (TypeError("no such driver"), "TypeError: no such driver"),
+        (None, "returned NoneType"),
+        (pa.record_batch({"name": ["n"], "account": ["a"], "branch": [1]}), "returned ['name', "),
+        (pa.record_batch({"account": ["a"], "branch": [0.5], "name": ["n"]}), "truncated"),
+    ],
+    ids=["an error", "nothing", "another order", "other values"],
+)
+def test_a_mistake_of_a_reader_names_the_operator(returned: Any, problem: str) -> None:
+    operator, _ = joiner_of_rows(returned, "account")
+    with pytest.raises(UserFunctionError) as caught:
+        operator.receive(Batch(keys("a")))
+    assert problem in str(caught.value)
+    assert "operator 'join'" in str(caught.value)
+    assert caught.value.fingerprint, "another try fails alike"
+
+
+def test_an_unreachable_table_stays_unreachable() -> None:
+    operator, _ = joiner_of_rows(SourceUnavailable("the table is away"), "account")
+    with pytest.raises(SourceUnavailable, match="is away"):
+        operator.receive(Batch(keys("a")))
+
+
 def keys(*accounts: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"account": list(accounts)})
 
 
 def test_a_key_is_asked_again_after_its_time_and_not_before() -> None:
     table = Table([{"account": "a", "branch": 1, "name": "first"}])
-    cache = LookupCache(table, TABLE, 10.0, 100, lambda: table.now)
+    cache = LookupCache(table.read, TABLE, 10.0, 100, lambda: table.now)
     for now, name in ((0.0, "first"), (9.9, "first"), (10.0, "second"), (19.9, "second")):
         table.now = now
         assert cache.find(keys("a", "missing")).column("name").to_pylist() == [name]
@@ -115,7 +188,7 @@ def test_a_key_is_asked_again_after_its_time_and_not_before() -> None:
 
 def test_nothing_is_kept_for_no_time() -> None:
     table = Table([{"account": "a", "branch": 1, "name": "first"}])
-    cache = LookupCache(table, TABLE, 0.0, 100, lambda: table.now)
+    cache = LookupCache(table.read, TABLE, 0.0, 100, lambda: table.now)
     for _ in range(2):
         assert cache.find(keys("a")).num_rows == 1
     assert len(table.questions) == 2
@@ -123,7 +196,7 @@ def test_nothing_is_kept_for_no_time() -> None:
 
 def test_the_oldest_keys_make_room() -> None:
     table = Table([])
-    cache = LookupCache(table, TABLE, 10.0, 2, lambda: table.now)
+    cache = LookupCache(table.read, TABLE, 10.0, 2, lambda: table.now)
     for account in ("a", "b", "c", "b", "a"):
         cache.find(keys(account))
     assert [question[0][0] for question in table.questions] == ["a", "b", "c", "a"]
@@ -131,7 +204,7 @@ def test_the_oldest_keys_make_room() -> None:
 
 def test_many_keys_are_many_questions_and_more_than_are_kept() -> None:
     table = Table([{"account": str(n), "branch": 1, "name": str(n)} for n in range(2_500)])
-    cache = LookupCache(table, TABLE, 10.0, 1_500, lambda: table.now)
+    cache = LookupCache(table.read, TABLE, 10.0, 1_500, lambda: table.now)
     found = cache.find(keys(*map(str, range(2_500))))
     assert sorted(map(int, found.column("name").to_pylist())) == list(range(2_500))
     assert list(map(len, table.questions)) == [1_000, 1_000, 500]
