@@ -48,8 +48,8 @@ from onceflow.core.plan.functions import ArrowIteratorFunction, BatchFunction
 from onceflow.core.plan.graph import Feed, GraphBuilder
 from onceflow.core.plan.join_functions import JoinKind, JoinSide
 from onceflow.core.plan.process_functions import ProcessFunction
-from onceflow.core.plan.projection import plan_projection, quote
-from onceflow.core.plan.sql_functions import NO_FUNCTIONS, QueryFunction, name_functions
+from onceflow.core.plan.projection import plan_projection
+from onceflow.core.plan.sql_functions import NO_FUNCTIONS, QueryFunction, name_functions, quote
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.windows import WINDOW_COLUMNS, WindowAssigner, WindowNames
 from onceflow.core.plan.work import (

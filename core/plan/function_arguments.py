@@ -16,7 +16,7 @@ from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly, exact_a
 from onceflow.core.arrow.kinds import is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.integer_overflow import find_expressions, list_operands
-from onceflow.core.plan.sql_functions import NamedFunction
+from onceflow.core.plan.sql_functions import NamedFunction, quote
 
 _UNITS = ("s", "ms", "us", "ns")
 _FLOAT_BITS: Mapping[int, int] = {16: 11, 32: 24, 64: 53}
@@ -51,13 +51,21 @@ def check_arguments(
                 zip(arguments, kinds, function.takes, strict=True), 1
             ):
                 if not (widens(kind, takes) or _is_exact_literal(argument, kind, takes)):
-                    name = argument.canonical_name().removeprefix("stream.")
+                    name, text = _describe(argument)
                     raise ConfigError(
                         f"{owner}: argument {number} of {function.name}(), {name}, is {kind}. The"
                         f" function takes {takes}, which may not hold its values exactly. Let it"
-                        f" take {kind}, or write CAST({name} AS {_SQL_TYPES.get(takes, '…')})"
+                        f" take {kind}, or write CAST({text} AS {_SQL_TYPES.get(takes, '…')})"
                         " to round or convert them"
                     )
+
+
+def _describe(argument: Any) -> tuple[str, str]:
+    """Return the text of an argument, and its SQL, which is "…" unless the argument is a column."""
+    text: str = argument.canonical_name().removeprefix("stream.")
+    if argument.variant_name() != "Column":
+        return text, "…"
+    return text, text if text.isidentifier() else quote(text)
 
 
 def widens(kind: pa.DataType, wide: pa.DataType) -> bool:

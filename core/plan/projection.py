@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.sql_functions import QueryFunction
+from onceflow.core.plan.sql_functions import QueryFunction, quote
 from onceflow.core.plan.stream_sql import select_columns
 from onceflow.core.plan.work import MapBatches, SelectSql
 
@@ -88,11 +88,6 @@ def rename_columns(items: Sequence[str], stream: pa.Schema) -> list[tuple[str, s
                 return None
             pairs.append((column, _unquote(match[3]) or match[4] or column))
     return pairs
-
-
-def quote(name: str) -> str:
-    """Return `name` as a quoted name in SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _unquote(quoted: str | None) -> str | None:

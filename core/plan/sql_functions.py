@@ -118,6 +118,11 @@ class _OfValues:
             ) from error
 
 
+def quote(name: str) -> str:
+    """Return `name` as a quoted name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def name_functions(functions: Mapping[str, QueryFunction]) -> tuple[NamedFunction, ...]:
     """Return the functions of a query, given by name.
 

@@ -159,7 +159,7 @@ class StreamSql:
         strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
         if not strange:
             # Check again after the optimizer, which turns some subqueries into joins.
-            names = list(_logical_nodes(frame.optimized_logical_plan()))
+            names = list(_logical_nodes(self._optimize(frame)))
             strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
         if not strange:
             # Check the physical plan, because a logical plan does not show subqueries inside
@@ -175,6 +175,12 @@ class StreamSql:
             )
         if scans != 1:
             raise ConfigError(f"sql({self.query!r}) must read from {_TABLE!r}, once")
+
+    def _optimize(self, frame: Any) -> Any:
+        try:
+            return frame.optimized_logical_plan()
+        except Exception as error:  # the optimizer first finds some types that do not fit
+            raise ConfigError(f"sql({self.query!r}): {error}") from error
 
     def _strange_physical(self, frame: Any) -> list[str]:
         try:

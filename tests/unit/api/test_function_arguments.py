@@ -126,3 +126,26 @@ def test_the_advised_cast_and_exact_constants_are_accepted(
 def test_a_constant_that_would_be_rounded_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"argument 1 of f\(\), Int64\(9007199254740993\)"):
         query(pa.int64(), pa.float64(), f"f({(1 << 53) + 1})").resolve_schema()
+
+
+@pytest.mark.parametrize("name", ["c", "a b", 'q"x', "Größe"])
+def test_the_advised_cast_of_a_column_is_accepted_word_for_word(name: str) -> None:
+    schema = pa.schema([(name, pa.int64())])
+    functions = name_functions({"f": SqlFunction(keep, (pa.float64(),), pa.float64())})
+    quoted = name.replace('"', '""')
+    call = f'SELECT f("{quoted}") AS made FROM stream'
+    with pytest.raises(ConfigError) as refused:
+        StreamSql(call, schema, functions).resolve_schema()
+    advised = str(refused.value).partition("or write ")[2].partition(" to round")[0]
+    sql = StreamSql(f"SELECT f({advised}) AS made FROM stream", schema, functions)
+    assert sql.resolve_schema().field(0).type == pa.float64()
+
+
+def test_the_advice_for_an_expression_quotes_no_text_that_is_not_sql() -> None:
+    with pytest.raises(ConfigError, match=r"Int64\(1\), is int64.*CAST\(… AS DOUBLE\)"):
+        query(pa.int64(), pa.float64(), "f(c + 1)").resolve_schema()
+
+
+def test_an_argument_that_only_the_optimizer_refuses_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)c IN \(1, f\(c\)\).*call to 'f'"):
+        query(pa.float64(), pa.int64(), "c IN (1, f(c))").resolve_schema()
