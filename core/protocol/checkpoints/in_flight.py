@@ -24,7 +24,8 @@ those that a sender had made when it ran out of credits.
 
 Invariants:
     a batch is in flight on one side at the most: the sender's begins where the receiver's ends
-    batches sent and not yet taken <= credits
+    batches sent and not yet taken <= credits, not counting those that a barrier has pushed
+    while credits are borrowed, the sender makes no more rows
     while batches are replayed, channels contain only barriers
 """
 

@@ -6,7 +6,8 @@ barrier overtakes.
 
 Invariants:
     a channel delivers its elements in the order in which they were sent
-    batches sent and not yet taken by the reader <= credits; barriers and ends need no credit
+    batches sent and not yet taken by the reader <= credits, not counting those that a barrier has
+    pushed; barriers and ends need no credit
     a sender has no credits before the reader has taken all rows that it replays
     a sender never waits in `send`: elements without credit wait in their channel, and the subtask
     takes no further rows until they are sent
@@ -206,7 +207,10 @@ class InputGate:
     """
 
     def __init__(self, ends: Sequence[in_flight.ChannelEnd], credit_count: int) -> None:
-        """Create the gate. At most `credit_count` batches wait in each channel."""
+        """Create the gate.
+
+        At most `credit_count` batches wait in each channel, and those that a barrier has pushed.
+        """
         self.ends = ends
         self._credit_count = credit_count
         self._queues = in_flight.InputQueues[Batch](ends)

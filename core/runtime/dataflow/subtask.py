@@ -435,8 +435,9 @@ class ReceivingSubtask(Subtask):
         # Replayed rows come first. Senders get credits when the results of these rows are sent.
         if clear and not self.gate.is_open and not self._operators[0].is_full:
             self.gate.open()
-        self._release_barrier(at_once=False)
         at_s = self._alignment.overtakes_at_s
+        # A newer barrier may overtake rows, but not an older barrier.
+        self._release_barrier(at_once=at_s is not None)
         if at_s is not None:
             # Check in every step: a barrier may overtake when its time has come, whatever
             # arrives.
@@ -449,6 +450,7 @@ class ReceivingSubtask(Subtask):
             case Received() as received:
                 self._on_element(received.channel, received.element, received.input)
             case Announced(channel, barrier):
+                self._release_barrier(at_once=True)
                 now_s = time.monotonic()
                 self._carry_out(self._alignment.on_announced(channel, barrier, now_s))
             case None:

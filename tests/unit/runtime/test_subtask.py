@@ -132,9 +132,14 @@ def run(operator: RunningOperator, *elements: Element) -> list[int]:
     return emitted
 
 
-def start(operator: RunningOperator, reports: list[SubtaskReport], *elements: Element) -> Any:
+def start(
+    operator: RunningOperator,
+    reports: list[SubtaskReport],
+    *elements: Element,
+    keeps_order: bool = True,
+) -> Any:
     """Return a subtask that has made a step for each of `elements`."""
-    gate = InputGate([ChannelEnd(keeps_order=True)], len(elements))
+    gate = InputGate([ChannelEnd(keeps_order=keeps_order)], len(elements))
     channel = LocalChannel(gate, 0)
     subtask: Any = ReceivingSubtask(
         SubtaskRef("chain", 0), gate, [operator], [], reports.append, AlignmentMode.ALIGNED, [0]
@@ -200,6 +205,20 @@ def test_the_barrier_of_an_aborted_checkpoint_waits_for_no_result() -> None:
         subtask._step()
     assert not reports
     assert operator.calls == ["process", "end of time", "flush"]
+
+
+def test_no_barrier_overtakes_one_that_waits_for_results() -> None:
+    operator, reports = Absorbing(), list[SubtaskReport]()
+    final = barrier(CheckpointKind.FINAL)
+    subtask = start(operator, reports, Batch(ROWS), EndOfStream(), final, keeps_order=False)
+    subtask._step()
+    assert not reports, "the barrier waits"
+    newer = Barrier(CheckpointId(2), CheckpointKind.FINAL, 0, overtakes_after_s=0.0)
+    subtask.gate.put(0, newer)
+    for _ in range(3):
+        subtask.gate.wake()
+        subtask._step()
+    assert [getattr(report, "checkpoint", report) for report in reports] == [1, 2]
 
 
 def test_an_operator_that_waits_for_its_end_emits_nothing_at_a_watermark() -> None:
