@@ -1,4 +1,4 @@
-"""The page on Nexmark: its chart, its table of results, and the code of its queries.
+"""The pages on Nexmark: the chart, the table of results, and the code of the queries.
 
 nexmark.json is what `python -m benchmarks.nexmark --json` has printed.
 """
@@ -15,7 +15,10 @@ from typing import TypedDict
 from docs.pictures.drawing import Box, Picture
 
 DATA = Path(__file__).with_name("nexmark.json")
-PAGE = Path(__file__).resolve().parents[1] / "nexmark.md"
+PAGES = tuple(
+    Path(__file__).resolve().parents[1] / name
+    for name in ("nexmark.md", "reference/nexmark-queries.md")
+)
 QUERIES = Path(__file__).resolve().parents[2] / "benchmarks" / "nexmark" / "queries.py"
 PUBLISHED = (
     *(155, 158, 175, 152, 34.3, 22.1, None, 12.3, 146, 14.2, 57.8, 39.7),
@@ -75,7 +78,7 @@ def draw_results() -> Picture:
 
 
 def fill_page(page: str) -> str:
-    """Return the text of the page with the results and the code of the queries."""
+    """Return the text of a page with the results or the code of the queries filled in."""
     parts: Mapping[str, Callable[[], str]] = {"results": _make_table, "queries": _make_code}
     return _PART.sub(
         lambda match: f"<!-- nexmark: {match[1]} -->\n{parts[match[1]]()}<!-- end -->\n", page

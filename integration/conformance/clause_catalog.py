@@ -1,9 +1,8 @@
 """The catalog of the clauses of sinks in run order: each comes after the clauses that it rests on.
 
-The tables of docs/conformance.md and docs/scenarios.md are made from them:
+The tables of docs/reference/conformance-clauses.md and docs/scenarios.md are made from them:
 
-python -m onceflow.integration.conformance.clause_catalog docs/conformance.md docs/scenarios.md
-updates both pages.
+python -m onceflow.integration.conformance.clause_catalog PAGES updates these pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/conformance.md and docs/scenarios.md, and the order of the clauses."""
+"""The tables of reference/conformance-clauses.md and scenarios.md, and the order of the clauses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
 
 _DOCUMENTS = Path(__file__).parents[2] / "docs"
-_DOCUMENT = _DOCUMENTS / "conformance.md"
+_DOCUMENT = _DOCUMENTS / "reference" / "conformance-clauses.md"
 
 
 def test_document_is_in_step_with_the_clauses() -> None:

@@ -21,7 +21,7 @@ from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_
 from onceflow.connectors.spark.versions import SparkInterface
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
-PAGES = (DOCUMENTS / "spark-formats.md", DOCUMENTS / "spark-format-options.md")
+PAGES = (DOCUMENTS / "spark-formats.md", DOCUMENTS / "reference" / "spark-format-options.md")
 
 
 def _default(option: option_table.SparkOption) -> str:

@@ -40,7 +40,7 @@ from onceflow.core.spi import CopyProgress, SourceProgress, SourceWarning, Split
 parser: Any = pytest.importorskip("prometheus_client.parser")
 
 READER, WRITER = SubtaskRef("in", 0), SubtaskRef("in", 1)
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
