@@ -23,7 +23,11 @@ from onceflow.core.spi import (
     SplitOffsets,
 )
 from onceflow.sources.datagen.nexmark_tables import EPOCH_EVENTS, TABLES, NexmarkTables
-from onceflow.sources.datagen.numbered_records import NumberedReader, NumberedSplit
+from onceflow.sources.datagen.numbered_records import (
+    NumberedReader,
+    NumberedSplit,
+    check_numbers,
+)
 
 _KIND = "nexmark"
 _EVENTS_MAX = 1 << 40
@@ -57,11 +61,8 @@ class NexmarkSource(Source):
                 f"events={self.events} is not from 0 to {_EVENTS_MAX}; give None for events without"
                 " end"
             )
-        for name in ("splits_count", "event_interval_us", "batch_events"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not 1 or more")
-        if self.events_per_second is not None and self.events_per_second <= 0:
-            raise ConfigError(f"events_per_second={self.events_per_second} is not positive")
+        counts = "splits_count", "event_interval_us", "batch_events"
+        check_numbers(self, counts, "events_per_second")
 
     @property
     def schema(self) -> pa.Schema:

@@ -17,7 +17,7 @@ from typing import TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from onceflow.core.errors import StateIncompatible
+from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import (
     EndOfInput,
     OutputBatch,
@@ -49,6 +49,19 @@ def mix_bits(words: Words) -> Words:
 def mix_numbers(numbers: npt.NDArray[np.int64], seed: int) -> Words:
     """Return a word for each number, which depends on the number and on `seed` alone."""
     return mix_bits(numbers.view(np.uint64) ^ mix_bits(np.full(1, seed & (2**64 - 1), np.uint64)))
+
+
+def check_numbers(source: object, counts: Sequence[str], rate: str) -> None:
+    """Raise ConfigError unless the fields `counts` of `source` are 1 or more.
+
+    The field `rate` is None or positive.
+    """
+    for name in counts:
+        if getattr(source, name) < 1:
+            raise ConfigError(f"{name}={getattr(source, name)} is not 1 or more")
+    per_second = getattr(source, rate)
+    if per_second is not None and per_second <= 0:
+        raise ConfigError(f"{rate}={per_second} is not positive")
 
 
 @dataclass(frozen=True, slots=True)

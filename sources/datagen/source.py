@@ -25,6 +25,7 @@ from onceflow.core.spi import ReaderContext, Source, SourceReader, Split, SplitO
 from onceflow.sources.datagen.numbered_records import (
     NumberedReader,
     NumberedSplit,
+    check_numbers,
     mix_bits,
     mix_numbers,
 )
@@ -91,11 +92,7 @@ class DatagenSource(Source):
             raise ConfigError(
                 f"rows={self.rows} is negative; give 0 or more, or None for rows without end"
             )
-        for name in ("splits_count", "accounts", "batch_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not 1 or more")
-        if self.rows_per_second is not None and self.rows_per_second <= 0:
-            raise ConfigError(f"rows_per_second={self.rows_per_second} is not positive")
+        check_numbers(self, ("splits_count", "accounts", "batch_rows"), "rows_per_second")
 
     @property
     def schema(self) -> pa.Schema:
