@@ -67,15 +67,17 @@ def may_answer_otherwise(error: BaseException) -> bool | None:
     return None if status is None else status in _PASSING_STATUSES or status >= 500
 
 
-def may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException, *, lasting: tuple[type[BaseException], ...] = ()) -> bool:
     """Return True if the network, a disk or a lack of memory may have caused `error`.
 
-    Such a failure may end without a change by a person.
+    Such a failure may end without a change by a person. An error of the classes `lasting` does not.
     """
     for cause in _walk_causes(error):
         # An answer decides: libraries derive the errors for refusals from OSError, too.
         if (otherwise := may_answer_otherwise(cause)) is not None:
             return otherwise
+        if isinstance(cause, lasting):
+            continue
         if isinstance(cause, OSError):
             if cause.errno not in _ABOUT_A_NAME:
                 return True

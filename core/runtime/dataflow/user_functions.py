@@ -23,7 +23,7 @@ from onceflow.core.arrow.instants import check_times_of_day
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
 from onceflow.core.plan.functions import Record
-from onceflow.core.spi.bad_rows import is_named_for_network, may_answer_otherwise
+from onceflow.core.spi.bad_rows import may_pass
 from onceflow.core.spi.dead_letters import origin_columns, printable_rows
 from onceflow.core.state.keys.key_columns import has_own_python_keys, python_keys
 
@@ -154,13 +154,15 @@ _REASON_LENGTH_MAX = 500
 _TRACE_LENGTH_MAX = 4000
 _FRAMES_MAX = 20
 _RUNTIME = Path(__file__).parent
-_FILES = (
+_LASTING = (
     FileNotFoundError,
     FileExistsError,
     IsADirectoryError,
     NotADirectoryError,
     PermissionError,
+    MemoryError,
 )
+"""The errors that a function raises again for the same record, unlike a disk or a network."""
 
 
 def call_user(uid: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -262,7 +264,7 @@ def user_error(
         where = f"{_shorten(record)} ({_origin(rows, row)})"
     # Use the record and the error's class, but not its text, which may contain a time or an
     # address: the same mistake must get the same fingerprint.
-    fingerprint = "" if _may_pass(error) else _digest(uid, kind, record)
+    fingerprint = "" if may_pass(error, lasting=_LASTING) else _digest(uid, kind, record)
     return UserFunctionError(
         f"operator {uid!r} failed: {reason}; at {where}\n{_trace(error)}",
         fingerprint=fingerprint,
@@ -322,23 +324,6 @@ def _trace(error: BaseException) -> str:
         trace = trace.tb_next
     lines = traceback.format_exception(type(error), error, trace, limit=-_FRAMES_MAX)
     return "".join(lines)[-_TRACE_LENGTH_MAX:].rstrip()
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Return True if the network may have caused the failure, so that each retry makes sense."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    # Chains of causes may be circular, which users can build with `raise … from`.
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        if (otherwise := may_answer_otherwise(at)) is not None:
-            return otherwise
-        if isinstance(at, OSError) and not isinstance(at, _FILES):
-            return True
-        if is_named_for_network(type(at)):
-            return True
-        at = at.__cause__ or at.__context__
-    return False
 
 
 def _digest(*parts: str) -> str:

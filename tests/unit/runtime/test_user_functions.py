@@ -143,7 +143,8 @@ def test_what_the_network_does_is_no_mistake_of_the_program(error: OSError) -> N
     wrapped = RuntimeError("the service failed")
     wrapped.__cause__ = error
     assert failure(rows(7), wrapped).fingerprint == ""
-    assert failure(rows(7), FileNotFoundError("model.bin")).fingerprint != ""
+    for lasting in (FileNotFoundError("model.bin"), MemoryError()):
+        assert failure(rows(7), lasting).fingerprint != ""
 
 
 def test_the_status_of_an_answer_says_if_a_mistake_is_the_programs() -> None:
