@@ -13,7 +13,12 @@ from onceflow.clients.postgres.connection import PostgresSession
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, StateIncompatible
 from onceflow.sources.postgres.access import find_missing_privileges
 from onceflow.sources.postgres.first_copy import CopiedChunks
-from onceflow.sources.postgres.position import SlotPosition, TablePosition
+from onceflow.sources.postgres.position import (
+    COPY_ANEW,
+    SlotPosition,
+    TablePosition,
+    drop_statement,
+)
 from onceflow.sources.postgres.slot import identify_cluster
 from onceflow.sources.postgres.table import SourceTable
 
@@ -44,12 +49,16 @@ def require_same_kind(position: SlotPosition, *, follows: bool) -> None:
     """Raise StateIncompatible if only one of `position` and the source follows a slot."""
     if follows == bool(position.slot):
         return
-    stored = f"follows slot {position.slot}" if position.slot else "has first_copy='only'"
-    given = "'all' or 'none'" if follows else "'only'"
+    if follows:
+        raise StateIncompatible(
+            "the source of the checkpoint has first_copy='only', and now first_copy= is 'all' or"
+            f" 'none': give it its old value. To follow the tables from now on, {COPY_ANEW}"
+        )
     raise StateIncompatible(
-        f"the source of the checkpoint {stored}, and now first_copy= is {given}: give it its old"
-        " value, or start the job under another name, which reads the tables anew into an empty"
-        " target"
+        f"the source of the checkpoint follows slot {position.slot}, and now first_copy= is"
+        " 'only': give it its old value. To copy the tables once more and follow them no longer,"
+        f" drop the slot ({drop_statement(position.slot)}), empty the target, and start the job"
+        " under another name"
     )
 
 

@@ -40,6 +40,14 @@ from onceflow.sources.postgres.first_copy import Chunk, CopiedChunks, CopiedRang
 
 _COPY_ALONE = "copy"
 """The id of the split of a copy without a stream."""
+COPY_ANEW = (
+    "empty the target, and start the job under another name and with first_copy='all', which"
+    " copies the table anew"
+)
+"""The advice for a user whose job cannot continue and has no slot any more.
+
+With `first_copy="none"`, the new job would read neither the rows nor the changes until its start.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +144,7 @@ class SlotPosition:
                 "Empty the target, and start the job under another name, which copies"
                 " the table anew"
             )
-        return (
-            f"Drop the slot (SELECT pg_drop_replication_slot({literal(self.slot)})), empty the"
-            " target, and start the job under another name, which copies the table anew"
-        )
+        return f"Drop the slot ({drop_statement(self.slot)}), {COPY_ANEW}"
 
     def to_split(self) -> Split:
         """Return the split that holds this position."""
@@ -178,6 +183,11 @@ class SlotPosition:
                 " not read as a position in the changes of Postgres: it was written by another"
                 " source. Give this source another uid, or start the job as it was"
             ) from error
+
+
+def drop_statement(slot: str) -> str:
+    """Return the statement that drops `slot`."""
+    return f"SELECT pg_drop_replication_slot({literal(slot)})"
 
 
 def _write_cut(cut: Cut | None) -> Sequence[object] | None:

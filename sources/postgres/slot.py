@@ -21,7 +21,7 @@ from onceflow.clients.postgres.replication import format_lsn, parse_lsn
 from onceflow.clients.sql.session import SqlError, StatementRefused
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SinkError, SourceUnavailable
-from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.position import COPY_ANEW, SlotPosition, drop_statement
 from onceflow.sources.postgres.refusals import to_session_error
 from onceflow.sources.postgres.table import SourceTable
 
@@ -33,8 +33,13 @@ _RETRY_S = 0.2
 _SESSION_NAME = "onceflow slot"
 _DROP_OLD_SLOT = (
     "If the job's slot already exists and the table is not new in tables=, the slot lacks earlier"
-    " changes: drop the slot first"
+    f" changes: drop the slot, {COPY_ANEW}"
 )
+_LIMITS = {
+    "wal_removed": "raise max_slot_wal_keep_size, ",
+    "idle_timeout": "raise idle_replication_slot_timeout, ",
+}
+"""What to do so that a server does not invalidate the next slot for the same reason."""
 logger = logging.getLogger("onceflow.sources.postgres")
 
 _SLOT = """
@@ -71,6 +76,15 @@ _SERVER = """
             WHERE rolname = current_user),
            pg_catalog.quote_ident(current_user)
 """
+
+
+class _OtherSlot(ConfigError):
+    """A slot of another purpose has the name."""
+
+    def __init__(self, difference: str) -> None:
+        """`difference` says how the slot differs, without any advice."""
+        super().__init__(f"{difference}. Give slot= another name")
+        self.difference = difference
 
 
 class _NotPublished(ConfigError):
@@ -305,9 +319,9 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
     ((plugin, database, is_active, confirmed, is_lost, two_phase, temporary, reason),) = rows
     ((own_database,),) = session.query("SELECT current_database()::text")
     if plugin != _PLUGIN or database != own_database or two_phase or temporary:
-        raise ConfigError(
+        raise _OtherSlot(
             f"slot {name} exists and is not one that this source reads: plugin {plugin}, database"
-            f" {database}, two_phase {two_phase}, temporary {temporary}. Give slot= another name"
+            f" {database}, two_phase {two_phase}, temporary {temporary}"
         )
     if confirmed is None and is_active:
         raise SourceUnavailable(
@@ -316,11 +330,10 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
             " backend_xid IS NOT NULL, and SELECT * FROM pg_prepared_xacts"
         )
     if is_lost or reason is not None or confirmed is None:
+        reason = reason or "wal_removed"
         raise OffsetOutOfRange(
-            f"slot {name} was invalidated ({reason or 'wal_removed'}): the server has deleted"
-            " changes that were not read. Drop it (SELECT pg_drop_replication_slot("
-            f"{literal(name)})), empty the target, raise max_slot_wal_keep_size, and start the job"
-            " under another name, which copies the table anew"
+            f"slot {name} was invalidated ({reason}): the server has deleted changes that were not"
+            f" read. Drop it ({drop_statement(name)}), {_LIMITS.get(reason, '')}{COPY_ANEW}"
         )
     return SlotState(bool(is_active), parse_lsn(confirmed))
 
@@ -336,17 +349,23 @@ def read_present_lsn(endpoint: PostgresEndpoint) -> int:
 
 
 def wait_until_free(endpoint: PostgresEndpoint, name: str, timeout_s: float) -> None:
-    """Wait until no reader uses slot `name`, at most `timeout_s`.
+    """Wait until no reader uses slot `name`, and no session creates it, at most `timeout_s`.
 
-    The server takes a moment to see that a killed reader is gone. Raises the errors of `connect`
-    and of `find_slot`.
+    The server takes a moment to see that a killed reader is gone. A session whose program was
+    killed still creates its slot to the end. Raises the errors of `connect` and of `find_slot`.
     """
     deadline = time.monotonic() + timeout_s
     with connect(endpoint, _SESSION_NAME) as session:
-        while (state := find_slot(session, name)) is not None and state.is_active:
-            if time.monotonic() > deadline:
-                return
+        while not _is_free(session, name) and time.monotonic() <= deadline:
             time.sleep(_RETRY_S)
+
+
+def _is_free(session: PostgresSession, name: str) -> bool:
+    try:
+        state = find_slot(session, name)
+    except SourceUnavailable:  # the slot is being created
+        return False
+    return state is None or not state.is_active
 
 
 def check_position(
@@ -366,8 +385,7 @@ def check_position(
     if position.system != cluster.system:
         raise OffsetOutOfRange(
             f"the checkpoint has a position in the cluster {position.system}, and the url leads to"
-            f" the cluster {cluster.system}: correct url=. To read the other cluster, start the job"
-            " under another name, which copies the table anew into an empty target"
+            f" the cluster {cluster.system}: correct url=. To read the other cluster, {COPY_ANEW}"
         )
     if position.timeline != cluster.timeline:
         raise OffsetOutOfRange(
@@ -382,13 +400,7 @@ def check_position(
             f" {format_lsn(position.furthest.lsn)}: a backup was restored, and changes that were"
             f" read do not exist any more. {position.copy_anew}"
         )
-    slot = find_slot(session, position.slot)
-    if slot is None:
-        raise OffsetOutOfRange(
-            f"slot {position.slot} does not exist any more, and with it the changes after"
-            f" {format_lsn(position.lsn)}. Start the job under another name, which"
-            " copies the table anew into an empty target"
-        )
+    slot = _find_own_slot(session, position)
     if slot.confirmed > position.lsn:
         raise OffsetOutOfRange(
             f"slot {position.slot} is at {format_lsn(slot.confirmed)}, past the checkpoint's"
@@ -397,6 +409,28 @@ def check_position(
             f" is a later checkpoint, start the job from that one. If not: {position.copy_anew}"
         )
     _check_still_published(session, position, publication, tables)
+
+
+def _find_own_slot(session: PostgresSession, position: SlotPosition) -> SlotState:
+    """Return the slot of `position`.
+
+    Raises:
+        OffsetOutOfRange: The slot is gone or invalidated, or another one has its name.
+        SourceUnavailable: The slot is being created.
+    """
+    try:
+        slot = find_slot(session, position.slot)
+    except _OtherSlot as error:
+        raise OffsetOutOfRange(
+            f"{error.difference}. The checkpoint's slot had this name. If url= leads to another"
+            f" database than before, correct it. If not, give slot= another name, {COPY_ANEW}"
+        ) from None
+    if slot is None:
+        raise OffsetOutOfRange(
+            f"slot {position.slot} does not exist any more, and with it the changes after"
+            f" {format_lsn(position.lsn)}. To copy the table again, {COPY_ANEW}"
+        )
+    return slot
 
 
 def _check_still_published(

@@ -29,7 +29,7 @@ from onceflow.sources.postgres.metadata import (
     parse_metadata,
     require_free_names,
 )
-from onceflow.sources.postgres.position import SlotPosition, TablePosition
+from onceflow.sources.postgres.position import SlotPosition, TablePosition, drop_statement
 from onceflow.sources.postgres.reader import PostgresReader
 from onceflow.sources.postgres.settings import (
     ChangesOptions,
@@ -326,8 +326,11 @@ class PostgresChanges(ChangesOptions, Source):
         for removed in adapted.removed:
             slots.logger.warning(
                 "table %s is not read any more: the options do not name it. If they name it again"
-                " later, it is copied anew",
+                " later, %s",
                 removed.name,
+                "it is copied anew"
+                if self.copies_rows
+                else "its changes in between are not read, because first_copy= is 'none'",
             )
         if self.publication is None:
             in_use = {table.name for table in position.tables} | {t.name for t in tables}
@@ -459,13 +462,13 @@ class PostgresChanges(ChangesOptions, Source):
             if state.is_active:
                 raise ConfigError(
                     f"slot {name} is in use by another reader: stop that reader, or give slot="
-                    " another name"
+                    f" another name{self._describe_new_slot()}"
                 )
             if versions is None:
                 raise ConfigError(
                     f"slot {name} exists, and publication {publication} does not: changes before"
-                    " the publication cannot be read. Drop the slot (SELECT"
-                    f" pg_drop_replication_slot('{name}')), or give publication= the right name"
+                    f" the publication cannot be read. Drop the slot ({drop_statement(name)}), or"
+                    f" give publication= the right name{self._describe_new_slot()}"
                 )
             slots.logger.info("slot %s exists, and is read from its position", name)
             return state.confirmed, versions
@@ -480,6 +483,15 @@ class PostgresChanges(ChangesOptions, Source):
             if is_own and session.is_open:
                 slots.drop_publication(session, publication)
             raise
+
+    def _describe_new_slot(self) -> str:
+        """Return what a new slot lacks, to be appended to the advice to use one."""
+        if self.copies_rows:
+            return ""
+        return (
+            ". A new slot has no change from before its creation: to have these rows, too, give"
+            " first_copy='all' and empty the target"
+        )
 
     def _require_all_columns(self, tables: Iterable[SourceTable]) -> None:
         """Raise ConfigError if the first copy of `tables` cannot have the columns that it needs."""

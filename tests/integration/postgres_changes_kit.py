@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -19,12 +20,36 @@ from onceflow.sources import PostgresChanges
 CREATE_TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 CONTEXT = ReaderContext("job", "t", 0, 1, AttemptId(1))
 _TIMEOUT_S = 90
+_ACTIVE = "SELECT FROM pg_replication_slots WHERE active"
 
 
 def source_of(server: EmbeddedPostgres, **options: Any) -> PostgresChanges:
     """Return a source of table t that belongs to a job."""
     given: dict[str, Any] = {"table": "t", **options}
     return PostgresChanges(server.url, **given).bind("job", "t")
+
+
+def follow_advice(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    error: Exception,
+    **options: Any,
+) -> PostgresChanges:
+    """Do what `error` says, and nothing else. Return the source of the job with another name.
+
+    `options` are those of the job that has ended. The target is taken to be empty.
+    """
+    text = str(error)
+    for statement in re.findall(r"\((SELECT pg_drop_replication_slot\('\w+'\))\)", text):
+        wait_until(lambda: not database.execute(_ACTIVE).fetchall())
+        database.execute(statement.encode())
+    assert "empty the target" in text.lower()
+    if "give slot= another name" in text:
+        options["slot"] = "another"
+    begun, _, advice = text.rpartition("start the job under another name")
+    assert begun, text
+    given: dict[str, Any] = {"table": "t", **options, **dict(re.findall(r"(\w+)='(\w+)'", advice))}
+    return PostgresChanges(server.url, **given).bind("other", "t")
 
 
 def read_rows(reader: SourceReader, count: int) -> list[dict[str, Any]]:
@@ -81,6 +106,5 @@ def drop_slots(database: psycopg.Connection[TupleRow]) -> None:
         "DO $$ DECLARE p text; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP"
         " EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$"
     )
-    active = "SELECT FROM pg_replication_slots WHERE active"
-    wait_until(lambda: not database.execute(active).fetchall())
+    wait_until(lambda: not database.execute(_ACTIVE).fetchall())
     database.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")

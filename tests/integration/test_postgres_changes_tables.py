@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -316,7 +317,7 @@ def test_a_table_that_is_not_named_any_more_leaves_the_publication_after_its_pos
     splits = _source(server, tables=["a", "b"], first_copy="none").splits()
     source = _source(server, tables=["a"], first_copy="none")
     kept = source.discover(splits)
-    assert "table public.b is not read any more" in caplog.text
+    assert re.search("public.b is not read any more.*its changes in between are not", caplog.text)
     assert [table.name.name for table in SlotPosition.from_split(kept[0]).tables] == ["a"]
     # A checkpoint may still have the table: a start from it must lose nothing.
     assert _list_publication_tables(database) == ["a", "b"]

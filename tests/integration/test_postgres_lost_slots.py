@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import psycopg
 import pytest
@@ -13,6 +15,7 @@ from psycopg.rows import TupleRow
 from tests.integration.postgres_changes_kit import (
     CONTEXT,
     CREATE_TABLE,
+    follow_advice,
     open_database,
     read_rows,
     read_to_error,
@@ -20,9 +23,18 @@ from tests.integration.postgres_changes_kit import (
     wait_until,
 )
 
-from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable
+from onceflow.core.errors import (
+    BadRecord,
+    ConfigError,
+    OffsetOutOfRange,
+    SourceUnavailable,
+    StateIncompatible,
+)
+from onceflow.core.spi import Split
 from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.sources import PostgresChanges
 from onceflow.sources.postgres import reader as postgres_reader
+from onceflow.sources.postgres.position import SlotPosition
 
 _SETTINGS = {
     "wal_level": "logical",
@@ -222,3 +234,111 @@ def test_a_standby_is_refused_at_the_start_and_nothing_is_created() -> None:
                     call()
         with psycopg.connect(standby.url) as connection:
             assert connection.execute("SELECT FROM pg_replication_slots").fetchall() == []
+
+
+_Connection: TypeAlias = psycopg.Connection[TupleRow]
+_USED = "SELECT FROM pg_replication_slots WHERE active"
+
+
+def _drop_slot(database: _Connection) -> None:
+    database.execute("SELECT pg_drop_replication_slot('s')")
+
+
+def _replace_slot(database: _Connection) -> None:
+    _drop_slot(database)
+    database.execute("SELECT pg_create_physical_replication_slot('s')")
+
+
+def _move_slot(database: _Connection) -> None:
+    database.execute("INSERT INTO t VALUES (3, 'skipped')")
+    database.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_flush_lsn())")
+
+
+def _alter_publication(database: _Connection) -> None:
+    for statement in (f"ALTER PUBLICATION s {change} TABLE t" for change in ("DROP", "ADD")):
+        database.execute(statement.encode())
+
+
+def _truncate(database: _Connection) -> None:
+    database.execute("TRUNCATE t")
+
+
+def _change_nothing(database: _Connection) -> None:
+    del database
+
+
+def _move_to_another_cluster(decided: list[Split]) -> list[Split]:
+    position = SlotPosition.from_split(decided[0])
+    return [replace(position, system="1").to_split()]
+
+
+def _keep(decided: list[Split]) -> list[Split]:
+    return decided
+
+
+@pytest.mark.parametrize(
+    ("lose", "read_from", "named"),
+    [
+        (_drop_slot, _keep, "does not exist any more"),
+        (_replace_slot, _keep, "The checkpoint's slot had this name"),
+        (_move_slot, _keep, "past the checkpoint's position"),
+        (_invalidate, _keep, "raise max_slot_wal_keep_size, empty the target"),
+        (_alter_publication, _keep, "was altered"),
+        (_truncate, _keep, "was truncated"),
+        (_change_nothing, _move_to_another_cluster, "To read the other cluster"),
+    ],
+    ids=["dropped", "replaced", "moved", "invalidated", "altered", "truncated", "cluster"],
+)
+def test_a_job_without_a_first_copy_is_repaired_as_its_error_advises(
+    server: EmbeddedPostgres,
+    database: _Connection,
+    lose: Callable[[_Connection], None],
+    read_from: Callable[[list[Split]], list[Split]],
+    named: str,
+) -> None:
+    """Without the rows, the changes between the two jobs would be lost."""
+    options = {"slot": "s", "first_copy": "none"}
+    source = source_of(server, **options)
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("INSERT INTO t VALUES (1, 'read')")
+        read_rows(reader, 1)
+        decided = list(reader.snapshot())
+    wait_until(lambda: not database.execute(_USED).fetchall())
+    lose(database)
+    database.execute("INSERT INTO t VALUES (2, 'in between')")
+    with pytest.raises((OffsetOutOfRange, BadRecord), match=named) as ended:
+        _read_on(source, read_from(decided))
+    other = follow_advice(server, database, ended.value, **options)
+    _check_equal(other, database)
+
+
+def _read_on(source: PostgresChanges, decided: list[Split]) -> None:
+    with contextlib.closing(source.reader(source.discover(decided), CONTEXT)) as reader:
+        read_to_error(reader)
+
+
+def _check_equal(source: PostgresChanges, database: _Connection) -> None:
+    """Check that `source` reads the rows of the table, and then its changes."""
+    expected = database.execute("SELECT id, v FROM t ORDER BY id").fetchall()
+    source.validate()
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        rows = read_rows(reader, len(expected))
+        assert sorted((row["id"], row["v"]) for row in rows) == expected
+        if source.follows:
+            database.execute("INSERT INTO t VALUES (1000, 'followed')")
+            assert [row["id"] for row in read_rows(reader, 1)] == [1000]
+
+
+@pytest.mark.parametrize(("before", "now"), [("only", "none"), ("none", "only")])
+def test_another_kind_of_first_copy_is_begun_as_its_error_advises(
+    server: EmbeddedPostgres, database: _Connection, before: str, now: str
+) -> None:
+    database.execute("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+    splits = source_of(server, first_copy=before).splits()
+    source = source_of(server, first_copy=now)
+    with pytest.raises(StateIncompatible, match="give it its old value") as refused:
+        source.discover(splits)
+    other = follow_advice(server, database, refused.value, first_copy=now)
+    assert other.follows == (now != "only")
+    _check_equal(other, database)
+    assert len(database.execute(_USED.replace("WHERE active", "")).fetchall()) == other.follows

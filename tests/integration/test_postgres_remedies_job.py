@@ -44,9 +44,9 @@ def _create(url: str, rows: int) -> None:
 
 _DROP = re.compile(
     r"Drop the slot \((SELECT pg_drop_replication_slot\('\w+'\))\), empty the target, and start the"
-    " job under another name"
+    " job under another name and with first_copy='all'"
 )
-_LOST = "Start the job under another name, which copies the table anew into an empty target"
+_LOST = "To copy the table again, empty the target, and start the job under another name"
 
 
 @pytest.mark.parametrize("cause", ["truncated", "slot lost"])

@@ -376,6 +376,34 @@ def test_a_new_query_waits_for_a_slot_whose_reader_was_just_killed(
     assert len(other.copy()) == _ROWS
 
 
+def test_a_new_query_waits_for_a_slot_that_a_killed_one_is_creating(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    query: Query,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database.execute("CREATE PUBLICATION s FOR TABLE t")
+    created = "SELECT confirmed_flush_lsn IS NOT NULL FROM pg_replication_slots"
+    with psycopg.connect(server.url) as writing, psycopg.connect(server.url) as creating:
+        writing.execute("INSERT INTO t VALUES (1000, 'running')")
+        create = "SELECT pg_create_logical_replication_slot('s', 'pgoutput')"
+        creator = threading.Thread(target=creating.execute, args=(create,))
+        creator.start()
+        await_true(lambda: database.execute(created).fetchall() == [(False,)])
+        ending = threading.Timer(0.5, writing.commit)
+
+        def end_during_wait(*arguments: Any) -> None:
+            ending.start()
+            wait_until_free(*arguments)
+            assert database.execute(created).fetchall() == [(True,)]
+
+        monkeypatch.setattr(postgres_changes, "wait_until_free", end_during_wait)
+        query.run_to_end()
+        creator.join()
+        ending.join()
+    assert query.copy() == _table(database)
+
+
 def test_an_end_that_spark_has_not_used_is_planned_again_from_its_start(
     database: psycopg.Connection[TupleRow], query: Query
 ) -> None:
@@ -408,7 +436,7 @@ def test_a_staged_file_that_is_gone_is_refused_by_name(
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("lost", ["file", "checkpoint"])
+@pytest.mark.parametrize("lost", ["file", "checkpoint", "slot"])
 def test_a_loss_is_repaired_as_its_error_advises(
     database: psycopg.Connection[TupleRow], query: Query, tmp_path: Path, lost: str
 ) -> None:
@@ -419,17 +447,22 @@ def test_a_loss_is_repaired_as_its_error_advises(
             database.execute("UPDATE t SET v = 'lost' WHERE id = 1; DELETE FROM t WHERE id = 2")
     if lost == "file":
         _files(query)[-1].unlink()
+    elif lost == "slot":
+        query.run_to_end()
+        await_true(lambda: _drop_slot(database))
+        database.execute("INSERT INTO t VALUES (999, 'in between')")
     else:
         query.ends[-1] = query.ends[-1].replace('"batch": ', '"batch": 1')
     with pytest.raises((OffsetOutOfRange, StateIncompatible)) as refused:
         query.run_batch()
-    assert (
-        "drop the slot and empty the target, and start the query with another checkpointLocation"
-        " and firstCopy=all, which copies the table anew"
-    ) in str(refused.value)
+    advice = "and start the query with another checkpointLocation"
+    assert "empty the target" in str(refused.value)
+    assert "table anew" in str(refused.value)
     query.crash()
-    await_true(lambda: _drop_slot(database))
-    anew = Query(query.options["url"], tmp_path, firstCopy="all")
+    if "drop the slot" in str(refused.value):
+        await_true(lambda: _drop_slot(database))
+    given = re.findall(rf"{advice} and (?:with )?(firstCopy)=(\w+)", str(refused.value))
+    anew = Query(query.options["url"], tmp_path, **{"firstCopy": "none", **dict(given)})
     anew.run_to_end()
     database.execute("INSERT INTO t VALUES (1000, 'after')")
     anew.run_to_end()

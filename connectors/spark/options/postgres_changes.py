@@ -77,7 +77,6 @@ _OF_QUERIES: Mapping[str, str] = {
     "schema= for table=, or schemas=": "schema=",
     "schema= or schemas=": "schema=",
     "start the job under another name": "start the query with another checkpointLocation",
-    "Start the job under another name": "Start the query with another checkpointLocation",
     "Give this source another uid, or start the job as it was": "Give the query another"
     " checkpointLocation",
     "start the job from that one": "start the query from that one",
