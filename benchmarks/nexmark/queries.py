@@ -7,22 +7,16 @@ result, as in a sink with upserts of the key; see expected.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from onceflow import (
     EventTimeSessionWindows,
-    KeyedFunction,
-    ListStateDescriptor,
-    Record,
     SlidingEventTimeWindows,
-    StateAccess,
     Stream,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
-    ValueStateDescriptor,
     avg,
     count,
     count_distinct,
@@ -102,29 +96,13 @@ def q5(tables: Tables) -> Stream:
     return counts.connect(most).key_by("bids", "most").per_window().join().merge(uid="q5")
 
 
-class AverageOfLastTen(KeyedFunction):
-    """Averages the prices of the ten auctions of a key that ended last."""
-
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        columns = [("seller", pa.int64()), ("average", pa.float64()), ("auctions", pa.int64())]
-        return pa.schema(columns)
-
-    def open(self, state: StateAccess) -> None:
-        self.ended = state.list_state(ListStateDescriptor("ended", tuple[datetime, int, int]))
-        self.count = state.value_state(ValueStateDescriptor("count", int, default=0))
-
-    def process(self, record: Record) -> Record:
-        ended = [*self.ended.get(), (record["expires"], record["id"], record["price"])]
-        last = sorted(ended)[-10:]
-        self.ended.update(last)
-        self.count.set(self.count.get() + 1)
-        average = sum(price for _, _, price in last) / len(last)
-        return {"seller": record["seller"], "average": average, "auctions": self.count.get()}
-
-
 def q6(tables: Tables) -> Stream:
     """The average price of the last ten auctions of a seller."""
-    return _ended_auctions(tables, "q6").key_by("seller").process(AverageOfLastTen(), uid="q6")
+    ended = _ended_auctions(tables, "q6").key_by("seller").running(auctions=count(), uid="q6-count")
+    last = ended.key_by("seller").over(
+        rows=10, by=["expires", "id"], average=avg("price"), uid="q6"
+    )
+    return last.project("seller", "average", "auctions")
 
 
 def q7(tables: Tables) -> Stream:

@@ -22,6 +22,7 @@ from onceflow.core.api.joined_streams import (
     mark_outer_sides,
     regular_join,
 )
+from onceflow.core.api.ranked_records import RankedRecords
 from onceflow.core.api.service_calls import ServiceCalls
 from onceflow.core.api.table_joins import TableJoins
 from onceflow.core.api.windowed_stream import (
@@ -40,7 +41,6 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.plan import functions
 from onceflow.core.plan.aggregates import (
     Aggregate,
-    check_kept_ttl,
     check_running_ttl,
     running_schema,
 )
@@ -53,17 +53,13 @@ from onceflow.core.plan.sql_functions import NO_FUNCTIONS, QueryFunction, name_f
 from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.windows import WINDOW_COLUMNS, WindowAssigner, WindowNames
 from onceflow.core.plan.work import (
-    Deduplicate,
     Emission,
     FilterRecords,
     FlatMapRecords,
-    Keep,
-    KeepTop,
     MapBatches,
     MapInArrow,
     MapInPandas,
     MapRecords,
-    Order,
     ProcessBatches,
     ProcessKeyed,
     ProcessRecords,
@@ -76,10 +72,6 @@ from onceflow.core.setting_values import choice_of
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
-from onceflow.core.state.states.kept_rows import check_rows_can_be_kept
-
-TOP_N_MAX = 1_000
-"""The largest number of records that `top_n` keeps for each key."""
 
 
 class Stream(ServiceCalls["Stream"], TableJoins["Stream"]):
@@ -386,7 +378,7 @@ class Stream(ServiceCalls["Stream"], TableJoins["Stream"]):
         return Stream(self._graph, Feed(operator.uid, made))
 
 
-class KeyedStream:
+class KeyedStream(RankedRecords["Stream"]):
     """A stream that is grouped by key. Its operators have state for each key."""
 
     def __init__(self, graph: GraphBuilder, feeds: tuple[Feed, ...], key: tuple[str, ...]) -> None:
@@ -531,61 +523,6 @@ class KeyedStream:
         emission = choice_of(Emission, emit, setting="emit")
         schema = running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates), ttl, emission), uid, schema)
-
-    @check_arguments
-    def deduplicate(
-        self,
-        *,
-        uid: str,
-        keep: str = "first",
-        by: str | None = None,
-        ttl: StateTtlConfig | None = None,
-    ) -> Stream:
-        """Keep one record of each key: the first or the last one, in the order of the column `by`.
-
-        Without `by`, the order is that of arrival. `keep="first"` then emits the first record of
-        each key and drops all others, so that any sink may follow. In all other cases, a record
-        that is emitted replaces the one before: write them to a sink with upserts of the key. At
-        most one record is emitted for each key and batch. Vectorised, like `running`.
-
-        Of equal values of `by`, the record that arrived first is the first one, and the one that
-        arrived last is the last one. A key that has had no record for `ttl` by the slot's clock is
-        forgotten. `uid` names the state in checkpoints.
-
-        Raises:
-            ConfigError: `keep` is something else, `by` does not exist, is part of the key or has no
-                order, or `ttl` allows expired values to be returned.
-        """
-        chosen = choice_of(Keep, keep, setting="keep")
-        if by is not None:
-            users_mistakes.require_order(by, self.schema, self._key, "deduplicate")
-        check_kept_ttl(ttl, "deduplicate")
-        return self._then(Deduplicate(self._key, chosen, by, ttl), uid, self.schema)
-
-    @check_arguments
-    def top_n(
-        self, n: int, *, by: str | Order | Sequence[str | Order], uid: str, rank: str = "rank"
-    ) -> Stream:
-        """Keep the first `n` records of each key in the order of `by`, and add the column `rank`.
-
-        `by` is a column, `desc("price")` for the greatest value first, or several of them:
-        `[desc("price"), "date_time"]`. Of records that are equal in all of them, the one that
-        arrived first comes first. The result has a record for each rank of a key, from 1, whenever
-        another record gets this rank. Write it to a sink with upserts whose primary key is the key
-        and `rank`. Vectorised, like `running`. `uid` names the state in checkpoints.
-
-        Raises:
-            ConfigError: `n` is not between 1 and 1,000, a column of `by` is missing, part of the
-                key or without order, the stream has `rank`, or state cannot keep a column.
-        """
-        if not 1 <= n <= TOP_N_MAX:
-            raise ConfigError(f"top_n({n}): give a number of records from 1 to {TOP_N_MAX}")
-        orders = users_mistakes.read_orders(by, self.schema, self._key, "top_n")
-        if rank in self.schema.names:
-            raise ConfigError(f"top_n(rank={rank!r}): the stream has this column already")
-        check_rows_can_be_kept(self.schema, "top_n()")
-        schema = self.schema.append(pa.field(rank, pa.int64()))
-        return self._then(KeepTop(self._key, n, orders), uid, schema)
 
     def window(
         self,

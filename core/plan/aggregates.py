@@ -64,6 +64,13 @@ class Aggregate:
             of_set = describe_set(self.column, schema.field(self.column).type)
         return AccumulatorColumn(name, op, kind, of_set)
 
+    @property
+    def argument(self) -> str | None:
+        """The values that it takes from records: column and condition. None if it counts all."""
+        column = [] if self.column is None else [repr(self.column)]
+        where = [] if self.where is None else [f"where {self.where!r}"]
+        return " ".join([*column, *where]) or None
+
     def __str__(self) -> str:
         column = "" if self.column is None else repr(self.column)
         where = [] if self.where is None else [f"where={self.where!r}"]
@@ -225,8 +232,12 @@ def last(column: str, *, where: str | None = None) -> Aggregate:
     return Aggregate("last", column, where)
 
 
-def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa.Schema:
+def running_schema(
+    schema: pa.Schema, aggregates: Mapping[str, Aggregate], method: str = "running"
+) -> pa.Schema:
     """Return `schema` with one more column for each aggregate, in the order given.
+
+    `method` names the user's call in errors.
 
     Raises:
         ConfigError: A name is in use, or a column cannot be aggregated.
@@ -234,7 +245,7 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
     fields = list(schema)
     for name, aggregate in aggregates.items():
         if name in schema.names:
-            raise ConfigError(f"running({name}=…): the stream has a column {name!r} already")
+            raise ConfigError(f"{method}({name}=…): the stream has a column {name!r} already")
         fields.append(pa.field(name, aggregate.result_type(schema)))
     return pa.schema(fields)
 

@@ -486,8 +486,34 @@ class KeepTop(_KeyColumnsWork):
 
     def time_settings(self) -> dict[str, str]:
         """Return the number and order of the records: stored ranks follow from them."""
-        by = ", ".join(order.column + " desc" * order.descending for order in self.by)
-        return {"n": f"{self.n} records", "by": by}
+        return {"n": f"{self.n} records", "by": _describe_orders(self.by)}
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateLastRows(_KeyColumnsWork):
+    """Adds aggregates over the last rows of each key as columns, batch by batch."""
+
+    rows: int
+    by: tuple[Order, ...]
+    """The order that says which rows are the last ones; empty for the order of arrival."""
+    aggregates: Mapping[str, Aggregate]
+    ttl: StateTtlConfig | None = None
+    """The time without records after which a key starts again, or None for never."""
+    emit: Emission = Emission.RECORD
+    """All records, or the last one of each key and batch."""
+
+    def time_settings(self) -> dict[str, str]:
+        """Return the number and order of the rows, and the values of them that are stored."""
+        arguments = {aggregate.argument or "" for aggregate in self.aggregates.values()} - {""}
+        return {
+            "rows": f"{self.rows} records",
+            "by": _describe_orders(self.by) or "arrival",
+            "values": ", ".join(sorted(arguments)) or "none",
+        }
+
+
+def _describe_orders(orders: tuple[Order, ...]) -> str:
+    return ", ".join(order.column + " desc" * order.descending for order in orders)
 
 
 @dataclass(frozen=True, slots=True)

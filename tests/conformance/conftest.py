@@ -71,6 +71,7 @@ OPERATORS = {
     "test_count_windows.py": "records_through_snapshots_and_rescaling[heap-7]",
     "test_deduplication.py": "model_through_snapshots_and_rescaling[heap-int-Keep.LAST]",
     "test_interval_joins.py": "model_through_snapshots_and_rescaling[heap-300-2500-full]",
+    "test_last_rows.py": "model_through_snapshots_and_rescaling[heap-4-by-two]",
     "test_top_rows.py": "model_through_snapshots_and_rescaling[heap-7-3]",
     "test_window_functions.py": "gap=0.003)-9-records]",
     "test_window_joins.py": "slide=0.004, offset=0)-9-full]",

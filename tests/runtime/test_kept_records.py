@@ -23,6 +23,7 @@ from onceflow import (
     RocksDBBackend,
     StateTtlConfig,
     Stream,
+    count,
     desc,
 )
 from onceflow.core.errors import ConfigError, StateIncompatible
@@ -126,6 +127,7 @@ def test_another_number_or_order_is_refused_while_there_is_state(
         start(3, "first").wait(60)
 
 
+LAST_ROWS: dict[str, Any] = {"rows": 3, "n": count(), "uid": "over"}
 DEFAULTS: dict[str, Any] = {"n": 3, "by": "amount", "uid": "top"}
 
 
@@ -145,3 +147,20 @@ def test_a_wrong_option_of_the_first_records_is_refused_by_name(
     _, records = records_of(cluster, tmp_path, CountingSource(1))
     with pytest.raises(ConfigError, match=words):
         records.key_by("account").top_n(**DEFAULTS | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": 1}, r"over\(rows=1\): give a number of records from 2 to 100"),
+        ({"by": ["ids"]}, "by='ids'.*no such column"),
+        ({"amount": count()}, r"over\(amount=…\).*a column 'amount' already"),
+    ],
+    ids=["rows", "order", "name"],
+)
+def test_a_wrong_option_of_the_last_records_is_refused_by_name(
+    cluster: AnyCluster, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    _, records = records_of(cluster, tmp_path, CountingSource(1))
+    with pytest.raises(ConfigError, match=words):
+        records.key_by("account").over(**LAST_ROWS | options)

@@ -28,6 +28,7 @@ from onceflow.core.runtime.dataflow.count_windows import CountAggregator
 from onceflow.core.runtime.dataflow.deduplication import Deduplicator
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
+from onceflow.core.runtime.dataflow.last_rows import LastRowsAggregator
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
@@ -302,6 +303,10 @@ BUILDERS: Mapping[type[kinds.Work], _Build] = MappingProxyType(
             _line(
                 kinds.KeepTop,
                 lambda w, p: TopKeeper(p.uid, w, p.open_store(), p.input_schema, p.schema),
+            ),
+            _line(
+                kinds.AggregateLastRows,
+                lambda w, p: LastRowsAggregator(p.uid, w, p.open_store(), p.input_schema, p.schema),
             ),
             _line(kinds.AggregateWindows, _build_aggregate_windows),
             _line(kinds.GatherRows, lambda w, p: RowGatherer(p.uid)),

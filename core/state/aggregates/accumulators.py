@@ -168,7 +168,7 @@ class AccumulatorTable:
             try:
                 results[name], totals, seen = column.run(group, given)
             except SumOverflow as overflow:
-                raise self._overflow(column, keys, overflow.row) from overflow
+                raise self.explain_overflow(column, keys, overflow.row) from overflow
             changes.append((column, totals, seen))
         for column, totals, seen in changes:
             column.totals[group.entries] = totals
@@ -215,7 +215,7 @@ class AccumulatorTable:
             try:
                 column.fold(entries, values.get(column.column.name))
             except SumOverflow as overflow:
-                raise self._overflow(column, keys, overflow.row) from overflow
+                raise self.explain_overflow(column, keys, overflow.row) from overflow
         self._mark_changed(entries)
         return entries
 
@@ -252,7 +252,7 @@ class AccumulatorTable:
             try:
                 column.add_totals(entries, totals, decoded[f"s{index}"])
             except SumOverflow as overflow:
-                raise self._overflow(column, keys, overflow.row) from overflow
+                raise self.explain_overflow(column, keys, overflow.row) from overflow
         self._mark_changed(entries)
         return entries
 
@@ -287,7 +287,7 @@ class AccumulatorTable:
                 if len(rows_into):
                     merged.fold(rows_into + 1, values.get(name))
             except SumOverflow as overflow:
-                raise self._overflow(column, keys, overflow.row) from overflow
+                raise self.explain_overflow(column, keys, overflow.row) from overflow
             merged_columns.append(merged)
         for column, merged in zip(self._columns, merged_columns, strict=True):
             column.take_merged(new, merged)
@@ -607,7 +607,8 @@ class AccumulatorTable:
         keys = self.keys_of(entries[row : row + 1])
         return BadStateValue(f"{self._overflow_text(column, keys, 0)}, as windows are merged")
 
-    def _overflow(self, column: Totals, keys: Sequence[pa.Array], row: int) -> BadStateValue:
+    def explain_overflow(self, column: Totals, keys: Sequence[pa.Array], row: int) -> BadStateValue:
+        """Return the error for a sum of `column` that does not fit, at the key of `row`."""
         return BadStateValue(self._overflow_text(column, keys, row), row=row)
 
     def _overflow_text(self, column: Totals, keys: Sequence[pa.Array], row: int) -> str:

@@ -25,11 +25,13 @@ from onceflow import (
     WatermarkStrategy,
     count,
     count_distinct,
+    desc,
     first,
     last,
     min_,
     sum_,
 )
+from onceflow.core.plan.work import Order
 
 KINDS = (
     "running", "process", "tumbling", "sliding", "session", "tumbling lists", "sliding lists",
@@ -44,6 +46,8 @@ CHOSEN = {
     "last": last("id"),
 }
 """Aggregates that keep values, which cannot be merged before an exchange."""
+FRAME = 3
+"""The number of records of `over`."""
 OF_TWO_STREAMS = ("interval", "regular", "co_group")
 WITH_IDLE_SPLITS = frozenset(KINDS) - {"regular", "result", "clock", "clock lists"}
 ACTIONS = (
@@ -102,6 +106,16 @@ class Program:
         return self.seed % 2 == 1
 
     @property
+    def has_frames(self) -> bool:
+        """True if the running aggregates are over the last `FRAME` records of a key."""
+        return self.seed % 3 != 0
+
+    @property
+    def frame_order(self) -> tuple[Order, ...] | None:
+        """The order of the last records, or None for that of arrival."""
+        return (desc("v"), Order("at")) if self.seed % 3 == 1 else None
+
+    @property
     def is_union(self) -> bool:
         """True if several sources form one stream."""
         return len(self.sides) > 1 and self.kind not in OF_TWO_STREAMS
@@ -156,6 +170,9 @@ class Program:
             case "running":
                 aggregates = {"n": count(), version.total: sum_("v"), "even": count(where=EVEN)}
                 aggregates |= CHOSEN
+                if self.has_frames:
+                    ordered = _ordered(aggregates, version)
+                    return stream.over(FRAME, by=self.frame_order, **ordered, uid="work")
                 return stream.running(**_ordered(aggregates, version), uid="work")
             case "result":
                 kind, value = INEXACT[self.seed % len(INEXACT)]

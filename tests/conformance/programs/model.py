@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from tests.conformance.programs.attempt import Row
 from tests.conformance.programs.functions import RECENT_MS, clock_time_of, event_time_of
-from tests.conformance.programs.generator import DELAY_MS, Program, added_to
+from tests.conformance.programs.generator import DELAY_MS, FRAME, Program, added_to
 from tests.conformance.programs.values import INEXACT, plain
 from tests.conformance.programs.version import STATES, History
 
@@ -136,6 +136,9 @@ def _check_result(program: Program, history: History, rows: Sequence[Row]) -> No
 
 
 def _check_running(program: Program, history: History, rows: Sequence[Row]) -> None:
+    if program.has_frames:
+        _check_frames(program, history, rows)
+        return
     expected: Counter[Any] = Counter()
     counts: Counter[Any] = Counter()
     totals: Counter[Any] = Counter()
@@ -152,6 +155,26 @@ def _check_running(program: Program, history: History, rows: Sequence[Row]) -> N
             key, one["id"], counts[key], totals[key, version.total], evens[key],
             len(distinct[key]), firsts.setdefault(key, one["id"]), one["id"],
             plain(one["extra"]), added_to(one) if version.added else None,
+        ] += 1  # fmt: skip
+    names = ("key", "id", "n", "total", "even", "distinct", "first", "last", "extra", "added")
+    _equal(Counter(tuple(plain(row.get(name)) for name in names) for row in rows), expected)
+
+
+def _check_frames(program: Program, history: History, rows: Sequence[Row]) -> None:
+    """Raise AssertionError unless each record has the aggregates over its last records."""
+    expected: Counter[Any] = Counter()
+    of_keys: dict[Any, list[Row]] = defaultdict(list)
+    for one in (arrival.record for arrival in _arrivals(program)):
+        frame = of_keys[plain(one["key"])]
+        frame.append(one)
+        if program.frame_order is not None:
+            frame.sort(key=lambda record: (-record["v"], record["at"]))
+        del frame[:-FRAME]
+        values = [record["v"] for record in frame]
+        expected[
+            plain(one["key"]), one["id"], len(frame), sum(values),
+            sum(value % 2 == 0 for value in values), len(set(filter(_is_chosen, values))),
+            frame[0]["id"], frame[-1]["id"], plain(one["extra"]), _added_of(history, one),
         ] += 1  # fmt: skip
     names = ("key", "id", "n", "total", "even", "distinct", "first", "last", "extra", "added")
     _equal(Counter(tuple(plain(row.get(name)) for name in names) for row in rows), expected)

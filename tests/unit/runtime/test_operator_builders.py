@@ -70,6 +70,7 @@ def test_default_uids_which_name_state_in_checkpoints_stay_as_they_are() -> None
         "ProcessBatches": "keyed",
         "Deduplicate": "keyed",
         "KeepTop": "keyed",
+        "AggregateLastRows": "keyed",
         "RunAggregates": "keyed",
         "AggregateWindows": "keyed",
         "AggregateCounts": "keyed",
