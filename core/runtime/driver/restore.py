@@ -83,7 +83,7 @@ def _find_parts(snapshot: OperatorSnapshot) -> OwnedState:
 def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
     """Raise StateIncompatible unless `graph` has an operator for every row that was in flight."""
     inputs = {(part.chain, part.input) for s in restored.snapshots for part in s.in_flight}
-    lost = sorted({chain for chain, _ in inputs - _find_keyed_inputs(graph)})
+    lost = sorted({chain for chain, _ in inputs - _find_inputs_in_flight(graph)})
     if lost:
         raise StateIncompatible(
             f"checkpoint {restored.checkpoint} holds rows in flight to {', '.join(lost)}, but the"
@@ -93,16 +93,17 @@ def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
         )
 
 
-def _find_keyed_inputs(graph: Graph) -> set[tuple[str, int]]:
-    """Return the inputs, by chain and number, to which rows are exchanged by key.
+def _find_inputs_in_flight(graph: Graph) -> set[tuple[str, int]]:
+    """Return the inputs, by chain and number, for which a checkpoint may contain batches.
 
-    Rows of other inputs have no owner, so a checkpoint never contains them.
+    Rows of an input without a key have no owner, so a checkpoint never contains them. But an
+    operator that absorbs rows marks outstanding results by a batch without rows.
     """
     return {
         (chain.id, edge.input)
         for chain in graph.chains()
         for edge in chain.edges
-        if edge.exchange is Exchange.BY_KEY
+        if edge.exchange is Exchange.BY_KEY or chain.head.work.absorbs_rows
     }
 
 

@@ -18,6 +18,7 @@ from onceflow.core.plan.work import (
     AggregateWindows,
     Deduplicate,
     Keep,
+    MapAsync,
     MapRecords,
     ProcessBroadcast,
     ProcessKeyed,
@@ -126,6 +127,8 @@ def test_rows_in_flight_to_an_input_that_is_gone_are_refused() -> None:
 
     graph = _graph(_KEYED)
     restore.check_in_flight(graph, fly("op", 0))
+    # async_map marks outstanding results in a FINAL checkpoint.
+    restore.check_in_flight(_graph(MapAsync(_ANY, _ANY)), fly("op", 0))
     for restored in (fly("op", 1), fly("gone", 0)):
         with pytest.raises(StateIncompatible, match="rows in flight to"):
             restore.check_in_flight(graph, restored)
