@@ -29,7 +29,6 @@ ON_MYSQL = (
     "tests/integration/test_mysql_durability.py::",
     "tests/integration/test_mysql_sink.py::",
     "tests/integration/test_mysql_sink_modes.py::",
-    "tests/integration/test_mysql_sink_replicas.py::",
     "tests/integration/sql/test_sql_sink_crashes.py::",
     "tests/integration/sql/test_sql_moved_jobs.py::",
 )
@@ -50,6 +49,8 @@ LEFT_OUT = (
     # Servers that are set up in other ways, or of other versions.
     "tests/integration/test_doctor_kafka_versions.py::",
     "tests/integration/test_doctor_mysql.py::",
+    "tests/integration/test_mysql_durability.py::test_every_setting_that_a_crash_gets_through",
+    "tests/integration/test_mysql_sink_replicas.py::",
     "tests/spark_formats/test_registry_formats.py::",
     # What tests in containers find out about containers, and tests of the servers that tests start.
     "tests/containers/test_databases.py::",
@@ -83,8 +84,6 @@ SIBLINGS = (
     "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[mariadb",
     "tests/integration/test_mysql_durability.py::test_server_that_forgets_commits_when_killed_is_refused_with_what_fixes_it[EmbeddedMariaDB",
     "tests/integration/test_mysql_durability.py::test_doctor_says_which_crash_is_not_covered[EmbeddedMariaDB",
-    "tests/integration/test_mysql_durability.py::test_every_setting_that_a_crash_gets_through_is_known[EmbeddedMariaDB",
-    "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMariaDB",
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[aggregate_by",
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[co_group",
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[process-stop",
@@ -100,7 +99,6 @@ SIBLINGS = (
     "tests/integration/test_file_sink_crashes.py::test_job_killed_before_a_request_to_s3_writes_each_row_once[/staged/",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[logged@2",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[producing@3",
-    "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMySQL-ledger",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[offset@2",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[record@2",
     "tests/integration/test_kafka_sink_faults.py::test_stale_rows_are_there_once_when_the_error_is_followed_for_each_transaction[after",
@@ -197,6 +195,38 @@ SIBLINGS = (
     "tests/unit/sinks/test_sql_momentary_failures.py::test_each_staged_row_is_there_once_whichever_call_fails_for_a_moment[server-False",
     "tests/unit/storage/log/test_log_races.py::test_whatever_the_interleaving_an_appended_decision_is_seen_by_every_later_claim[1-0.15",
     "tests/unit/storage/log/test_log_races.py::test_whatever_the_interleaving_an_appended_decision_is_seen_by_every_later_claim[3-0.0",
+    # The same model, kill or value beside others of its kind.
+    "tests/conformance/test_all_windows.py::test_merged_totals_equal_those_of_all_records_through_snapshots_and_rescaling[heap-tumbling",
+    "tests/conformance/test_all_windows.py::test_merged_totals_equal_those_of_all_records_through_snapshots_and_rescaling[rocksdb-small-cache-tumbling",
+    "tests/conformance/test_column_joins.py::test_joins_with_a_column_as_limit_equal_the_model_through_snapshots_and_rescaling[heap-400-inner",
+    "tests/conformance/test_count_windows.py::test_windows_of_a_number_equal_lists_of_records_through_snapshots_and_rescaling[rocksdb-small-cache-2]",
+    "tests/conformance/test_count_windows.py::test_windows_of_a_number_equal_lists_of_records_through_snapshots_and_rescaling[rocksdb-small-cache-40]",
+    "tests/conformance/test_interval_joins.py::test_interval_joins_equal_the_model_through_snapshots_and_rescaling[rocksdb-small-cache--700-400-inner",
+    "tests/conformance/test_state_windows.py::test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_and_rescaling[heap-3-9",
+    "tests/conformance/test_state_windows.py::test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_and_rescaling[rocksdb-small-cache-4-0",
+    "tests/conformance/test_state_windows.py::test_windows_equal_those_that_keep_every_record_through_snapshots_and_rescaling[heap-SlidingEventTimeWindows(size=0.012",
+    "tests/conformance/test_state_windows.py::test_windows_equal_those_that_keep_every_record_through_snapshots_and_rescaling[heap-TumblingEventTimeWindows(size=0.01,",
+    "tests/conformance/test_state_windows.py::test_windows_equal_those_that_keep_every_record_through_snapshots_and_rescaling[rocksdb-small-cache-SlidingEventTimeWindows(size=0.012",
+    "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[postgres-ledger-commit-3",
+    "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[postgres-ledger-prepared-3",
+    "tests/integration/sql/test_sql_sink_tables.py::test_new_table_is_created_at_once_whatever_is_prepared_or_open[postgres-two_phase-upsert",
+    "tests/integration/test_kafka_registry.py::test_records_that_wait_for_their_schema_are_behind_no_snapshot[False",
+    "tests/integration/test_kafka_sink_crashes.py::test_job_killed_after_it_began_a_commit_early_writes_each_record_once[begun@2-1",
+    "tests/integration/test_mysql_sink_modes.py::test_rows_arrive_the_same_by_load_data_and_where_it_is_off_by_inserts_of_many_rows[mysql-insert-ledger",
+    "tests/integration/test_mysql_sink_modes.py::test_rows_arrive_the_same_by_load_data_and_where_it_is_off_by_inserts_of_many_rows[mysql-load-data-two_phase",
+    "tests/integration/test_postgres_sink_changes.py::test_a_delete_of_a_row_that_is_prepared_and_not_yet_committed_is_not_lost[ignore",
+    "tests/runtime/test_configured_job.py::test_a_job_runs_as_its_file_says_under_flinks_names_and_keeps_what_its_program_says[flink-conf.yaml",
+    "tests/runtime/test_page.py::test_long_names_are_not_broken_in_the_middle_of_a_word[1024",
+    "tests/runtime/test_retained_checkpoints.py::test_an_older_retained_checkpoint_is_begun_from_when_a_rewind_is_allowed[number",
+    "tests/runtime/test_savepoint_restore_kills.py::test_a_driver_that_dies_at_a_step_of_a_restore_starts_again_with_each_row_once[copied-True",
+    "tests/spark_formats/test_batch_faults.py::test_a_reply_that_is_lost_on_the_way_from_the_database_does_no_harm[onceflow_batches",
+    "tests/spark_formats/test_batch_kills.py::test_a_batch_that_is_killed_is_there_once_after_the_next[postgres-claimed",
+    "tests/spark_formats/test_batch_kills.py::test_a_batch_that_is_killed_is_there_once_after_the_next[postgres-replied",
+    "tests/spark_formats/test_batch_kills.py::test_a_batch_that_is_killed_is_there_once_after_the_next[postgres-write",
+    "tests/spark_formats/test_decided_rows.py::test_a_killed_batch_of_staged_rows_is_visible_whole_or_not_at_all[commit-postgres",
+    "tests/spark_formats/test_decided_rows.py::test_a_killed_batch_of_staged_rows_is_visible_whole_or_not_at_all[flushed-postgres",
+    "tests/spark_formats/test_decided_rows.py::test_a_killed_batch_of_staged_rows_is_visible_whole_or_not_at_all[prepared-postgres",
+    "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[claimed-postgres",
 )
 """Parameters of tests that have others in the default run."""
 
@@ -335,7 +365,6 @@ COSTLY = (
     "tests/unit/test_mutation.py::test_each_room_has_mutants_and_tests",
     "tests/unit/test_test_command.py::test_an_option_runs_the_default_selection",
     # Programs and servers for one test each.
-    "tests/integration/test_mysql_sink_replicas.py::test_replica_is_refused_as_a_target",
     "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_the_drivers_memory",
     "tests/runtime/test_settings_change.py::test_windows_of_another_size",
     "tests/unit/test_packaging.py::test_source_archive",
@@ -349,6 +378,8 @@ COSTLY = (
     "tests/integration/test_mysql_durability.py::test_mariadb_that_flushes_once_a_second",
     "tests/integration/test_postgres_changes_job.py::test_both_tables_are_equal",
     "tests/integration/test_postgres_changes_job.py::test_each_inserted_row",
+    # Random programs and the simulation unite streams, too.
+    "tests/runtime/test_union.py::test_united_records_come_once_through_kills_and_rescaling",
 )
 """Tests of which what they show is shown by a shorter one in the default run."""
 
