@@ -61,7 +61,7 @@ def test_a_table_of_options_says_what_the_code_does(document: str, name: str, ta
 
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:
-    document = (_ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    document = (_ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     table = document.partition("<!-- settings -->\n")[2].partition("\n\n")[0]
     lines = ["| setting | default | in Flink |", "|---|---|---|"]
     for option in OPTIONS:

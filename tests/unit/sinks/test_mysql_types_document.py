@@ -20,7 +20,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks.mysql.dialect import MYSQL
 from onceflow.sinks.sql.ddl import creation
 
-_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
+_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/reference/types.md"
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 # The document names these together: each takes what the others take.
 _TARGETS: dict[str, tuple[str, ...]] = {

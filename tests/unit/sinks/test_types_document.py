@@ -23,7 +23,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.sql.ddl import creation
 
-_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
+_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/reference/types.md"
 
 ARROW: dict[str, pa.DataType] = {
     "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
