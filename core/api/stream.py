@@ -30,6 +30,7 @@ from onceflow.core.api.windowed_stream import (
     CountWindowedStream,
     PerWindowStream,
     WindowedStream,
+    early_results_of,
     lateness_ms_of,
     window_again,
     window_input,
@@ -532,6 +533,8 @@ class KeyedStream(RankedRecords["Stream"]):
         allowed_lateness: float | str = 0,
         late: functions.OutputTag | None = None,
         names: WindowNames = WINDOW_COLUMNS,
+        early_records: int | None = None,
+        early_interval: float | str | None = None,
     ) -> WindowedStream[Stream]:
         """Cut the records of each key into windows.
 
@@ -541,13 +544,17 @@ class KeyedStream(RankedRecords["Stream"]):
         the side output `late`, or is dropped. `names` are the output columns with the start and the
         end of a window.
 
+        A window is also emitted before it is due: after each `early_records` of its records, and
+        `early_interval` after a change. Each result replaces the one before.
+
         Raises:
-            ConfigError: The time column does not exist, the sources have no watermarks, or `late`
-                has other columns than the stream.
+            ConfigError: The time column does not exist, the sources have no watermarks, `late` has
+                other columns than the stream, or these windows have no such early results.
         """
         stream = window_input(self._graph, self._feeds, self._key, windows, time, late)
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
-        return WindowedStream(self._then, self.schema, windows, lateness_ms, stream, names)
+        early = early_results_of(windows, early_records, early_interval)
+        return WindowedStream(self._then, self.schema, windows, lateness_ms, stream, names, early)
 
     @check_arguments
     def per_window(self, *, names: WindowNames = WINDOW_COLUMNS) -> PerWindowStream[Stream]:

@@ -25,8 +25,11 @@ from onceflow.core.plan.window_functions import (
 )
 from onceflow.core.plan.windows import (
     WINDOW_COLUMNS,
+    EarlyResults,
     EventTimeSessionWindows,
+    SlidingEventTimeWindows,
     TumblingEventTimeWindows,
+    UsedWindows,
     WindowAssigner,
     WindowNames,
     make_keyed_schema,
@@ -134,16 +137,54 @@ def window_again(
             f" time has passed its {names[1]!r}, and would be dropped. Call window(…) or"
             " window_all(…) before, or group by the columns with key_by(…)"
         )
-    for windows, lateness_ms in graph.windows_of(feeds):
-        if windows.by_clock or lateness_ms:
-            what = "are in processing time" if windows.by_clock else "have an allowed lateness"
+    for used in graph.windows_of(feeds):
+        if why := _why_again(used):
             raise ConfigError(
-                f"{parameter}(): the windows {what}, so that more results of a window may follow"
-                " at any time. Use windows in event time without allowed_lateness"
+                f"{parameter}(): the windows {why}, so that more results of a window may follow at"
+                " any time. Use windows in event time without allowed_lateness and early results"
             )
     known = graph.event_time_of(feeds)
     time = event_time_column(names[1], known, schema, verb=parameter, parameter="names")
     return WindowInput((*key, *(name for name in names if name not in key)), time)
+
+
+def _why_again(used: UsedWindows) -> str:
+    """Return why the operator may emit a window more than once, or "" if it does not."""
+    if used.windows.by_clock:
+        return "are in processing time"
+    if used.lateness_ms:
+        return "have an allowed lateness"
+    return "have early results" if used.has_early_results else ""
+
+
+def early_results_of(
+    windows: WindowAssigner, records: int | None, interval: float | str | None
+) -> EarlyResults | None:
+    """Return the moments of early results, or None if the user wants none.
+
+    Raises:
+        ConfigError: A value is too small, or these windows have no such results.
+    """
+    if records is None and interval is None:
+        return None
+    if isinstance(windows, EventTimeSessionWindows):
+        raise ConfigError(
+            "sessions have no early results, because a record may change their start and end: omit"
+            " early_records= and early_interval="
+        )
+    if records is not None and records < 1:
+        raise ConfigError(f"early_records={records}: give 1 or more")
+    if records is not None and isinstance(windows, SlidingEventTimeWindows):
+        raise ConfigError(
+            "early_records= is not for sliding windows, which do not count the records of each"
+            " window: give early_interval="
+        )
+    interval_ms = None
+    if interval is not None:
+        interval_ms = round(seconds_of(interval, setting="early_interval") * 1000)
+        if interval_ms < 1:
+            raise ConfigError(f"early_interval={interval!r} must be 1 ms or more")
+    return EarlyResults(records, interval_ms)
 
 
 _BY_THE_CLOCK = (
@@ -162,12 +203,14 @@ class WindowedStream(Generic[StreamT]):
         lateness_ms: int,
         stream: WindowInput,
         names: WindowNames = WINDOW_COLUMNS,
+        early: EarlyResults | None = None,
     ) -> None:
         """`then` adds an operator to the keyed stream and returns the stream of its output.
 
         Raises:
             ConfigError: `names` are not two texts.
         """
+        self._early = early
         self._then = then
         self._schema = schema
         self._windows: WindowAssigner = windows
@@ -194,6 +237,7 @@ class WindowedStream(Generic[StreamT]):
             dict(aggregates),
             self._input.late,
             self._names,
+            self._early,
         )
         return self._then(work, uid, made)
 
@@ -223,6 +267,11 @@ class WindowedStream(Generic[StreamT]):
         return self._each_record(KeptRecords(function, self._schema), uid)
 
     def _each_record(self, content: WindowContent, uid: str) -> StreamT:
+        if self._early is not None:
+            raise ConfigError(
+                "early_records= and early_interval= are for aggregate(): a function of windows gets"
+                " each window once its records are there"
+            )
         function = WindowedFunction(self._windows, self._lateness_ms, content, self._input)
         schema = function.output_schema(self._schema)
         return self._then(ProcessKeyed(self._key, function), uid, schema)
@@ -282,7 +331,8 @@ class AllWindowedStream(Generic[StreamT]):
             between, work = make_gathered_schema(schema), AggregateWindows(*settings)
         else:
             first = PreAggregateWindows(uid, windows, self._time, dict(aggregates))
-            between, work = make_panes_schema(aggregates, schema), MergeWindows(*settings, schema)
+            between = make_panes_schema(aggregates, schema)
+            work = MergeWindows(*settings, records=schema)
         before = self._graph.add(first, self._feeds, uid=f"{uid}-parts", schema=between)
         feeds = (Feed(before.uid, between),)
         operator = self._graph.add(work, feeds, uid=uid, schema=made)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.lookup_tables import LookupTable
-from onceflow.core.plan.windows import WindowAssigner
+from onceflow.core.plan.windows import UsedWindows
 from onceflow.core.plan.work import JoinTable, ReadFrom, Work, WriteTo
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import Sink, Source
@@ -303,8 +303,8 @@ class GraphBuilder:
             if isinstance(operator.work, ReadFrom) and feed.tag in operator.work.watermarks
         )
 
-    def windows_of(self, feeds: Sequence[Feed]) -> tuple[tuple[WindowAssigner, int], ...]:
-        """Return the windows and the allowed lateness in ms of all operators before `feeds`."""
+    def windows_of(self, feeds: Sequence[Feed]) -> tuple[UsedWindows, ...]:
+        """Return the windows of all operators before `feeds`."""
         windows = (operator.work.windows_used for _, operator in self._list_before(feeds))
         return tuple(used for used in windows if used is not None)
 

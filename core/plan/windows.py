@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -139,6 +139,24 @@ def describe_windows(windows: WindowAssigner, lateness_ms: int) -> dict[str, str
 def describe_time(by_clock: bool) -> str:
     """Return the name of the kind of time, as checkpoints record it."""
     return "processing time" if by_clock else "event time"
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyResults:
+    """The moments at which windows emit results before they are due."""
+
+    records: int | None
+    """The number of records of a key and window between two results, or None for any number."""
+    interval_ms: int | None
+    """The time from a change of a window to its result, or None for no such result."""
+
+
+class UsedWindows(NamedTuple):
+    """The windows of an operator, and what makes it emit a window more than once."""
+
+    windows: WindowAssigner
+    lateness_ms: int
+    has_early_results: bool = False
 
 
 WindowNames: TypeAlias = tuple[str, str]

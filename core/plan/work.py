@@ -29,7 +29,9 @@ from onceflow.core.plan.stream_sql import StreamSql
 from onceflow.core.plan.window_functions import WindowsOfRecords
 from onceflow.core.plan.windows import (
     WINDOW_COLUMNS,
+    EarlyResults,
     PaneAssigner,
+    UsedWindows,
     WindowAssigner,
     WindowNames,
     describe_windows,
@@ -110,8 +112,8 @@ class Work:
         return False
 
     @property
-    def windows_used(self) -> tuple[WindowAssigner, int] | None:
-        """The windows and their allowed lateness in ms; None if it emits no windows."""
+    def windows_used(self) -> UsedWindows | None:
+        """The windows and their allowed lateness; None if it emits no windows."""
         return None
 
     def time_settings(self) -> dict[str, str]:
@@ -301,8 +303,8 @@ class ProcessKeyed(_KeyedWork):
         return _has_on_end(self.function)
 
     @property
-    def windows_used(self) -> tuple[WindowAssigner, int] | None:
-        """The windows and their allowed lateness in ms, if the function divides records so."""
+    def windows_used(self) -> UsedWindows | None:
+        """The windows and their allowed lateness, if the function divides records so."""
         return _windows_used(self.function)
 
     def time_settings(self) -> dict[str, str]:
@@ -322,8 +324,8 @@ class ProcessConnected(_ConnectedWork):
         return _has_on_end(self.function)
 
     @property
-    def windows_used(self) -> tuple[WindowAssigner, int] | None:
-        """The windows and their allowed lateness in ms, if the function divides records so."""
+    def windows_used(self) -> UsedWindows | None:
+        """The windows and their allowed lateness, if the function divides records so."""
         return _windows_used(self.function)
 
     def time_settings(self) -> dict[str, str]:
@@ -530,6 +532,8 @@ class AggregateWindows(_KeyedWork):
     """The side output for records that are too late, or None to drop them."""
     names: WindowNames = WINDOW_COLUMNS
     """The output columns with start and end. A column of the key takes precedence."""
+    early: EarlyResults | None = None
+    """The moments of early results, or None for none."""
 
     @property
     def owned_state(self) -> OwnedState:
@@ -537,9 +541,9 @@ class AggregateWindows(_KeyedWork):
         return OwnedState.OF_KEYS | OwnedState.EVENT_TIME
 
     @property
-    def windows_used(self) -> tuple[WindowAssigner, int] | None:
-        """The windows and their allowed lateness in ms."""
-        return self.windows, self.lateness_ms
+    def windows_used(self) -> UsedWindows | None:
+        """The windows, their allowed lateness, and whether they have early results."""
+        return UsedWindows(self.windows, self.lateness_ms, self.early is not None)
 
     def time_settings(self) -> dict[str, str]:
         """Return the settings of the windows."""
@@ -644,9 +648,9 @@ def _has_on_end(
     return all(type(function).on_end is not base.on_end for base in _FUNCTIONS)
 
 
-def _windows_used(function: object) -> tuple[WindowAssigner, int] | None:
+def _windows_used(function: object) -> UsedWindows | None:
     if isinstance(function, WindowsOfRecords):
-        return function.windows, function.lateness_ms
+        return UsedWindows(function.windows, function.lateness_ms)
     return None
 
 

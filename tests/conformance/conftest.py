@@ -70,6 +70,7 @@ OPERATORS = {
     "test_batch_timers.py": "set_through_snapshots_and_rescaling[heap-0]",
     "test_count_windows.py": "records_through_snapshots_and_rescaling[heap-7]",
     "test_deduplication.py": "model_through_snapshots_and_rescaling[heap-int-Keep.LAST]",
+    "test_early_windows.py": "when_the_interval_has_passed[heap]",
     "test_interval_joins.py": "model_through_snapshots_and_rescaling[heap-300-2500-full]",
     "test_last_rows.py": "model_through_snapshots_and_rescaling[heap-4-by-two]",
     "test_top_rows.py": "model_through_snapshots_and_rescaling[heap-7-3]",

@@ -246,6 +246,9 @@ def test_results_that_may_change_are_not_grouped_by_their_window(
     clock = keyed.window(TumblingProcessingTimeWindows(1)).aggregate(n=count(), uid="clock")
     with pytest.raises(ConfigError, match="are in processing time"):
         clock.key_by("account").per_window()
+    early = keyed.window(SLIDING, early_interval=1).aggregate(n=count(), uid="early")
+    with pytest.raises(ConfigError, match="have early results"):
+        early.per_window()
     for verb in ("semi_join", "anti_join"):
         both = keyed.connect(keyed).window(SLIDING, allowed_lateness="20 ms")
         with pytest.raises(ConfigError, match=rf"{verb}\(\) .*lateness of 20 ms: .*a second time"):
@@ -254,6 +257,24 @@ def test_results_that_may_change_are_not_grouped_by_their_window(
         records.per_window()
     with pytest.raises(ConfigError, match="start and the end"):
         records.window_all(SLIDING, names=("a",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("windows", "options", "words"),
+    [
+        (EventTimeSessionWindows(1), {"early_interval": 1}, "sessions have no early results"),
+        (SLIDING, {"early_records": 2}, "early_records= is not for sliding windows"),
+        (TumblingEventTimeWindows(1), {"early_records": 0}, "early_records=0: give 1 or more"),
+        (SLIDING, {"early_interval": 0}, "early_interval=0 must be 1 ms or more"),
+    ],
+    ids=["sessions", "sliding", "records", "interval"],
+)
+def test_early_results_that_windows_cannot_have_are_refused_by_name(
+    cluster: AnyCluster, tmp_path: Path, windows: Any, options: dict[str, Any], words: str
+) -> None:
+    _, records = reading(cluster, tmp_path, CountingSource(1))
+    with pytest.raises(ConfigError, match=words):
+        records.key_by("account").window(windows, **options)
 
 
 def test_rows_that_come_from_no_window_are_not_grouped_by_it(

@@ -32,7 +32,7 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_event_time
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot
 from onceflow.core.runtime.dataflow.restored_event_time import RestoredEventTime
-from onceflow.core.state import KeyedStateStore, hash_keys
+from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
 from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.keys.key_groups import Hashes
@@ -212,7 +212,7 @@ class WindowAggregator(WindowOperator):
         self._table = store.accumulators(
             f"onceflow.panes-{windows.pane_ms}-{windows.offset_ms}",
             [input_schema.field(name).type for name in work.key],
-            list_totals(work.aggregates, input_schema, work.key),
+            self._list_totals(work, input_schema),
             namespaced=True,
         )
         self._sets = self._inputs.open_sets(store, work.key)
@@ -222,6 +222,15 @@ class WindowAggregator(WindowOperator):
             self._clock = StateClock()
         self._panes = {self._pane_at(start) for start in self._table.namespaces().tolist()}
         self._next_ms = windows.next_ms(self._panes, self._watermark)
+
+    def _list_totals(
+        self, work: AggregateWindows, input_schema: pa.Schema
+    ) -> list[AccumulatorColumn]:
+        """Return the columns of the panes. Those of the aggregates are the first ones."""
+        return list_totals(work.aggregates, input_schema, work.key)
+
+    def _note_changed(self, entries: Ints, now: int) -> None:
+        """Handle that the batch's rows were added to these entries, which may repeat."""
 
     def _group_of_hashes(self, hashes: Hashes) -> Groups:
         return self._table.group_of_hashes(hashes)
@@ -247,6 +256,7 @@ class WindowAggregator(WindowOperator):
         # The earliest window of the earliest pane shows if any window has fired before.
         if self._windows.ends_of(touched[0])[0] - 1 <= now:
             self._fire_again(np.unique(entries), touched, now)
+        self._note_changed(entries, now)
         self._table.finish(entries)
         next_ms = self._windows.next_ms(touched, self._watermark)
         if next_ms is not None and (self._next_ms is None or next_ms < self._next_ms):

@@ -26,6 +26,7 @@ from onceflow.core.runtime.dataflow.cached_lookups import CachedLookupJoiner
 from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
 from onceflow.core.runtime.dataflow.count_windows import CountAggregator
 from onceflow.core.runtime.dataflow.deduplication import Deduplicator
+from onceflow.core.runtime.dataflow.early_windows import EarlyWindowAggregator
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.runtime.dataflow.last_rows import LastRowsAggregator
@@ -220,8 +221,11 @@ def _build_process_batches(
 def _build_aggregate_windows(
     work: kinds.AggregateWindows, parts: OperatorParts
 ) -> SessionAggregator | WindowAggregator:
-    sessions = isinstance(work.windows, EventTimeSessionWindows)
-    aggregator = SessionAggregator if sessions else WindowAggregator
+    aggregator: type[SessionAggregator | WindowAggregator] = WindowAggregator
+    if isinstance(work.windows, EventTimeSessionWindows):
+        aggregator = SessionAggregator
+    elif work.early is not None:
+        aggregator = EarlyWindowAggregator
     return aggregator(
         parts.uid,
         work,

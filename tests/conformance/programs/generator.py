@@ -116,6 +116,18 @@ class Program:
         return (desc("v"), Order("at")) if self.seed % 3 == 1 else None
 
     @property
+    def early_results(self) -> dict[str, Any]:
+        """When windows emit results before they are due; empty for never."""
+        if self.kind not in ("tumbling", "sliding", "clock") or self.form or self.seed % 2:
+            return {}
+        early: dict[str, Any] = {}
+        if self.seed % 4 or self.kind == "sliding":
+            early["early_interval"] = 0.2
+        if self.seed % 8 != 2 and self.kind != "sliding":
+            early["early_records"] = 2
+        return early
+
+    @property
     def is_union(self) -> bool:
         """True if several sources form one stream."""
         return len(self.sides) > 1 and self.kind not in OF_TWO_STREAMS
@@ -196,7 +208,9 @@ class Program:
 
     def _in_windows(self, stream: Stream, version: Version) -> Stream:
         lateness = self.lateness_ms / 1000
-        windowed = stream.key_by(version.key).window(self.windows(), allowed_lateness=lateness)
+        windowed = stream.key_by(version.key).window(
+            self.windows(), allowed_lateness=lateness, **self.early_results
+        )
         if self.kind.endswith("lists"):
             return windowed.process(Lists(version), uid="work")
         aggregates = {

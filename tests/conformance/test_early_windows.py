@@ -1,0 +1,141 @@
+"""Results of windows before they are due, over every state backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.conformance.keyed_run import KeyedRun
+from tests.conformance.state_job import MAX_PARALLELISM, Job
+
+from onceflow import SlidingEventTimeWindows, TumblingEventTimeWindows, count, count_distinct, sum_
+from onceflow.core.plan.windows import EarlyResults, PaneAssigner, window_schema
+from onceflow.core.plan.work import AggregateWindows
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow.early_windows import EarlyWindowAggregator
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
+from onceflow.core.state.api.context import StateClock
+
+SCHEMA = pa.schema([("key", pa.string()), ("at", pa.int64()), ("v", pa.int64())])
+AGGREGATES = {"n": count(), "total": sum_("v"), "distinct": count_distinct("v")}
+TUMBLING = TumblingEventTimeWindows(0.01)
+Result = tuple[str, int, int, int, int]
+
+
+class Windows:
+    """One subtask of early windows, and a clock that the test sets."""
+
+    def __init__(
+        self,
+        job: Job,
+        windows: PaneAssigner,
+        early: EarlyResults,
+        restored: Sequence[OperatorSnapshot] = (),
+    ) -> None:
+        work = AggregateWindows(("key",), windows, "at", 0, AGGREGATES, early=early)
+        results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
+        schema = window_schema(SCHEMA, ("key",), "at", results)
+        times = [element for one in restored for element in one.lists[EVENT_TIME]]
+        self._run = KeyedRun(
+            job,
+            lambda store: EarlyWindowAggregator(
+                "op", work, store, SCHEMA, schema, range(MAX_PARALLELISM), times
+            ),
+            SCHEMA,
+            key="key",
+            parallelism=1,
+            restored=restored,
+        )
+        self.operator = self._run.operators[0]
+
+    def take(self, *rows: tuple[str, int, int]) -> list[Result]:
+        """Take a batch of (key, time, value)."""
+        return _results(self._run.take([dict(zip(SCHEMA.names, r, strict=True)) for r in rows]))
+
+    def on_time(self) -> list[Result]:
+        self.operator.on_time()
+        return _results(self._run.take_emitted())
+
+    def on_watermark(self, watermark: int) -> list[Result]:
+        self.operator.on_watermark(watermark)
+        return _results(self._run.take_emitted())
+
+    def snapshot(self) -> list[OperatorSnapshot]:
+        return self._run.snapshot(savepoint=False)
+
+
+def _results(rows: Sequence[dict[str, Any]]) -> list[Result]:
+    """Return (key, start in ms, n, total, distinct) of each row, sorted."""
+    return sorted(
+        (r["key"], round(r["window_start"].timestamp() * 1000), r["n"], r["total"], r["distinct"])
+        for r in rows
+    )
+
+
+@pytest.fixture
+def now_ms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    now_ms = [1_000_000]
+
+    def read_clock(_: StateClock) -> int:
+        return now_ms[0]
+
+    monkeypatch.setattr(StateClock, "now_ms", read_clock)
+    return now_ms
+
+
+def test_a_window_is_emitted_after_each_number_of_its_records_also_after_a_restore(
+    job: Job,
+) -> None:
+    windows = Windows(job, TUMBLING, early := EarlyResults(2, None))
+    assert windows.take(("a", 1, 5), ("b", 1, 1)) == []
+    assert windows.take(("a", 2, 5), ("a", 12, 7)) == [("a", 0, 2, 10, 1)]
+    windows = Windows(job, TUMBLING, early, windows.snapshot())
+    assert windows.operator.due_in_s is None
+    # Three records more: the number passes 4, once for the batch.
+    assert windows.take(("a", 3, 1), ("a", 3, 2), ("a", 3, 3)) == [("a", 0, 5, 16, 4)]
+    assert windows.take(("b", 2, 2)) == [("b", 0, 2, 3, 2)]
+    assert windows.on_watermark(9) == [("a", 0, 5, 16, 4), ("b", 0, 2, 3, 2)]
+    assert windows.on_watermark(MAX_WATERMARK) == [("a", 10, 1, 7, 1)]
+
+
+def test_changed_windows_are_emitted_when_the_interval_has_passed(
+    job: Job, now_ms: list[int]
+) -> None:
+    windows = Windows(job, TUMBLING, early := EarlyResults(None, 500))
+    assert windows.operator.due_in_s is None
+    assert windows.take(("a", 1, 5), ("b", 1, 1), ("c", 1, 1)) == []
+    now_ms[0] += 499
+    assert windows.on_time() == []
+    assert windows.take(("a", 2, 5), ("a", 11, 1)) == []
+    assert windows.operator.due_in_s == 0.001
+    now_ms[0] += 1
+    first = [("a", 0, 2, 10, 1), ("a", 10, 1, 1, 1), ("b", 0, 1, 1, 1), ("c", 0, 1, 1, 1)]
+    assert windows.on_time() == first
+    assert windows.operator.due_in_s is None
+    assert windows.take(("b", 2, 1)) == []
+    # Which windows have changed is not in the snapshot, so all open ones come again.
+    windows = Windows(job, TUMBLING, early, windows.snapshot())
+    assert windows.operator.due_in_s == 0.5
+    now_ms[0] += 500
+    assert windows.on_time() == [*first[:2], ("b", 0, 2, 2, 1), first[3]]
+    assert windows.take(("c", 2, 4), ("a", 12, 1)) == []
+    assert windows.on_watermark(9) == [first[0], ("b", 0, 2, 2, 1), ("c", 0, 2, 5, 2)]
+    now_ms[0] += 500
+    # The window of "c" has been emitted as a whole.
+    assert windows.on_time() == [("a", 10, 2, 2, 1)]
+
+
+def test_each_open_window_of_a_changed_key_is_emitted_if_windows_overlap(
+    job: Job, now_ms: list[int]
+) -> None:
+    windows = Windows(job, SlidingEventTimeWindows(0.01, 0.005), EarlyResults(None, 500))
+    assert windows.take(("a", 7, 5), ("b", 12, 1)) == []
+    assert windows.on_watermark(9) == [("a", 0, 1, 5, 1)]
+    now_ms[0] += 500
+    assert windows.on_time() == [("a", 5, 1, 5, 1), ("b", 5, 1, 1, 1), ("b", 10, 1, 1, 1)]
+    assert windows.take(("b", 13, 1)) == []
+    now_ms[0] += 500
+    assert windows.on_time() == [("b", 5, 2, 2, 1), ("b", 10, 2, 2, 1)]
