@@ -7,7 +7,9 @@ must be equal, or each of its values must have an equal value in the type that t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -16,20 +18,28 @@ from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly, exact_a
 from onceflow.core.arrow.kinds import is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.integer_overflow import find_expressions, list_operands
-from onceflow.core.plan.sql_functions import NamedFunction, quote
+from onceflow.core.plan.sql_functions import NamedFunction
 
 _UNITS = ("s", "ms", "us", "ns")
 _FLOAT_BITS: Mapping[int, int] = {16: 11, 32: 24, 64: 53}
 """The bits of the integers that a float holds exactly, by the bits of the float."""
 
 _SQL_TYPES: Mapping[pa.DataType, str] = {
-    pa.string(): "VARCHAR",
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
     pa.float32(): "REAL",
     pa.float64(): "DOUBLE",
+    pa.string(): "VARCHAR",
+    pa.date32(): "DATE",
     pa.timestamp("us"): "TIMESTAMP(6)",
     pa.timestamp("us", "UTC"): "TIMESTAMP(6)",
 }
-"""The names in SQL of the types to which DataFusion converts arguments with a loss."""
+"""The types that have a name in SQL. DataFusion converts to others by `arrow_cast`."""
+_MISMATCH = re.compile(r"to satisfy a call to '(\w+)' function")
+"""A part of DataFusion's error for arguments that it does not convert by itself."""
 
 
 def check_arguments(
@@ -45,27 +55,63 @@ def check_arguments(
     for below, expression in find_expressions(plan):
         for function, arguments in _find_calls(expression, by_name):
             rows = context.create_dataframe_from_logical_plan(below)
-            columns = [argument.alias(f"c{at}") for at, argument in enumerate(arguments)]
-            kinds = [field.type for field in rows.select(*columns).schema()]
+            kinds = _resolve_types(context, rows, arguments)
             for number, (argument, kind, takes) in enumerate(
                 zip(arguments, kinds, function.takes, strict=True), 1
             ):
                 if not (widens(kind, takes) or _is_exact_literal(argument, kind, takes)):
-                    name, text = _describe(argument)
+                    text = _write_sql(rows, argument)
                     raise ConfigError(
-                        f"{owner}: argument {number} of {function.name}(), {name}, is {kind}. The"
+                        f"{owner}: argument {number} of {function.name}(), {text}, is {kind}. The"
                         f" function takes {takes}, which may not hold its values exactly. Let it"
-                        f" take {kind}, or write CAST({text} AS {_SQL_TYPES.get(takes, '…')})"
-                        " to round or convert them"
+                        f" take {kind}, or write {_write_cast(text, takes)} to round or convert"
+                        " them"
                     )
 
 
-def _describe(argument: Any) -> tuple[str, str]:
-    """Return the text of an argument, and its SQL, which is "…" unless the argument is a column."""
-    text: str = argument.canonical_name().removeprefix("stream.")
-    if argument.variant_name() != "Column":
-        return text, "…"
-    return text, text if text.isidentifier() else quote(text)
+def advise_casts(problem: str, functions: tuple[NamedFunction, ...]) -> str:
+    """Return the call to write if DataFusion's error `problem` is about argument types, or ""."""
+    match = _MISMATCH.search(problem)
+    called = match[1] if match else ""
+    for function in functions:
+        if function.name.lower() == called:
+            casts = ", ".join(_write_cast("…", takes) for takes in function.takes)
+            return f" Call it as {function.name}({casts}) to round or convert other types"
+    return ""
+
+
+def _resolve_types(context: Any, rows: Any, arguments: list[Any]) -> list[pa.DataType]:
+    """Return the types of `arguments` as the engine computes them.
+
+    Only the optimizer knows the type of a CASE: before, it is that of the first branch.
+    """
+    columns = [argument.alias(f"c{at}") for at, argument in enumerate(arguments)]
+    plan = rows.select(*columns).optimized_logical_plan()
+    return [field.type for field in context.create_dataframe_from_logical_plan(plan).schema()]
+
+
+def _write_sql(rows: Any, argument: Any) -> str:
+    """Return an argument as SQL over `rows`."""
+    unparser: Any = import_module("datafusion.unparser")
+    plan = rows.select(argument.alias("argument")).logical_plan()
+    text: str = unparser.Unparser(unparser.Dialect.default()).plan_to_sql(plan)
+    expression = text.removeprefix("SELECT ").partition(" AS argument FROM ")[0]
+    is_column = argument.variant_name() == "Column"
+    return expression.removeprefix('"stream".') if is_column else expression
+
+
+def _write_cast(text: str, kind: pa.DataType) -> str:
+    """Return SQL that converts the expression `text` to `kind`."""
+    if pa.types.is_decimal(kind):
+        return f"CAST({text} AS DECIMAL({kind.precision}, {kind.scale}))"
+    if kind in _SQL_TYPES:
+        return f"CAST({text} AS {_SQL_TYPES[kind]})"
+    datafusion: Any = import_module("datafusion")
+    null = pa.record_batch([pa.nulls(1, kind)], names=["value"])
+    frame = datafusion.SessionContext().create_dataframe([[null]])
+    named = frame.select(datafusion.functions.arrow_typeof(datafusion.col("value"))).collect()
+    name: str = named[0].column(0)[0].as_py()
+    return "arrow_cast({}, '{}')".format(text, name.replace("'", "''"))
 
 
 def widens(kind: pa.DataType, wide: pa.DataType) -> bool:

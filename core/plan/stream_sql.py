@@ -18,7 +18,7 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports import naming_extras
-from onceflow.core.plan.function_arguments import check_arguments
+from onceflow.core.plan.function_arguments import advise_casts, check_arguments
 from onceflow.core.plan.integer_overflow import check_integers, computes_integers
 from onceflow.core.plan.sql_functions import NamedFunction, QueryFunction, name_functions
 
@@ -61,7 +61,7 @@ class StreamSql:
         try:
             frame = self._plan(context)
         except Exception as error:
-            raise ConfigError(f"sql({self.query!r}): {error}") from error
+            raise self._refuse(error) from error
         self._require_row_by_row(frame)
         check_arguments(context, frame.logical_plan(), self.functions, f"sql({self.query!r})")
         made: pa.Schema = frame.schema()
@@ -180,13 +180,19 @@ class StreamSql:
         try:
             return frame.optimized_logical_plan()
         except Exception as error:  # the optimizer first finds some types that do not fit
-            raise ConfigError(f"sql({self.query!r}): {error}") from error
+            raise self._refuse(error) from error
+
+    def _refuse(self, error: Exception) -> ConfigError:
+        """Return the error for a query that DataFusion does not plan."""
+        return ConfigError(
+            f"sql({self.query!r}): {error}{advise_casts(str(error), self.functions)}"
+        )
 
     def _strange_physical(self, frame: Any) -> list[str]:
         try:
             names = list(_physical_nodes(frame.execution_plan()))
         except Exception as error:
-            raise ConfigError(f"sql({self.query!r}): {error}") from error
+            raise self._refuse(error) from error
         return [name for name in names if name not in _PHYSICAL]
 
 
