@@ -78,13 +78,13 @@ def run_source_attempt(link: Link, work: SourceWork, plan: KillPlan) -> bool:
                 job.wait(_LOOK_S)
                 return True
             except TimeoutError:
-                if work.source.bounded and time.monotonic() < deadline:
-                    continue
-                if count_files_rows(work.source, work.target) >= work.rows_expected:
-                    job.stop(TIMEOUT_S / 2)
-                    return True
                 if time.monotonic() > deadline:
                     raise
+            # A job with an end must end by itself, not only show its rows.
+            is_endless = not work.source.bounded
+            if is_endless and count_files_rows(work.source, work.target) >= work.rows_expected:
+                job.stop(TIMEOUT_S / 2)
+                return True
     except SlotLost:
         return False
 

@@ -14,18 +14,22 @@ from tests.conformance.broken_sources import GALLERY, BrokenSource
 from tests.conformance.reference_source import ReferenceInput, ReferenceReader
 from tests.conformance.test_sources_conform import TwoOutputsInput
 
-from onceflow.core.spi import Split
+from onceflow.core.runtime.cluster.process_host import Link
+from onceflow.core.spi import EndOfInput, Split
 from onceflow.integration.conformance import (
     ClauseOutcome,
     SourceInput,
     run_clauses,
     source_harness,
+    source_job,
 )
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import ending
 from onceflow.integration.conformance.harness import Effort
-from onceflow.integration.conformance.processes import Processes
+from onceflow.integration.conformance.processes import ChildFailed, Processes
 from onceflow.integration.conformance.source_catalog import SOURCE_CLAUSES
+from onceflow.integration.conformance.source_job import SourceWork, count_files_rows
+from onceflow.integration.conformance.whole_job import KillPlan
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +121,75 @@ class _WaitsInCommit(ReferenceReader):
 class _CommitsForEver(BrokenSource):
     breaks = "acknowledgement-keeps-later-rows"
     reader_class = _WaitsInCommit
+
+
+def test_a_source_that_acknowledges_nothing_fails_where_the_input_counts_acknowledged_rows(
+    tmp_path: Path, onceflow_processes: Processes
+) -> None:
+    name = "only-decided-rows-are-acknowledged"
+    clauses = [clause for clause in SOURCE_CLAUSES if clause.id == name]
+    failed = _failed(_AcknowledgesNothing, clauses, tmp_path, onceflow_processes)
+    assert "count_acknowledged() returned 0" in failed[name]
+
+
+class _IgnoresCommits(ReferenceReader):
+    def commit(self, splits: Sequence[Split]) -> None:
+        pass
+
+
+class _AcknowledgesNothing(BrokenSource):
+    breaks = "only-decided-rows-are-acknowledged"
+    reader_class = _IgnoresCommits
+
+
+def test_rows_after_the_last_one_fail_a_clause_of_a_waiting_poll(
+    tmp_path: Path, onceflow_processes: Processes
+) -> None:
+    name = "wake-ends-a-waiting-poll"
+    clauses = [clause for clause in SOURCE_CLAUSES if clause.id == name]
+    failed = _failed(_ReturnsEmptyBatches, clauses, tmp_path, onceflow_processes)
+    assert "after all rows returned" in failed[name]
+
+
+class _ReturnsNoRowsAtOnce(ReferenceReader):
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        result = super().poll(min(timeout_s, 0.001))
+        return pa.RecordBatch.from_pylist([], self.source.schema) if result is None else result
+
+
+class _ReturnsEmptyBatches(BrokenSource):
+    breaks = "poll-without-rows-returns-in-time"
+    reader_class = _ReturnsNoRowsAtOnce
+
+
+def test_a_job_of_a_bounded_source_that_does_not_end_fails_though_its_rows_are_visible(
+    tmp_path: Path, onceflow_processes: Processes
+) -> None:
+    reference = ReferenceInput(tmp_path / "rows", _EndsNever)
+    (tmp_path / "rows").mkdir()
+    rows = sum(map(len, reference.fill(4).values()))
+    storage, target = str(tmp_path / "storage"), str(tmp_path / "target")
+    work = SourceWork(reference.source_with_end(), storage, target, rows, rows)
+    attempt = onceflow_processes.start(_run_impatiently, work, KillPlan(1))
+    with pytest.raises(ChildFailed, match="TimeoutError"):
+        attempt.result()
+    assert count_files_rows(work.source, target) == rows
+
+
+def _run_impatiently(link: Link, work: SourceWork, plan: KillPlan) -> bool:
+    source_job.TIMEOUT_S = 16.0  # type: ignore[attr-defined]
+    return source_job.run_source_attempt(link, work, plan)
+
+
+class _HasNoEnd(ReferenceReader):
+    def end(self) -> EndOfInput | None:
+        self.wait(0.01)
+        return None
+
+
+class _EndsNever(BrokenSource):
+    breaks = "bounded-end"
+    reader_class = _HasNoEnd
 
 
 def _turn(keys: Sequence[object]) -> Sequence[object]:

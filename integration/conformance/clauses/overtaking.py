@@ -230,9 +230,14 @@ class _Thread(Generic[_T]):
         self._thread.join(timeout_s)
 
     def wait_for(self, event: threading.Event) -> None:
-        """Wait until `event` is set or the thread has ended."""
+        """Wait until `event` is set or the thread has ended.
+
+        Raises:
+            Violation: Neither happened within `_ENDS_S`.
+        """
+        deadline = time.monotonic() + _ENDS_S
         while self.is_alive() and not event.wait(0.005):
-            pass
+            expect(time.monotonic() < deadline, f"a commit did not return in {_ENDS_S:g} s")
 
     def result(self, if_none: str) -> _T:
         """Return the thread's result, raise its error, or raise Violation on timeout."""

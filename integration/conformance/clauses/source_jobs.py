@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from onceflow.core.crash_points import CRASH_POINTS, SINK_POINTS, CrashPoint
 from onceflow.integration.conformance.clause import SOURCES, clause
 from onceflow.integration.conformance.clauses import ending, growing, reading
-from onceflow.integration.conformance.processes import eventually
+from onceflow.integration.conformance.processes import TIMEOUT_S, eventually
 from onceflow.integration.conformance.source_harness import SourceHarness
 from onceflow.integration.conformance.source_job import (
     SourceWork,
@@ -46,7 +46,9 @@ class _SourceRun(KilledJob):
         def add_split() -> None:
             # At its start, a job finds new splits without an offer.
             expect(
-                eventually(lambda: count_files_rows(source, self._target) >= committed),
+                eventually(
+                    lambda: count_files_rows(source, self._target) >= committed, TIMEOUT_S / 2
+                ),
                 f"{self}: not all {committed} rows were committed before a new split was to come",
             )
             self._harness.add_rows(*self._harness.input.add_split(_NEW_ROWS))
