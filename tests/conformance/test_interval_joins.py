@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import MAX_PARALLELISM, Job
+from tests.support.drawn_seeds import draw_random
 
 from onceflow import (
     CoProcessFunction,
@@ -57,14 +58,21 @@ LATE = tuple(OutputTag(f"late-{n}", schema) for n, schema in enumerate(SCHEMAS))
 Row = tuple[str, int, int]
 
 
+@dataclass(eq=False)
+class Taken:
+    """A record that was not late. Another one may have an equal row."""
+
+    row: Row
+    has_partner: bool = False
+
+
 class Model:
     """Keeps every record that was not late, and whether it has found a partner."""
 
     def __init__(self, lower: int, upper: int, how: JoinKind = "inner") -> None:
         self._reach = (lower, upper), (-upper, -lower)
         self._outer = how in ("left", "full"), how in ("right", "full")
-        self._seen: tuple[list[Row], list[Row]] = ([], [])
-        self._paired: tuple[set[Row], set[Row]] = (set(), set())
+        self._taken: tuple[list[Taken], list[Taken]] = ([], [])
         self.now = NO_WATERMARK
 
     def take(self, side: int, row: Row) -> list[tuple[Row, Row]] | None:
@@ -72,16 +80,16 @@ class Model:
         if row[1] <= self.now:
             return None
         others = [
-            one
-            for one in self._seen[1 - side]
-            if one[0] == row[0] and (self.joins(one, row) if side else self.joins(row, one))
+            other
+            for other in self._taken[1 - side]
+            if other.row[0] == row[0]
+            and (self.joins(other.row, row) if side else self.joins(row, other.row))
         ]
-        others.sort(key=itemgetter(1))
-        self._seen[side].append(row)
-        self._paired[1 - side].update(others)
-        if others:
-            self._paired[side].add(row)
-        return [(row, one) if side == 0 else (one, row) for one in others]
+        for other in others:
+            other.has_partner = True
+        self._taken[side].append(Taken(row, bool(others)))
+        partners = sorted((other.row for other in others), key=itemgetter(1))
+        return [(row, partner) if side == 0 else (partner, row) for partner in partners]
 
     def joins(self, left: Row, right: Row) -> bool:
         return self._reach[0][0] <= right[1] - left[1] and right[1] <= self.limit(0, left)
@@ -93,11 +101,10 @@ class Model:
     def alone(self, now: int) -> Counter[tuple[Any, ...]]:
         """Return what comes out without a partner when nothing can come for it since `now`."""
         found: Counter[tuple[Any, ...]] = Counter()
-        for side, seen in enumerate(self._seen):
-            for row in seen if self._outer[side] else ():
-                # Equal rows have equal partners, and each of them comes out.
-                if self.limit(side, row) <= now and row not in self._paired[side]:
-                    account, *rest = row
+        for side, records in enumerate(self._taken):
+            for taken in records if self._outer[side] else ():
+                if self.limit(side, taken.row) <= now and not taken.has_partner:
+                    account, *rest = taken.row
                     nulls = (None, None)
                     found[(account, *nulls, *rest) if side else (account, *rest, *nulls)] += 1
         return found
@@ -262,7 +269,7 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
     """
     monkeypatch.setattr("onceflow.core.state.states.kept_rows.ROWS_A_CHUNK", 16)
     monkeypatch.setattr("onceflow.core.state.states.kept_rows.FILTER_WORDS_MIN", 2)
-    rng = random.Random(f"{lower} {upper}")
+    rng = draw_random()
     join, model = joining(lower, upper, how=how), Model(lower, upper, how)
     running = Running(job, join)
     now, late, alone = 10_000, list[Row](), Counter[tuple[Any, ...]]()
@@ -294,7 +301,15 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
                 job, join, parallelism=parallelism, handles=handles, event_time=before.event_time
             )
             running.late += before.late
-    assert late
+    # Whatever was drawn: records that are late, and others that have no partner.
+    model.now = max(model.now, now - 900)
+    alone += without_pairs(running.advance(model.now))
+    for side in (0, 1):
+        late.append((f"only {side}", model.now, 0))
+        lonely = (f"only {side}", now + 1, 0)
+        assert (model.take(side, late[-1]), model.take(side, lonely)) == (None, [])
+        assert running.take(side, late[-1], lonely) == []
+    assert running.late == late
     assert running.kept() > 0
     alone += without_pairs(running.advance(MAX_WATERMARK))
     assert alone == model.alone(MAX_WATERMARK)
@@ -309,7 +324,7 @@ def test_regular_joins_equal_the_model_through_snapshots_and_rescaling(
     job: Job, how: JoinKind
 ) -> None:
     """Left records live for 2 s and right ones for 0.7 s; the clock is the time of each."""
-    rng = random.Random(how)
+    rng = draw_random()
     clock = Clock()
     lower, upper = -699, 1_999
     function, model = (
@@ -335,6 +350,8 @@ def test_regular_joins_equal_the_model_through_snapshots_and_rescaling(
             parallelism = rng.choice([1, 2, 3])
             handles = running.snapshot()
             running = Running(job, function, parallelism=parallelism, handles=handles, clock=clock)
+    lonely = ("lonely", clock.now_ms, 0)
+    assert (model.take(0, lonely), running.take(0, lonely)) == ([], [])
     assert running.advance(MAX_WATERMARK) == []
     alone += without_pairs(running.end())
     assert alone == model.alone(MAX_WATERMARK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, SUITE_BACKENDS, Job
+from tests.support.drawn_seeds import draw_random
 
 from onceflow import (
     EventTimeSessionWindows,
@@ -263,7 +263,7 @@ KINDS: list[tuple[PaneAssigner, int]] = [
 def test_windows_equal_those_that_keep_every_record_through_snapshots_and_rescaling(
     job: Job, windows: PaneAssigner, lateness: int
 ) -> None:
-    rng = random.Random(lateness)
+    rng = draw_random()
     model = Model(windows, lateness)
     running = Running(job, windows, lateness, 2)
     late = 0
@@ -285,27 +285,41 @@ def test_windows_equal_those_that_keep_every_record_through_snapshots_and_rescal
             snapshots = running.snapshot()
             late += running.late
             running = Running(job, windows, lateness, rng.choice([1, 2, 3]), snapshots)
+    take_late(running, model, now)
+    assert late + running.late == model.late
     for groups, operator in zip(running.groups, running.operators, strict=True):
         operator.on_watermark(MAX_WATERMARK)
         assert Counter(running.emitted()) == Counter(model.advance(groups, MAX_WATERMARK))
         # Windows stay for the allowed lateness, in case the job goes on, and come out once.
         operator.on_watermark(now + 1_000)
         assert not running.emitted()
-    assert model.late
     # What is over is gone.
     assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
+
+
+def take_late(running: Running, model: Model | SessionModel, now: int) -> None:
+    """Have event time come to `now`, and take a record that is late, whatever was drawn before."""
+    for groups, operator in zip(running.groups, running.operators, strict=True):
+        operator.on_watermark(now)
+        assert Counter(running.emitted()) == Counter(model.advance(groups, now))
+    late, row = model.late, ("k1", now - 1_000, 1)
+    assert running.take([row]) == model.take([row]) == []
+    assert model.late == late + 1
 
 
 @pytest.mark.parametrize(("gap", "lateness"), [(4, 0), (3, 9)])
 def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_and_rescaling(
     job: Job, gap: int, lateness: int
 ) -> None:
-    rng = random.Random(gap)
+    rng = draw_random()
     windows = EventTimeSessionWindows(gap / 1000)
     model = SessionModel(gap, lateness)
     running = Running(job, windows, lateness, 2)
     late = most = 0
     now = 1_000
+    # One key has many sessions at once.
+    far: list[Row] = [("k1", 10_000 + 100 * number, number) for number in range(9)]
+    assert running.take(far) == model.take(far) == []
     for step in range(48):
         now += rng.choice([0, 1, 3, 25])
         rows: list[Row] = [
@@ -324,14 +338,15 @@ def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_an
             snapshots = running.snapshot(savepoint=step == 23)
             late += running.late
             running = Running(job, windows, lateness, rng.choice([1, 2, 3]), snapshots)
+    assert most > 8, "no key had several sessions at once"
+    take_late(running, model, now)
+    assert late + running.late == model.late
     for groups, operator in zip(running.groups, running.operators, strict=True):
         operator.on_watermark(MAX_WATERMARK)
         assert Counter(running.emitted()) == Counter(model.advance(groups, MAX_WATERMARK))
         # Windows stay for the allowed lateness, in case the job goes on, and come out once.
         operator.on_watermark(now + 1_000)
         assert not running.emitted()
-    assert model.late
-    assert most > 8, "no key had several sessions at once"
     # What is over is gone.
     assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
 
@@ -428,7 +443,7 @@ def test_late_records_go_to_a_side_output_whole_and_are_not_counted(job: Job) ->
 
 
 def test_sessions_of_intervals_at_any_times_equal_those_of_one_after_the_other() -> None:
-    rng = random.Random(5)
+    rng = draw_random()
     spans = [20, 2**33, 2**62]
     for span, keys in [(span, keys) for span in spans for keys in (1, 3, 2**20)] * 20:
         size = rng.choice([1, 2, 40])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime
@@ -14,6 +13,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import MAX_PARALLELISM, Job
+from tests.support.drawn_seeds import draw_random
 
 from onceflow import (
     AggregateFunction,
@@ -285,7 +285,7 @@ KINDS: list[tuple[WindowAssigner, int]] = [
 def test_windows_of_records_equal_the_model_through_snapshots_and_rescaling(
     job: Job, windows: WindowAssigner, lateness: int, content: str
 ) -> None:
-    rng = random.Random(f"{windows} {content}")
+    rng = draw_random()
     model = Model(windows, lateness)
     running = Running(job, windows, lateness, CONTENTS[content])
     now = 1_000
