@@ -10,14 +10,18 @@ import random
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pyarrow as pa
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import engine
 
 _arrays: Any = pa
 _Test = TypeVar("_Test", bound=Callable[..., None])
 _SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
+_SHRINK_S = 20.0
+"""The time in which Hypothesis looks for a simpler example that fails. One may ask a database."""
 _LENGTH_MAX = 3
 """The most values of one list, and the most entries of one map."""
 
@@ -35,7 +39,9 @@ def run_drawn(check: Callable[..., None], examples: int) -> None:
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    seed(_SEED)(limits(check))()
+    # No setting of Hypothesis has this limit, which is five minutes otherwise.
+    with patch.object(engine, "MAX_SHRINKING_SECONDS", _SHRINK_S):
+        seed(_SEED)(limits(check))()
 
 
 _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
