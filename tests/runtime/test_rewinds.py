@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -55,7 +55,7 @@ class RewoundJob:
                 storage=str(self.directory / storage), interval=None, retained=retained
             ),
             restart=FixedDelay(attempts=2, delay_s=0.01),
-            settings=SETTINGS,
+            settings=replace(SETTINGS, heartbeat_interval_s=0.05),
         )
         source = CountingSource(0, endless=True, batch_rows=5, pause_s=0.005)
         records = pipeline.read(source, uid="records")
@@ -74,9 +74,16 @@ class RewoundJob:
     def commit(self, job: Job, *targets: str) -> None:
         """Take a checkpoint, and wait until each target has more rows than before."""
         before = {target: len(self.ids(target)) for target in targets or self.targets}
-        time.sleep(0.05)
+        self.read_more(job)
         job.checkpoint()
         self._wait_until(job, lambda: all(len(self.ids(t)) > n for t, n in before.items()))
+
+    def read_more(self, job: Job) -> None:
+        """Wait until the job has read rows that no checkpoint has."""
+        # The first report may count rows that were read before the last checkpoint.
+        for _ in range(2):
+            read = job.status().records_in
+            self._wait_until(job, lambda read=read: job.status().records_in > read)  # type: ignore[misc]
 
     def stop_with_savepoint(self, job: Job) -> str:
         return job.stop(60, savepoint=True).savepoints[-1].place
@@ -156,7 +163,7 @@ def test_rows_that_a_stop_savepoint_holds_come_out_of_it_where_the_target_lacks_
     job = rewound.start()
     rewound.commit(job)
     rewound.back_up()
-    time.sleep(0.05)
+    rewound.read_more(job)
     savepoint = rewound.stop_with_savepoint(job)
     for _ in range(2):
         rewound.put_back()

@@ -10,10 +10,10 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 from tests.support.scripted_sink import ScriptedSink, When
+from tests.support.waiting import await_true
 
 from onceflow import Checkpointing, JobState, NoRestart, Pipeline
 from onceflow.core.protocol.committables import RetryLater
-from onceflow.integration.conformance.processes import eventually
 
 
 def test_a_job_is_finished_when_the_slower_of_two_sinks_has_committed_every_row(
@@ -37,9 +37,7 @@ def test_a_job_is_finished_when_the_slower_of_two_sinks_has_committed_every_row(
     records.write(slow, uid="slow")
     job = pipeline.start()
     # All rows are decided, and the fast sink has committed them: only the slow one is left.
-    assert eventually(
-        lambda: (tmp_path / "fast" / "committed").exists() and len(fast.rows()) == 300
-    )
+    await_true(lambda: (tmp_path / "fast" / "committed").exists() and len(fast.rows()) == 300)
     with pytest.raises(TimeoutError):
         job.wait(0.3)
     assert slow.rows() == []
