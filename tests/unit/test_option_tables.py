@@ -89,6 +89,8 @@ def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:
         "onceflow.StateTtlConfig",
         "onceflow.TlsFiles",
         "onceflow.WatermarkStrategy",
+        "onceflow.sinks.KafkaSink",
+        "onceflow.sinks.PostgresSink",
         "onceflow.sources.DatagenSource",
         "onceflow.sources.KafkaSource",
         "onceflow.sources.NexmarkSource",
