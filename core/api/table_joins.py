@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -93,8 +94,10 @@ class TableJoins(Generic[StreamT]):
             raise ConfigError(f"lookup_join(keys_max={keys_max}): give 1 or more")
         keys = (on,) if isinstance(on, str) else tuple(on)
         stream = self._feeds[0].schema
-        columns = JoinedColumns.resolve(table.describe(keys), stream, keys, how, "lookup_join")
-        work = JoinLookup(table, columns, ttl_s, keys_max)
+        # The object keeps what it describes, and another join may describe it at another time.
+        source = copy.copy(table)
+        columns = JoinedColumns.resolve(source.describe(keys), stream, keys, how, "lookup_join")
+        work = JoinLookup(source, columns, ttl_s, keys_max)
         return self._add_join(work, uid, columns.to_joined_schema(stream))
 
     def _add_join(

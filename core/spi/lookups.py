@@ -34,6 +34,9 @@ class LookupSource(ABC):
     def describe(self, on: Sequence[str]) -> pa.Schema:
         """Return the columns of the table, with those of the key `on`. Runs on the driver.
 
+        Each join calls it once, on a shallow copy of its own, which is the one that is pickled. So
+        the object may keep what `open` needs.
+
         Raises:
             ConfigError: The table cannot be looked up by these columns.
         """

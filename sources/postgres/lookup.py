@@ -120,6 +120,7 @@ class PostgresTable(DatabaseAccess, LookupSource):
                 None if self.schema is None else schema_of(self.schema),
                 is_followed=False,
                 stops_at_new_columns=False,
+                has_generated=True,
             )
             columns = _key_columns(table, on)
             with session.transaction():
@@ -140,7 +141,8 @@ class PostgresTable(DatabaseAccess, LookupSource):
 
     @override
     def open(self, on: Sequence[str], name: str) -> LookupReader:
-        assert self._described is not None, "describe() comes first"
+        if self._described is None:
+            raise InvariantViolation(f"{self} is opened, and describe() was not called")
         return _Reader(self.endpoint, self._described, on, name)
 
 

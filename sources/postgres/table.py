@@ -216,11 +216,13 @@ def describe_table(
     *,
     is_followed: bool,
     stops_at_new_columns: bool,
+    has_generated: bool = False,
 ) -> SourceTable:
     """Return the table called `name` with the columns of `columns`, or with all of its columns.
 
     If it is not followed, it needs no key. If `stops_at_new_columns` is true, a job that follows it
-    leaves out generated columns only.
+    leaves out generated columns only. Generated columns are read with `has_generated` alone:
+    changes do not have them, and a target of the same form computes them.
 
     Raises:
         ConfigError: The table is missing, or cannot be read; the message says what to do.
@@ -246,7 +248,7 @@ def describe_table(
     if is_followed:
         _check_identity(table.name, identity, key, kind)
     facts = {row[0]: row[1:] for row in session.query(_COLUMNS.format(table=oid))}
-    readable = [column for column in table.columns if not column.generated]
+    readable = [c for c in table.columns if has_generated or not c.generated]
     types = _chosen_types(table.name, {c.name: _own(c.type) for c in readable}, columns)
     return SourceTable(
         table.name,
@@ -343,7 +345,7 @@ def _chosen_types(
         if source is None:
             raise ConfigError(
                 f"table {table} has no column {name!r} that can be read; it has"
-                f" {', '.join(map(quote, present))}. Generated columns are not read"
+                f" {', '.join(map(quote, present))}. Generated columns are read by lookups alone"
             )
         if given is None or converter_of(source, given) is None:
             default = default_type(source)

@@ -96,6 +96,14 @@ def test_a_value_without_an_exact_form_is_refused(
         look_up(table, id=[2])
 
 
+def test_generated_columns_are_read(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    database.execute("ALTER TABLE accounts ADD twice int GENERATED ALWAYS AS (id * 2) STORED")
+    found = look_up(PostgresTable(server.url, table="accounts"), id=[2])
+    assert [row["twice"] for row in found] == [4]
+
+
 def test_a_table_that_cannot_be_looked_up_is_refused(
     server: EmbeddedPostgres,
     database: psycopg.Connection[TupleRow],
@@ -199,6 +207,9 @@ def test_records_are_joined_once_with_the_rows_of_their_time(
     records = pipeline.read(source, uid="records")
     table = PostgresTable(server.url, table="limits")
     records.lookup_join(table, "account", "left", ttl=0.05).write(sink, uid="out")
+    # A later join with the same object does not change the columns of this one.
+    database.execute("ALTER TABLE limits ADD COLUMN later int")
+    begin(cluster, tmp_path).read(source, uid="records").lookup_join(table, "account")
     job = pipeline.start()
     await_checkpoint(job)
     kill_a_slot(job, 0)
