@@ -345,7 +345,8 @@ class BatchCommits:
                 f"{batch} is already written, but table {sink.table} no longer exists: it was"
                 " dropped or renamed since. onceflow did not create it, because it would have"
                 " none of these rows. Restore it; or write the rows again: a job under another"
-                " txnAppId, a query with a new checkpointLocation"
+                " txnAppId, a query with a new checkpointLocation and a source that begins at its"
+                " first row (startingOffsets=earliest, firstCopy=all)"
             )
 
     def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> batches.BatchClaim:

@@ -10,6 +10,7 @@ of the same name. They are empty if the brokers gave none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,7 +25,8 @@ Document: TypeAlias = "dict[str, Any]"
 
 _Place = tuple[str, int]
 
-_REMEDY = "Restore it, or start the query with another checkpointLocation"
+_EARLIEST = -2
+"""The offset that stands for the first record in the option startingOffsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def ranges_between(
                     f"{position}: the next offset to read is {first} of topic {before.topic_id}"
                     f" in cluster {before.cluster_id}, but the topic of that name is now"
                     f" {position.topic_id} in cluster {position.cluster_id}: it was deleted and"
-                    f" created again. {_REMEDY}"
+                    f" created again. {_advise_restart(start, end)}"
                 )
         if position.next < first:
             # Spark has stored the batch and asks for it again in each run: `fail_on_data_loss`
@@ -126,10 +128,31 @@ def ranges_between(
             raise OffsetOutOfRange(
                 f"{position}: the next offset to read is {first}, but the topic ends at"
                 f" {position.next}: it was deleted and created again, or an unclean leader"
-                f" election cut off its end. {_REMEDY}"
+                f" election cut off its end. {_advise_restart(start, end)}"
             )
         ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
     return [offset_range for offset_range in ranges if len(offset_range)]
+
+
+def _advise_restart(start: StreamOffsets, end: StreamOffsets) -> str:
+    """Return the advice for a query that cannot repeat the batch from `start` to `end`.
+
+    A new query without `startingOffsets` would begin at the end of each topic.
+    """
+    offsets: dict[str, dict[str, int]] = {}
+    for partition, position in sorted(end.positions.items()):
+        before = start.positions.get(partition)
+        if before is None or not _same_topic(before, position):
+            first = end.began.get(partition, _EARLIEST)
+        else:
+            first = min(before.next, position.next)
+        topic, number = partition
+        offsets.setdefault(topic, {})[str(number)] = first
+    return (
+        "Restore it. If it is lost, delete the rows of this batch from the target, if it has any,"
+        " and start the query with another checkpointLocation and"
+        f" startingOffsets={json.dumps(offsets, separators=(',', ':'))}, where the batch begins"
+    )
 
 
 def _same_topic(position: PartitionPosition, other: PartitionPosition) -> bool:

@@ -102,7 +102,8 @@ _TWO_TARGETS = (
     "the earlier rows would be in one target and the later rows in another. Nothing was written"
 )
 _NEW_QUERY = (
-    "To write all rows into the new target, start a new query, with a new checkpointLocation"
+    "To write all rows into the new target, start a new query, with a new checkpointLocation and a"
+    " source that begins at its first row (startingOffsets=earliest, firstCopy=all)"
 )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 from itertools import pairwise
 
 import pytest
@@ -51,8 +53,9 @@ def test_a_batch_begins_where_its_offsets_say_whatever_is_there_when_it_comes_ag
 
 
 def test_a_batch_over_two_topics_of_one_name_is_refused_unless_it_began_anew() -> None:
-    with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
+    with pytest.raises(OffsetOutOfRange, match="deleted and created again") as refused:
         kafka_offsets.ranges_between(_at({0: 3}), _at({0: 5}, topic_id="B"), first_left={})
+    assert _advised_offsets(refused.value) == {"t": {"0": -2}}
     again = kafka_offsets.ranges_between(
         _at({0: 30}), _at({0: 5}, topic_id="B", p0=0), first_left={}
     )
@@ -61,11 +64,20 @@ def test_a_batch_over_two_topics_of_one_name_is_refused_unless_it_began_anew() -
 
 def test_a_topic_that_ends_before_what_was_read_is_refused() -> None:
     with pytest.raises(OffsetOutOfRange, match="the next offset to read is 9") as refused:
-        kafka_offsets.ranges_between(_at({0: 9}), _at({0: 5}), first_left={})
+        start, end = _at({0: 9, 1: 3}), _at({0: 5, 1: 8, 2: 6}, p2=4)
+        kafka_offsets.ranges_between(start, end, first_left={})
+    assert _advised_offsets(refused.value) == {"t": {"0": 5, "1": 3, "2": 4}}
     # Spark asks for the same batch again in each run, so no option of the source helps.
     assert "ends at 5" in str(refused.value)
     assert "with another checkpointLocation" in str(refused.value)
     assert "fail_on_data_loss" not in str(refused.value)
+
+
+def _advised_offsets(error: OffsetOutOfRange) -> object:
+    """Return the value of startingOffsets in the advice of `error`."""
+    found = re.search(r"another checkpointLocation and startingOffsets=(\{.*\}), where", str(error))
+    assert found is not None, error
+    return json.loads(found[1])
 
 
 def test_a_limit_is_kept_shared_out_and_always_leaves_something_to_read() -> None:
