@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Literal
 
 from pyspark.sql import SparkSession
+from tests.support.random_load import SCHEMA
 
 from onceflow.connectors import register
 
+Target = Literal["copy", "log"]
+"""`copy` is to equal the original; `log` gets every change as a row of its own."""
 
-def main(url: str, directory: str, trigger: str) -> None:
+
+def main(url: str, directory: str, trigger: str, target: Target) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[2]")
@@ -21,21 +26,24 @@ def main(url: str, directory: str, trigger: str) -> None:
         .getOrCreate()
     )
     register(spark)
+    # The last run reads all that has gathered. The others have many small batches to be killed in.
+    batch_rows = "10000" if trigger == "availableNow" else "500"
     changes = (
         spark.readStream.format("onceflow-postgres-changes")
         .options(url=url, table="original", slot="s", changesLocation=f"{directory}/changes")
-        .options(maxRowsPerTrigger="500", chunkRows="200")
+        .options(schema=SCHEMA, maxRowsPerTrigger=batch_rows, chunkRows="200")
         .load()
     )
-    writer = (
-        changes.writeStream.format("onceflow-postgres")
-        .options(url=url, dbtable="copy", checkpointLocation=f"{directory}/checkpoint")
-        .options(writeMode="upsert", primaryKey="id", operationColumn="_op")
+    writer = changes.writeStream.format("onceflow-postgres").options(
+        url=url, dbtable=target, checkpointLocation=f"{directory}/checkpoint"
     )
+    if target == "copy":
+        writer = writer.options(writeMode="upsert", primaryKey="id", operationColumn="_op")
     if trigger == "availableNow":
         writer = writer.trigger(availableNow=True)
     writer.start().awaitTermination()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    url, directory, trigger, target = sys.argv[1:]
+    main(url, directory, trigger, "log" if target == "log" else "copy")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
-import signal
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,30 +14,36 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.rows import TupleRow
+from psycopg.rows import TupleRow, dict_row
 from pyspark.sql import SparkSession
 from tests.integration.postgres_changes_kit import drop_slots
+from tests.spark_formats.changes_to_postgres import Target
 from tests.support.program import Program, python
+from tests.support.random_load import RandomLoad, create_original, replay
 from tests.support.stream_queries import STARVED, run_to_end
 
 from onceflow.clients.postgres.replication import parse_lsn
 from onceflow.connectors import register
 from onceflow.core.spi import Split
+from onceflow.integration.faults import processes
 from onceflow.integration.servers.postgres import EmbeddedPostgres, create_database
 from onceflow.sources.postgres.position import SlotPosition
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 ROOT = Path(__file__).parents[2]
-_DEADLINE_S = 240.0
+_DEADLINE_S = 600.0
 _STARTS_MAX = 4
 _ROWS = 3_000
+_KILLS = 5
+_NOT_EMPTY = "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"
+"""The error of Spark if the first start was killed while it logged the first end."""
+_SETTINGS = {"wal_level": "logical", "max_prepared_transactions": "10"}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
-    settings = {"wal_level": "logical", "max_prepared_transactions": "10"}
-    with EmbeddedPostgres(settings) as running:
+    with EmbeddedPostgres(_SETTINGS) as running:
         yield running
 
 
@@ -106,23 +114,53 @@ def test_the_documented_query_keeps_a_copy_and_its_slot_follows_committed_batche
 class Driver:
     """The program as a process of its own; each start continues from the checkpoint."""
 
-    def __init__(self, url: str, directory: Path) -> None:
-        self.directory, self._arguments = directory, [url, str(directory)]
+    def __init__(self, url: str, directory: Path, target: Target = "copy") -> None:
+        self.directory, self._url, self._target = directory, url, target
 
-    def kill_when(self, holds: Callable[[], bool]) -> None:
-        """Start the program without an end, and kill its processes as soon as `holds`."""
+    def kill_when(self, holds: Callable[[], bool], *, only_jvm: bool = False) -> None:
+        """Start the program without an end, and kill its processes as soon as `holds`.
+
+        If only its JVM is killed, the other processes notice that and end by themselves.
+        """
         process = self._start("endless")
         try:
             until = time.monotonic() + _DEADLINE_S
             while not holds():
                 if process.poll() is not None:
-                    self._expect_starved(process)
+                    self._accept_end(process)
                     process = self._start("endless")
+                    until = time.monotonic() + _DEADLINE_S
                 assert time.monotonic() < until, process.tail()
                 time.sleep(0.001)
+            assert process.poll() is None
+            if only_jvm:
+                (jvm,) = processes.children_of(process.pid)
+                processes.kill_process(jvm)
+                assert process.wait(_DEADLINE_S) != 0
         finally:
             process.kill_tree()
-        assert process.poll() == -signal.SIGKILL
+
+    def kill_after(self, steps: int, then_s: float, *, only_jvm: bool) -> None:
+        """Kill the program `then_s` after it has changed its files `steps` times.
+
+        With no steps, kill it `then_s` after it has connected to the server.
+        """
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            connected = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'onceflow%'"
+            seen: list[object] = []
+
+            def has_gone_on() -> bool:
+                if not seen and not connection.execute(connected).fetchall():
+                    return False
+                stored = *map(self.list_numbers, ("offsets", "commits")), self.list_files()
+                if not seen or stored != seen[-1]:
+                    seen.append(stored)
+                if len(seen) <= steps:
+                    return False
+                time.sleep(then_s)
+                return True
+
+            self.kill_when(has_gone_on, only_jvm=only_jvm)
 
     def run(self) -> None:
         """Run the program to its end."""
@@ -133,7 +171,7 @@ class Driver:
                     return
             finally:
                 process.kill_tree()
-            self._expect_starved(process)
+            self._accept_end(process)
         raise AssertionError(f"Spark starved {_STARTS_MAX} times")
 
     def list_numbers(self, log: str) -> set[int]:
@@ -157,17 +195,23 @@ class Driver:
 
     def _start(self, trigger: str) -> Program:
         module = "tests.spark_formats.changes_to_postgres"
-        command = python("-m", module, *self._arguments, trigger)
+        command = python("-m", module, self._url, self.directory, trigger, self._target)
         return Program(self.directory / "driver.log", *command)
 
-    def _expect_starved(self, process: Program) -> None:
-        assert STARVED in process.output(), f"{process.poll()}: {process.tail()}"
+    def _accept_end(self, process: Program) -> None:
+        """Fail unless the program has ended in a way that the documents name; do what they say."""
+        if _NOT_EMPTY in process.output():
+            assert not self.list_numbers("offsets")
+            shutil.rmtree(self.directory / "checkpoint")
+        else:
+            assert STARVED in process.output(), f"{process.poll()}: {process.tail()}"
 
 
 def _create_tables(database: psycopg.Connection[TupleRow]) -> None:
     database.execute("DROP TABLE IF EXISTS original, copy")
-    database.execute("CREATE TABLE original (id bigint PRIMARY KEY, v text)")
-    database.execute("CREATE TABLE copy (id bigint PRIMARY KEY, v text)")
+    columns = "id bigint PRIMARY KEY, v text, n numeric(10, 2), big text"
+    for table in ("original", "copy"):
+        database.execute(f"CREATE TABLE {table} ({columns})".encode())
     database.execute(
         "INSERT INTO original SELECT g, 'copied' FROM generate_series(1, %s) AS g", [_ROWS]
     )
@@ -213,3 +257,35 @@ def test_a_driver_killed_in_the_copy_after_a_file_and_before_a_commit_loses_and_
     driver.run()
     assert _hash(database, "copy") == _hash(database, "original")
     assert database.execute("SELECT FROM pg_prepared_xacts").fetchall() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_driver_killed_at_random_moments_passes_each_change_on_once(tmp_path: Path) -> None:
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
+    print(f"seed {seed}; ONCEFLOW_TEST_SEED sets it")  # noqa: T201
+    draw = random.Random(seed)
+    with (
+        EmbeddedPostgres(_SETTINGS) as server,
+        psycopg.connect(server.url, autocommit=True) as database,
+    ):
+        create_original(server.url)
+        database.execute(
+            "CREATE TABLE log (at bigint GENERATED ALWAYS AS IDENTITY, id bigint, v text,"
+            " n numeric(10, 2), big text, _op text)"
+        )
+        driver = Driver(server.url, tmp_path, "log")
+        load = RandomLoad(server.url, seed)
+        try:
+            for _ in range(_KILLS):
+                only_jvm = draw.random() < 0.3
+                driver.kill_after(draw.randrange(8), draw.uniform(0, 1), only_jvm=only_jvm)
+        finally:
+            load.stop()
+        assert load.transactions > 50
+        driver.run()
+        with database.cursor(row_factory=dict_row) as cursor:
+            changes = cursor.execute("SELECT * FROM log ORDER BY at").fetchall()
+        rows = database.execute("SELECT id, v, n, big FROM original").fetchall()
+        assert replay(changes) == {key: tuple(row) for key, *row in rows}, f"seed {seed}"
+        assert database.execute("SELECT FROM pg_prepared_xacts").fetchall() == []

@@ -13,6 +13,7 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -31,6 +32,25 @@ _DDL = (
     "ALTER TABLE original SET (fillfactor = 70)",
     "CREATE INDEX IF NOT EXISTS by_v ON original (v); DROP INDEX by_v",
 )
+
+
+def replay(changes: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Any, ...]]:
+    """Return the rows of `original` after `changes`, by key.
+
+    Fails unless each change fits the row before it, which a change that is there twice, or not at
+    all, does not.
+    """
+    rows: dict[int, tuple[Any, ...]] = {}
+    for change in changes:
+        key, operation = change["id"], change["_op"]
+        row = change["v"], change["n"], change["big"]
+        if operation == "d":
+            assert rows.pop(key, None) is not None, f"{key} is deleted and was not there"
+            continue
+        assert operation not in "rc" or key not in rows, f"{key} is inserted and was there"
+        assert rows.get(key) != row, f"{key} is changed to what it was"
+        rows[key] = row
+    return rows
 
 
 def create_original(url: str) -> None:
