@@ -1,4 +1,4 @@
-"""The programs beside which the source is measured: pg_recvlogical, and bare binary COPYs."""
+"""The programs beside which the source is measured: pg_recvlogical, Debezium, and binary COPYs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,31 @@ from importlib import util
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import psycopg
 
 from benchmarks.changes.workload import PUBLICATION, TABLE
 from benchmarks.stage import BenchmarkError
+from onceflow.integration.servers.kafka_jars import Progress, jars_of, java_command
 
 _TIMEOUT_S = 600.0
+_DEBEZIUM_VERSION = "3.6.1.Final"
+_DEBEZIUM_JARS = ("debezium-api", "debezium-embedded", "debezium-connector-postgres")
+_DEBEZIUM_PROGRAM = Path(__file__).with_name("DebeziumReader.java")
+_DEBEZIUM_SETTINGS = {
+    "name": "bench",
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+    # As often as the job takes a checkpoint.
+    "offset.flush.interval.ms": "1000",
+    "topic.prefix": "bench",
+    "plugin.name": "pgoutput",
+    "publication.name": PUBLICATION,
+    "publication.autocreate.mode": "disabled",
+    "snapshot.mode": "no_data",
+    "table.include.list": f"public.{TABLE}",
+    "tombstones.on.delete": "false",
+}
 COPY_CONNECTIONS = 2
 
 
@@ -64,6 +83,45 @@ def receive_to_nowhere(url: str, slot: str, end_lsn: str) -> Taken:
         raise BenchmarkError(f"pg_recvlogical ended with {done.returncode}: {done.stderr}")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Taken(seconds, cpu_s)
+
+
+def fetch_debezium(say: Progress) -> Path:
+    """Return the directory of Debezium's jars, fetched once. Raises ServerError if it cannot."""
+    jars = tuple(("io.debezium", name, _DEBEZIUM_VERSION) for name in _DEBEZIUM_JARS)
+    name = f"debezium-{_DEBEZIUM_VERSION}"
+    return jars_of(name, jars, f"Debezium {_DEBEZIUM_VERSION} (40 MB, once)", progress=say)
+
+
+def receive_with_debezium(jars: Path, url: str, slot: str, changes: int, directory: Path) -> Taken:
+    """Read `changes` changes of `slot` with Debezium's embedded engine, and drop its records.
+
+    The times begin with the start of its task.
+
+    Raises:
+        BenchmarkError: The program failed; quotes what it said.
+    """
+    server = urlsplit(url)
+    settings = {
+        **_DEBEZIUM_SETTINGS,
+        "slot.name": slot,
+        "database.hostname": server.hostname or "",
+        "database.port": str(server.port),
+        "database.user": server.username or "postgres",
+        "database.password": server.password or "none",
+        "database.dbname": server.path.lstrip("/"),
+    }
+    path = directory / f"{slot}.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    command = [
+        *(java_command(), "-Xms1g", "-Xmx1g", "-cp", f"{jars}/*", str(_DEBEZIUM_PROGRAM)),
+        *(str(path), str(changes), str(round(_TIMEOUT_S))),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S + 60
+    )
+    if done.returncode != 0:
+        raise BenchmarkError(f"Debezium ended with {done.returncode}: {done.stderr[-2_000:]}")
+    return msgspec.json.decode(done.stdout, type=Taken)
 
 
 def copy_to_nowhere(url: str) -> Taken:

@@ -12,7 +12,13 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from benchmarks.changes.baselines import Taken, copy_to_nowhere, receive_to_nowhere
+from benchmarks.changes.baselines import (
+    Taken,
+    copy_to_nowhere,
+    fetch_debezium,
+    receive_to_nowhere,
+    receive_with_debezium,
+)
 from benchmarks.changes.job import ChangesResult, ChangesSpec
 from benchmarks.changes.workload import changes_server, count_rows, load
 from benchmarks.spread import Spread
@@ -33,6 +39,8 @@ class ChangesFigures:
     streamed: list[Taken] = field(default_factory=list[Taken])
     received: list[Taken] = field(default_factory=list[Taken])
     """The runs in which pg_recvlogical read the same changes."""
+    engine: list[Taken] = field(default_factory=list[Taken])
+    """The runs in which Debezium's embedded engine read the same changes."""
     copied: list[Taken] = field(default_factory=list[Taken])
     bare_copied: list[Taken] = field(default_factory=list[Taken])
 
@@ -44,6 +52,9 @@ class ChangesFigures:
             "stream_changes_per_second": self._rate(self.streamed, self.changes).as_json(),
             "recvlogical_changes_per_second": self._rate(self.received, self.changes).as_json(),
             "stream_ratio": self.stream_ratio.as_json(),
+            "debezium_changes_per_second": self._rate(self.engine, self.changes).as_json(),
+            "debezium_ratio": self.engine_ratio.as_json(),
+            "debezium_cpu_us": _cpu_us(self.engine, self.changes).as_json(),
             "stream_cpu_us": self.stream_cpu_us.as_json(),
             "copy_rows_per_second": self._rate(self.copied, self.rows).as_json(),
             "bare_copy_rows_per_second": self._rate(self.bare_copied, self.rows).as_json(),
@@ -55,13 +66,14 @@ class ChangesFigures:
         """Return the figures for a person."""
         table = figure_table(
             f"Changes of Postgres: {self.changes:,} changes, {self.rows:,} rows",
-            *("what", "per second", "CPU us each", "ratio to the other program"),
+            *("what", "per second", "CPU us each", "onceflow's rate over it"),
         )
         for name, taken, count, ratio in (
-            ("changes, onceflow", self.streamed, self.changes, self.stream_ratio),
-            ("changes, pg_recvlogical", self.received, self.changes, None),
-            ("first copy, onceflow", self.copied, self.rows, self.copy_ratio),
-            ("first copy, COPY without decoding", self.bare_copied, self.rows, None),
+            ("changes, onceflow", self.streamed, self.changes, None),
+            ("changes, pg_recvlogical", self.received, self.changes, self.stream_ratio),
+            ("changes, Debezium", self.engine, self.changes, self.engine_ratio),
+            ("first copy, onceflow", self.copied, self.rows, None),
+            ("first copy, COPY without decoding", self.bare_copied, self.rows, self.copy_ratio),
         ):
             table.add_row(
                 name,
@@ -75,6 +87,11 @@ class ChangesFigures:
     def stream_ratio(self) -> Spread:
         """Changes a second, over those of pg_recvlogical in the same turn."""
         return _ratio(self.received, self.streamed)
+
+    @property
+    def engine_ratio(self) -> Spread:
+        """Changes a second, over those of Debezium in the same turn."""
+        return _ratio(self.engine, self.streamed)
 
     @property
     def copy_ratio(self) -> Spread:
@@ -110,7 +127,8 @@ def measure_changes(changes: int, runs: int, say: Callable[[str], None]) -> Chan
     Raises:
         BenchmarkError: A side failed.
     """
-    slots = [f"bench_{side}_{run}" for run in range(runs) for side in ("ours", "theirs")]
+    jars = fetch_debezium(say)
+    slots = [f"bench_{side}_{run}" for run in range(runs) for side in ("ours", "theirs", "engine")]
     with (
         changes_server() as server,
         tempfile.TemporaryDirectory(prefix="onceflow-bench-") as directory,
@@ -121,17 +139,22 @@ def measure_changes(changes: int, runs: int, say: Callable[[str], None]) -> Chan
         for run in range(runs):
             theirs = receive_to_nowhere(server.url, f"bench_theirs_{run}", end_lsn)
             ours = _run_job(directory, run, server.url, f"bench_ours_{run}", count, copies=False)
+            engine = receive_with_debezium(
+                jars, server.url, f"bench_engine_{run}", count, Path(directory)
+            )
             bare = copy_to_nowhere(server.url)
             copied = _run_job(
                 directory, run, server.url, f"bench_copy_{run}", figures.rows, copies=True
             )
             figures.received.append(theirs)
             figures.streamed.append(ours)
+            figures.engine.append(engine)
             figures.bare_copied.append(bare)
             figures.copied.append(copied)
             say(
                 f"run {run + 1} of {runs}: {count / ours.seconds:,.0f} changes/s, pg_recvlogical"
-                f" {count / theirs.seconds:,.0f}; copy {figures.rows / copied.seconds:,.0f} rows/s,"
+                f" {count / theirs.seconds:,.0f}, Debezium {count / engine.seconds:,.0f};"
+                f" copy {figures.rows / copied.seconds:,.0f} rows/s,"
                 f" bare COPY {figures.rows / bare.seconds:,.0f}"
             )
     return figures
