@@ -77,7 +77,7 @@ class WithinLimit(BroadcastProcessFunction):
         self.limits.put(record["tier"], record["limit"])
 
 
-def enriched(payments: Stream, accounts: Stream, limits: Stream) -> Stream:
+def enrich(payments: Stream, accounts: Stream, limits: Stream) -> Stream:
     """Return `payments` with tier and `within_limit`; each exactly once."""
     tiers = payments.connect(accounts).key_by("account", "account").process(WithTier(), uid="tiers")
     return tiers.connect(limits.broadcast(LIMITS)).process(WithinLimit(), uid="limits")

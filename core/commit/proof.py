@@ -95,7 +95,7 @@ def judge_sink(
         decided=decided,
         listed_transactions=len(listed),
         listed_rows=sum(committable.rows for committable in listed),
-        proven=None if record is None else _proven(record),
+        proven=None if record is None else _find_last_commit(record),
         claimed_attempt=record.attempt if record and record.attempt else None,
         in_doubt=in_doubt,
     )
@@ -137,7 +137,7 @@ def _judge(
             "the target lacks rows that the decision log counts as committed: the target was set"
             " back to an older copy. Stop the job and see docs/operations.md"
         )
-    proven = _proven(record)
+    proven = _find_last_commit(record)
     if decided is None:
         return (
             Agreement.AGREES,
@@ -156,7 +156,7 @@ def _judge(
     )
 
 
-def _proven(record: target_records.TargetRecord) -> Decided | None:
+def _find_last_commit(record: target_records.TargetRecord) -> Decided | None:
     if record.committed:
         return record.committed[-1]
     return Decided(record.attempt, record.through) if record.through else None

@@ -218,7 +218,7 @@ class Configuration:
             if section == "state_backend" and setting.option.name != "state_backend.type":
                 unused = self._value("state_backend.type") != "rocksdb"
             if setting.is_set and unused:
-                hints.append(f"{setting} is not used: {self._chosen(section)}")
+                hints.append(f"{setting} is not used: {self._find_choice(section)}")
         if self._left:
             names = ", ".join(
                 _describe_left_out(name, location) for name, location in self._left.items()
@@ -440,7 +440,7 @@ class Configuration:
             )
         return self.is_forced(section)
 
-    def _chosen(self, section: str) -> str:
+    def _find_choice(self, section: str) -> str:
         chosen = "state_backend.type" if section == "state_backend" else "restart.strategy"
         return str(self._settings[chosen])
 

@@ -84,7 +84,7 @@ class Option:
             case Kind.TEXT:
                 value = _text(written, name)
             case Kind.CHOICE:
-                value = self._chosen(_text(written, name), name)
+                value = self._parse_choice(_text(written, name), name)
         return value
 
     @property
@@ -108,7 +108,7 @@ class Option:
             case _:
                 return str(value)
 
-    def _chosen(self, written: str, name: str) -> Value:
+    def _parse_choice(self, written: str, name: str) -> Value:
         word = written.strip().lower()
         if word in self.words:
             return self.words[word]

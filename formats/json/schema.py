@@ -90,7 +90,7 @@ class _Types:
             return self.of(self._follow(str(schema["$ref"]), path), path, depth + 1)
         for choice in ("oneOf", "anyOf"):
             if choice in schema:
-                return self._chosen(schema[choice], path, depth)
+                return self._resolve_choice(schema[choice], path, depth)
         kind = schema.get("type")
         if isinstance(kind, list):
             kinds = [type_name for type_name in cast("list[object]", kind) if type_name != "null"]
@@ -126,7 +126,9 @@ class _Types:
             fields.append(pa.field(name, kind, nullable=nullable or name not in required))
         return pa.struct(fields)
 
-    def _chosen(self, choices: list[Any], path: str, depth: int) -> tuple[pa.DataType, bool]:
+    def _resolve_choice(
+        self, choices: list[Any], path: str, depth: int
+    ) -> tuple[pa.DataType, bool]:
         others = [choice for choice in choices if choice.get("type") != "null"]
         if len(others) != 1:
             raise _refusal(path, {"oneOf": choices})

@@ -120,7 +120,7 @@ def compile_schema(schema: KeptSchema) -> bytes:
     with tempfile.TemporaryDirectory(prefix="onceflow-proto-") as name:
         directory = Path(name)
         sources = [*schema.references, NamedSchema(_MAIN, schema.text)]
-        ready = [*_laid_out(sources, directory), *_built_in(sources)]
+        ready = [*_laid_out(sources, directory), *_list_built_in(sources)]
         known = directory / "known.descriptors"
         known.write_bytes(_make_descriptor_set(ready))
         output = directory / "found.descriptors"
@@ -158,7 +158,7 @@ def _descriptor_in(source: NamedSchema) -> bytes | None:
     return bytes(descriptor.SerializeToString())
 
 
-def _built_in(sources: Iterable[NamedSchema]) -> Iterator[bytes]:
+def _list_built_in(sources: Iterable[NamedSchema]) -> Iterator[bytes]:
     texts = [source.text for source in sources]
     given = {source.name for source in sources}
     for name, modules in _BUILT_IN.items():

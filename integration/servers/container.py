@@ -96,7 +96,7 @@ class ContainerServer(Server):
         """
         super().__init__(proxied=proxied)
         self.image = image or self.official_image
-        with _spoken(f"{self.image} cannot be used"):
+        with _convert_errors(f"{self.image} cannot be used"):
             check_socket()
             self._container = DockerContainer(self.image)
             self._host = _find_host(self._container)
@@ -135,7 +135,9 @@ class ContainerServer(Server):
         """
         if self.running:
             return self
-        with _spoken(f"{self.name} cannot be started from the image {self._container.image}"):
+        with _convert_errors(
+            f"{self.name} cannot be started from the image {self._container.image}"
+        ):
             if self._made is None:
                 self._made = self._create()
             else:
@@ -156,7 +158,7 @@ class ContainerServer(Server):
         container = self._made
         if container is None:
             return
-        with _spoken(f"{self.name} cannot be killed"):
+        with _convert_errors(f"{self.name} cannot be killed"):
             if self._status() == "paused":
                 container.unpause()
             if self._status() == "running":
@@ -169,12 +171,12 @@ class ContainerServer(Server):
 
     def pause(self) -> None:
         """Pause all processes. Connections stay open, and the server does not answer."""
-        with _spoken(f"{self.name} cannot be paused"):
+        with _convert_errors(f"{self.name} cannot be paused"):
             self._running_container().pause()
 
     def unpause(self) -> None:
         """Resume a paused container."""
-        with _spoken(f"{self.name} cannot go on"):
+        with _convert_errors(f"{self.name} cannot go on"):
             self._running_container().unpause()
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
@@ -186,7 +188,7 @@ class ContainerServer(Server):
         del timeout_s
         self._close_network()
         try:
-            with _spoken(f"the container of {self.name} cannot be removed"):
+            with _convert_errors(f"the container of {self.name} cannot be removed"):
                 self._container.stop()
         finally:
             self._made = None
@@ -244,7 +246,7 @@ class ContainerServer(Server):
 
 
 @contextmanager
-def _spoken(failure: str) -> Generator[None, None, None]:
+def _convert_errors(failure: str) -> Generator[None, None, None]:
     """Convert errors of Docker to a ServerError that starts with `failure`."""
     try:
         yield

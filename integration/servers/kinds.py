@@ -154,7 +154,7 @@ class MakeDatabase(Protocol):
         ...
 
 
-def chosen_kind() -> ServerKind:
+def find_kind() -> ServerKind:
     """Return the kind in ONCEFLOW_TEST_SERVERS. Default: embedded.
 
     Raises:
@@ -174,7 +174,7 @@ def make_postgres(
     options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False
 ) -> OwnDatabase:
     """Return a Postgres of the selected kind. `options` are settings of postgresql.conf."""
-    if chosen_kind() is ServerKind.EMBEDDED:
+    if find_kind() is ServerKind.EMBEDDED:
         return EmbeddedPostgres(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerPostgres
 
@@ -183,7 +183,7 @@ def make_postgres(
 
 def make_mysql(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnDatabase:
     """Return a MySQL of the selected kind. `options` are options of its server program."""
-    if chosen_kind() is ServerKind.EMBEDDED:
+    if find_kind() is ServerKind.EMBEDDED:
         return EmbeddedMySQL(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerMySQL
 
@@ -192,7 +192,7 @@ def make_mysql(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fals
 
 def make_mariadb(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnDatabase:
     """Return a MariaDB of the selected kind. `options` are options of its server program."""
-    if chosen_kind() is ServerKind.EMBEDDED:
+    if find_kind() is ServerKind.EMBEDDED:
         return EmbeddedMariaDB(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerMariaDB
 
@@ -201,7 +201,7 @@ def make_mariadb(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fa
 
 def make_kafka(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnKafka:
     """Return a Kafka of the selected kind. `options` are settings of server.properties."""
-    if chosen_kind() is ServerKind.EMBEDDED:
+    if find_kind() is ServerKind.EMBEDDED:
         archive_classes()
         return EmbeddedKafka(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerKafka
@@ -267,7 +267,7 @@ def share_kafka() -> Generator[tuple[ServerKind, KafkaServer], None, None]:
         yield ServerKind.EXTERNAL, ExternalKafka(address)
         return
     with make_kafka() as server:
-        yield chosen_kind(), server
+        yield find_kind(), server
 
 
 @contextmanager
@@ -279,4 +279,4 @@ def _share_database(
         yield ServerKind.EXTERNAL, ExternalDatabase(url)
         return
     with make() as server:
-        yield chosen_kind(), server
+        yield find_kind(), server

@@ -174,7 +174,7 @@ class Publication(ABC):
     def in_doubt(self) -> Sequence[TransactionId]:
         """Return the staged transactions that are neither committed nor aborted, oldest first."""
 
-    def proven(self) -> Sequence[TransactionId]:
+    def list_proven(self) -> Sequence[TransactionId]:
         """Return every transaction whose proof of commit exists, oldest first."""
         return self._paths.transactions(self._fs.list(self._paths.committed))
 
@@ -425,7 +425,7 @@ class ByCopy(Publication):
     def in_doubt(self) -> Sequence[TransactionId]:
         # Staged first: a transaction that is committed between the two reads is then in both lists.
         staged = self._paths.transactions(self._fs.list(self._paths.staged))
-        proven = set(self.proven())
+        proven = set(self.list_proven())
         return [transaction for transaction in staged if transaction not in proven]
 
     @override

@@ -127,7 +127,7 @@ class FileCommitter(Committer):
         """Delete old proofs; return True if none is left."""
         # Write the mark first: a reader that misses a proof must find the mark.
         self._fs.create_if_absent(self._paths.name_pruned_mark(before), b"pruned")
-        old = [proof for proof in self._publication.proven() if proof.checkpoint < before]
+        old = [proof for proof in self._publication.list_proven() if proof.checkpoint < before]
         forgotten = [self._publication.forget(transaction) for transaction in old]
         for mark in self._fs.list(self._paths.pruned):
             if mark.isdigit() and int(mark) < before:
@@ -288,7 +288,7 @@ class FileSink(Sink):
         fs, paths = open_files(self.settings.location), SinkPaths(context.sink_id)
         with sink_errors():
             attempt = read_claim(fs, paths, context)
-            return to_record(context.sink_id, attempt, publication(fs, paths).proven())
+            return to_record(context.sink_id, attempt, publication(fs, paths).list_proven())
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:

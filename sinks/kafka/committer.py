@@ -62,8 +62,8 @@ from onceflow.sinks.kafka.transactional_lane import (
     TransactionalLanes,
     lane_name,
     last_commit_offsets,
+    list_proven,
     proof_of,
-    proven,
     read_decided_commit_offsets,
 )
 
@@ -194,7 +194,7 @@ class KafkaCommitter(Committer):
             subtask = transaction.subtask
             # One query for each subtask, however many of its transactions are staged.
             if subtask not in proofs:
-                proofs[subtask] = self._proven(subtask)
+                proofs[subtask] = self._read_proven(subtask)
             if transaction in proofs[subtask]:
                 self._commit_records.settle(transaction)
             else:
@@ -301,7 +301,7 @@ class KafkaCommitter(Committer):
         forgotten as well. So if several checkpoints have waited, only the first of a subtask is in
         doubt.
         """
-        has_proof = bool(proven(lane.commit_offsets.values(), self._context.log_id))
+        has_proof = bool(list_proven(lane.commit_offsets.values(), self._context.log_id))
         if has_proof or not is_proof_expired(self._settings, staged_at_s):
             return StaleRows.PRODUCE
         return self._settings.stale_rows.rule_for(transaction)
@@ -315,7 +315,7 @@ class KafkaCommitter(Committer):
         """
         later = [
             proof
-            for proof in proven(lane.commit_offsets.values(), self._context.log_id)
+            for proof in list_proven(lane.commit_offsets.values(), self._context.log_id)
             if proof.attempt == transaction.attempt and _order(proof) > _order(transaction)
         ]
         return bool(later) and self._area.is_imported(transaction)
@@ -402,7 +402,7 @@ class KafkaCommitter(Committer):
             until_fixed=waits_for_person,
         )
 
-    def _proven(self, subtask: int) -> frozenset[TransactionId]:
+    def _read_proven(self, subtask: int) -> frozenset[TransactionId]:
         name = lane_name(self._context.sink_id, subtask)
         deadline = time.monotonic() + self._settings.deadline_s
         try:
@@ -416,7 +416,7 @@ class KafkaCommitter(Committer):
                 f"sink {self._context.sink_id}: cannot list its transactions in doubt at"
                 f" {self._settings.where}: {error}"
             ) from error
-        return frozenset(proven(texts.values(), self._context.log_id))
+        return frozenset(list_proven(texts.values(), self._context.log_id))
 
     def _topics(self, transaction: TransactionId) -> tuple[str, ...]:
         """Return the topics that may have the commit offset of `transaction`."""

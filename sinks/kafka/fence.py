@@ -36,7 +36,7 @@ from onceflow.sinks.base.checks import FenceOwner, check_fence, check_owner
 from onceflow.sinks.kafka import clients
 from onceflow.sinks.kafka.clients import advise_on_rights, open_brokers
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
-from onceflow.sinks.kafka.transactional_lane import lane_name, proven
+from onceflow.sinks.kafka.transactional_lane import lane_name, list_proven
 
 
 def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequence[TransactionId]:
@@ -53,7 +53,7 @@ def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequ
     # The name of lane 0 without its number, then any number.
     lane = re.compile(re.escape(lane_name(sink_id, 0)[:-1]) + r"\d+")
     texts = [read_texts(settings, group).values() for group in groups if lane.fullmatch(group)]
-    return proven(chain.from_iterable(texts), log_id)
+    return list_proven(chain.from_iterable(texts), log_id)
 
 
 def read_texts(settings: KafkaSinkSettings, group: str) -> Mapping[str, str]:

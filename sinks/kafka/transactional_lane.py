@@ -200,7 +200,7 @@ def proof_of(transaction: TransactionId, log_id: str) -> str:
     return f"{transaction} {log_id}"
 
 
-def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
+def list_proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
     """Return the transactions of this job that the commit offsets `texts` prove to be committed."""
     transactions: list[TransactionId] = []
     for text in texts:
@@ -594,7 +594,7 @@ class TransactionalLanes:
         for transaction in listing.leftovers:
             if transaction.subtask == subtask:
                 self._area.discard(transaction)
-        for transaction in proven(lane.commit_offsets.values(), self._context.log_id):
+        for transaction in list_proven(lane.commit_offsets.values(), self._context.log_id):
             if transaction not in listing.committed:
                 self._commit_records.settle(transaction)
 

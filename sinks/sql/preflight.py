@@ -33,7 +33,7 @@ from onceflow.sinks.base.checks import (
 from onceflow.sinks.sql import table_resolver
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
-from onceflow.sinks.sql.settings import CommitMode, SqlSettings, chosen_mode
+from onceflow.sinks.sql.settings import CommitMode, SqlSettings, choose_mode
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _NO_TWO_PHASE = TwoPhaseSupport(
@@ -112,7 +112,7 @@ class _Preflight:
             look = partial(self._support, server)
             # Choose the mode before anything is created, so that an impossible mode leaves no
             # tables behind.
-            mode = chosen_mode(settings, context, look, self._dialect.log)
+            mode = choose_mode(settings, context, look, self._dialect.log)
             self._ensure_bookkeeping(server)
             self._claim(mode)
             # End older writers after the claim, so that none can begin again under its old attempt.

@@ -68,7 +68,7 @@ class SqlSettings:
 STAGED = "commit_mode='ledger' keeps rows"
 
 
-def chosen_mode(
+def choose_mode(
     settings: SqlSettings,
     context: CommitterContext,
     look: Callable[[], TwoPhaseSupport],

@@ -249,7 +249,7 @@ def describe_table(
         _check_identity(table.name, identity, key, kind)
     facts = {row[0]: row[1:] for row in session.query(_COLUMNS.format(table=oid))}
     readable = [c for c in table.columns if has_generated or not c.generated]
-    types = _chosen_types(table.name, {c.name: _own(c.type) for c in readable}, columns)
+    types = _choose_types(table.name, {c.name: _own(c.type) for c in readable}, columns)
     return SourceTable(
         table.name,
         int(oid),
@@ -327,7 +327,7 @@ def _check_identity(name: TableName, identity: str, key: Sequence[str], kind: st
     )
 
 
-def _chosen_types(
+def _choose_types(
     table: TableName, present: dict[str, PostgresType], columns: pa.Schema | None
 ) -> dict[str, pa.DataType]:
     """Return the Arrow type of each column to read.

@@ -34,7 +34,7 @@ def table_of(
     return store.accumulators("running", [pa.string()], columns)
 
 
-def added(table: state.AccumulatorTable, amount: int) -> dict[str, list[float]]:
+def add_to_each(table: state.AccumulatorTable, amount: int) -> dict[str, list[float]]:
     """Add `amount` to each key's aggregates and return the distinct results of each."""
     amounts = pa.array([amount] * len(KEYS), pa.int64())
     given = {
@@ -143,33 +143,33 @@ def test_one_aggregate_comes_or_goes_and_the_others_stay(
     after: dict[str, float],
 ) -> None:
     store = job.open()
-    added(table_of(store, TOTAL, ROWS), 7)
+    add_to_each(table_of(store, TOTAL, ROWS), 7)
     handles = job.snapshot(store)
     with pytest.raises(StateIncompatible, match=r"'running'.*allow_non_restored_state"):
         table_of(job.open(handles), *columns)
     store = job.open(handles, allow_non_restored_state=True)
     table = table_of(store, *columns)
     assert store.finish_open() == tuple(f"aggregate {name!r} of op" for name in gone)
-    assert added(table, 5) == {name: [value] for name, value in after.items()}
+    assert add_to_each(table, 5) == {name: [value] for name, value in after.items()}
     # What is taken over is whole in the next snapshot, for which nothing needs to be allowed.
     store = job.open(job.snapshot(store))
     table = table_of(store, *columns)
     assert store.finish_open() == ()
-    assert len(added(table, 0)["rows"]) == 1
+    assert len(add_to_each(table, 0)["rows"]) == 1
 
 
 def test_aggregates_in_another_order_are_the_same(job: state_job.Job) -> None:
     store = job.open()
-    added(table_of(store, TOTAL, MEAN, ROWS), 7)
+    add_to_each(table_of(store, TOTAL, MEAN, ROWS), 7)
     store = job.open(job.snapshot(store))
     table = table_of(store, ROWS, TOTAL, MEAN)
     assert store.finish_open() == ()
-    assert added(table, 1) == {"rows": [2], "total": [8], "mean": [8.0]}
+    assert add_to_each(table, 1) == {"rows": [2], "total": [8], "mean": [8.0]}
 
 
 def test_aggregates_of_another_key_are_dropped_as_a_whole(job: state_job.Job) -> None:
     store = job.open()
-    added(table_of(store, TOTAL), 7)
+    add_to_each(table_of(store, TOTAL), 7)
     store = job.open(job.snapshot(store), allow_non_restored_state=True)
     store.accumulators("running", [pa.string(), pa.int64()], [TOTAL])
     assert store.finish_open() == ("state 'running' of op",)

@@ -9,7 +9,7 @@ import pytest
 
 from onceflow.integration.pytest_plugin import DatabaseFactory, KafkaFactory, TopicFactory
 from onceflow.integration.servers import KafkaServer, ServerKind
-from onceflow.integration.servers.kinds import chosen_kind
+from onceflow.integration.servers.kinds import find_kind
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.servers.process import ServerProcess
 
@@ -26,7 +26,7 @@ def test_switch_gives_servers_of_the_kind_that_it_names(
     onceflow_kafka: KafkaServer,
 ) -> None:
     servers = (onceflow_postgres, onceflow_mysql, onceflow_mariadb, onceflow_kafka)
-    if chosen_kind() is ServerKind.EMBEDDED:
+    if find_kind() is ServerKind.EMBEDDED:
         assert all(isinstance(server, ServerProcess) for server in servers)
         return
     from onceflow.integration.servers.container import ContainerServer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from examples.enrichment import LIMITS, WithinLimit, WithTier, enriched
+from examples.enrichment import LIMITS, WithinLimit, WithTier, enrich
 from tests.runtime.test_union import WALKS, begin
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
@@ -74,7 +74,7 @@ def enriching(
         lambda record: {"tier": f"tier-{record['id']}", "limit": limit_of(record["id"])},
         schema="tier STRING, limit BIGINT",
     )
-    enriched(payments, tiers, limits).write(sink, uid="out")
+    enrich(payments, tiers, limits).write(sink, uid="out")
     return pipeline, sink
 
 

@@ -95,7 +95,7 @@ class OptionTable(Generic[T_co]):
 
     def help_of(self, option: SparkOption) -> str:
         """Return the help of an option, with the names of options."""
-        return self.helps.get(option.argument) or self.words.spoken(option.meaning.help)
+        return self.helps.get(option.argument) or self.words.translate(option.meaning.help)
 
     def make(self, given: Mapping[str, str]) -> T_co:
         """Return the description that the options `given` create.

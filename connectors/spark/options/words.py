@@ -46,7 +46,7 @@ class OptionWords:
     instead: Mapping[str, str] = field(default_factory=dict[str, str])
     """Texts about things that the format does not have, and their replacements."""
 
-    def spoken(self, text: str) -> str:
+    def translate(self, text: str) -> str:
         """Return `text` with arguments and their values replaced by options and their values.
 
         An argument is recognized by the sign after its name, or by an underscore in it. A word in
@@ -92,7 +92,7 @@ class OptionWords:
             while cause is not None and id(cause) not in seen:
                 seen.add(id(cause))
                 if isinstance(cause, OnceflowError) and cause.args:
-                    cause.args = (self.spoken(str(cause.args[0])), *cause.args[1:])
+                    cause.args = (self.translate(str(cause.args[0])), *cause.args[1:])
                 # Spark prints the whole chain, so an untranslated cause would contradict the error.
                 cause = cause.__cause__ or cause.__context__
             raise

@@ -114,7 +114,7 @@ class _Chosen:
         return None
 
 
-def chosen(read: StateRead) -> _Chosen:
+def find_state(read: StateRead) -> _Chosen:
     """Return the state that `read` names.
 
     Raises:
@@ -159,7 +159,7 @@ def chosen(read: StateRead) -> _Chosen:
 def state_schema(options: Mapping[str, str]) -> StructType:
     """Return the columns of the state that `options` name. Runs on the driver."""
     read = STATE_READ.make(options)
-    return spark_schema(_arrow_columns(chosen(read), read))
+    return spark_schema(_arrow_columns(find_state(read), read))
 
 
 class StateFrameReader(DataSourceReader):
@@ -177,7 +177,7 @@ class StateFrameReader(DataSourceReader):
             ConfigError: See `chosen`.
             CheckpointCorrupt: See `chosen`.
         """
-        chosen_state = chosen(self._read)
+        chosen_state = find_state(self._read)
         # Spark accepts no source without tasks.
         return [InputPartition(task) for task in _tasks(chosen_state)] or [InputPartition(None)]
 

@@ -97,7 +97,7 @@ class AsyncOperator(RunningOperator):
         self.dropped = states.finish_open()
         for element in self._in_flight.get():
             for rows in decode_batches(element) if element else ():
-                _check_restored(uid, rows.schema, input_schema)
+                _check_restored_columns(uid, rows.schema, input_schema)
                 # Rebuild the rows, because their schema's metadata may differ.
                 self._accept(pa.record_batch(rows.columns, schema=input_schema))
         # Last, because the loop must be closed.
@@ -298,7 +298,7 @@ def _list_columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def _check_restored(uid: str, restored: pa.Schema, schema: pa.Schema) -> None:
+def _check_restored_columns(uid: str, restored: pa.Schema, schema: pa.Schema) -> None:
     """Raise StateIncompatible unless restored rows have the columns of `schema`."""
     if (restored.names, restored.types) != (schema.names, schema.types):
         raise StateIncompatible(

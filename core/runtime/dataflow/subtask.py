@@ -245,7 +245,7 @@ class Subtask(ABC):
                 operator.end_input()
         # Freeze the state first, then forward the barrier: rows that operators emit while they
         # freeze go before it.
-        taken = [_frozen(operator, barrier) for operator in self._operators]
+        taken = [_freeze(operator, barrier) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
         if barrier.kind.ends_emission:
             for operator in self._operators:
@@ -592,7 +592,7 @@ def _until(at_s: float | None) -> float:
     return WAIT_S if at_s is None else max(0.0, min(WAIT_S, at_s - time.monotonic()))
 
 
-def _frozen(operator: RunningOperator, barrier: decisions.Barrier) -> PendingSnapshot | None:
+def _freeze(operator: RunningOperator, barrier: decisions.Barrier) -> PendingSnapshot | None:
     """Return the synchronous part of the snapshot of `operator`, in the requested form."""
     if not barrier.kind.is_savepoint:
         return operator.snapshot(barrier.checkpoint)

@@ -129,7 +129,7 @@ def list_texts(node: ast.AST) -> Iterator[str]:
 def test_no_error_of_postgres_changes_names_an_option_that_spark_lacks() -> None:
     modules = sorted(Path(str(files("onceflow.sources.postgres"))).glob("*.py"))
     texts = {
-        CHANGES_READ.words.spoken(text)
+        CHANGES_READ.words.translate(text)
         for module in modules
         if module.name != "diagnosis.py"  # which the commands of jobs use
         for text in list_texts(ast.parse(module.read_text(encoding="utf-8")))
@@ -166,13 +166,13 @@ def test_no_error_of_postgres_changes_names_an_option_that_spark_lacks() -> None
     ],
 )
 def test_arguments_become_options_and_sql_and_names_of_columns_stay(said: str, told: str) -> None:
-    assert sql_reads.describe_postgres_writes().words.spoken(said) == told
+    assert sql_reads.describe_postgres_writes().words.translate(said) == told
 
 
 def test_options_of_clients_are_named_with_their_prefix() -> None:
     said = "give options={'message.max.bytes': 2000}, and schema_registry='http://h'"
     told = "give kafka.message.max.bytes=2000, and schema.registry.url=http://h"
-    assert KAFKA_WRITE.words.spoken(said) == told
+    assert KAFKA_WRITE.words.translate(said) == told
 
 
 def test_an_option_of_the_java_client_is_refused_with_options_that_the_format_has() -> None:
@@ -185,7 +185,7 @@ def test_an_option_of_the_java_client_is_refused_with_options_that_the_format_ha
 
 def test_a_record_that_cannot_be_decoded_is_told_with_what_a_format_can_do() -> None:
     record = Message(topic="t", partition=0, offset=7, value=b"{")
-    told = KAFKA_READ.words.spoken(str(bad_record_error(record, "no JSON")))
+    told = KAFKA_READ.words.translate(str(bad_record_error(record, "no JSON")))
     assert "or leave them out, counted and logged, with onBadRecord=drop" in told
     assert "dead_letter" not in told
 

@@ -26,13 +26,13 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_servers_are_processes_where_nothing_is_said() -> None:
-    assert kinds.chosen_kind() is ServerKind.EMBEDDED
+    assert kinds.find_kind() is ServerKind.EMBEDDED
 
 
 def test_switch_that_says_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kinds.SWITCH_VARIABLE, "docker")
     with pytest.raises(ServerError, match=r"=docker is neither `embedded` nor `containers`"):
-        kinds.chosen_kind()
+        kinds.find_kind()
 
 
 @pytest.mark.parametrize("make", [kinds.make_postgres, kinds.make_mysql, kinds.make_mariadb])

@@ -13,7 +13,7 @@ from onceflow.core.spi import CommitterContext
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import PostgresSink
 from onceflow.sinks.sql.dialect import DATABASE, TwoPhaseSupport
-from onceflow.sinks.sql.settings import CommitMode, chosen_mode
+from onceflow.sinks.sql.settings import CommitMode, choose_mode
 
 LOG = logging.getLogger("onceflow.sinks.test")
 FINE = TwoPhaseSupport("it prepares")
@@ -32,7 +32,7 @@ def _chosen(
     settings = sink.settings
     staging = FileStagingArea.in_directory(str(tmp_path), "s") if staged else None
     context = CommitterContext("job", "uid", "s", AttemptId(1), staging=staging)
-    return chosen_mode(settings, context, lambda: found, LOG)
+    return choose_mode(settings, context, lambda: found, LOG)
 
 
 @pytest.mark.parametrize(
