@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
@@ -17,6 +15,7 @@ from tests.integration.kafka_feed import (
     record,
     recreate_topic,
 )
+from tests.support.drawn_seeds import draw_random
 
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable
 from onceflow.integration.pytest_plugin import TopicFactory
@@ -84,16 +83,15 @@ def test_ranges_are_read_whole_and_in_order_wherever_the_client_stood_before(
     assert ranges.read((0, 1000, 1001)) == [1000]
     assert ranges.read((0, 1001, 1001)) == []
     assert ranges.read((0, 1001, 3000)) == list(range(1001, 3000))
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    draw = random.Random(seed)
+    draw = draw_random()
     for _ in range(10):
         first, second = draw.randrange(4990), draw.randrange(4990)
         ends = [draw.choice([one + 1, one + 9, 5000]) for one in (first, second)]
         asked = [(0, first, ends[0]), (1, second, ends[1])][: draw.choice([1, 2, 2])]
         low, high = _split(ranges.read(*asked), 5000)
-        assert low == list(range(first, ends[0])), f"seed {seed}"
+        assert low == list(range(first, ends[0]))
         if len(asked) == 2:
-            assert high == list(range(5000 + second, 5000 + ends[1])), f"seed {seed}"
+            assert high == list(range(5000 + second, 5000 + ends[1]))
 
 
 def test_ranges_are_read_natively_and_a_client_goes_back_to_a_partition_that_it_left(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
-import random
 import threading
 import time
 from typing import Any
@@ -25,6 +23,7 @@ from tests.integration.kafka_feed import (
     record,
     source,
 )
+from tests.support.drawn_seeds import draw_random
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, Split
@@ -74,12 +73,11 @@ def test_every_record_is_read_once_from_whatever_snapshot_a_reader_starts(
                 snapshots.append((list(reader.snapshot()), list(seen)))
     assert sorted(seen) == sorted(expected)
 
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    chosen = [*random.Random(seed).sample(snapshots, 6), snapshots[0], snapshots[-1]]
+    chosen = [*draw_random().sample(snapshots, 6), snapshots[0], snapshots[-1]]
     for splits, before in chosen:
         with reading(described, splits) as reader:
             after = ids(read_to_end(reader))
-        assert sorted(before + after) == sorted(expected), f"seed {seed}, {splits}"
+        assert sorted(before + after) == sorted(expected), f"{splits}"
 
 
 def test_records_of_a_partition_keep_their_order_over_batches(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +11,7 @@ import psycopg
 import pytest
 from tests.integration.kafka_feed import produce, record
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from tests.support.drawn_seeds import draw_random
 from tests.support.program import Program, python
 from tests.support.stream_queries import STARVED
 
@@ -121,11 +120,10 @@ def test_a_driver_killed_while_a_batch_is_prepared_loses_and_doubles_nothing(
 def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
     driver: Driver, postgres_database: str
 ) -> None:
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    draw = random.Random(seed)
+    draw = draw_random()
     for _ in range(3):
         rows = len(ids_in(postgres_database)) + draw.choice([1, 5_000, 9_000])
         driver.killed_when(partial(_has_rows, postgres_database, rows, draw.uniform(0, 0.3)))
     driver.ended()
-    assert ids_in(postgres_database) == list(range(driver.records)), f"seed {seed}"
-    assert prepared(postgres_database) == [], f"seed {seed}"
+    assert ids_in(postgres_database) == list(range(driver.records))
+    assert prepared(postgres_database) == []

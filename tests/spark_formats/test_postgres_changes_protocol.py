@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import re
@@ -20,6 +19,7 @@ import pytest
 from psycopg.rows import TupleRow
 from tests.integration.postgres_changes_kit import drop_slots
 from tests.spark_formats.changes_query import STEPS, Crashed, Query
+from tests.support.drawn_seeds import draw_random
 from tests.support.waiting import await_true
 
 from onceflow.clients.postgres.replication import parse_lsn
@@ -103,8 +103,7 @@ def _change(database: psycopg.Connection[TupleRow], draw: random.Random) -> None
 def test_a_crash_at_any_step_loses_and_doubles_nothing(
     database: psycopg.Connection[TupleRow], query: Query
 ) -> None:
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    draw = random.Random(seed)
+    draw = draw_random()
     # Small limits: the copy takes several batches, and large transactions are cut.
     query.options |= {"maxRowsPerTrigger": "15", "chunkRows": "10", "transactionRowsMax": "20"}
     steps = [*STEPS, *STEPS]
@@ -119,13 +118,13 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(
         # Before the first end is logged, the slot is where it was created.
         created = created or _slot(database)
         reached = max(query.committed_lsn(), query.first_lsn, created)
-        assert _slot(database) <= reached, f"seed {seed}"
+        assert _slot(database) <= reached
     query.run_to_end()
-    assert query.copy() == _table(database), f"seed {seed}"
+    assert query.copy() == _table(database)
     # Spark does not repeat a commit that a crash has prevented: the commit of the next batch does.
     database.execute("INSERT INTO t VALUES (1000, 'last')")
     query.run_to_end()
-    assert query.copy() == _table(database), f"seed {seed}"
+    assert query.copy() == _table(database)
     # Only the last batch waits for its commit.
     last = json.loads(query.ends[-1])["batch"]
     assert {int(file.name.partition("-")[0]) for file in _files(query)} <= {last}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 from itertools import pairwise
 
 import pytest
+from tests.support.drawn_seeds import draw_random
 
 from onceflow.connectors.spark.readers import kafka_offsets
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
@@ -81,21 +80,19 @@ def _advised_offsets(error: OffsetOutOfRange) -> object:
 
 
 def test_a_limit_is_kept_shared_out_and_always_leaves_something_to_read() -> None:
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    draw = random.Random(seed)
+    draw = draw_random()
     for _ in range(300):
         starts = {("t", number): draw.randrange(100) for number in range(draw.randrange(1, 6))}
         ends = {place: first + draw.choice([0, 1, 7, 1000]) for place, first in starts.items()}
         there = sum(ends.values()) - sum(starts.values())
         most = draw.randrange(1, 1500)
         upto = kafka_offsets.limit_ends(starts, ends, most)
-        assert all(starts[place] <= upto[place] <= ends[place] for place in starts), seed
-        assert sum(upto.values()) - sum(starts.values()) == min(most, there), seed
+        assert all(starts[place] <= upto[place] <= ends[place] for place in starts)
+        assert sum(upto.values()) - sum(starts.values()) == min(most, there)
 
 
 def test_tasks_cover_every_offset_once() -> None:
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    draw = random.Random(seed)
+    draw = draw_random()
     for _ in range(300):
         ranges = [
             OffsetRange("t", number, first, first + draw.choice([1, 3, 900, 30_000]))
@@ -105,12 +102,12 @@ def test_tasks_cover_every_offset_once() -> None:
         tasks = kafka_offsets.tasks_of(ranges, least=least, rows_most=most)
         pieces = [piece for task in tasks for piece in task]
         total = sum(map(len, ranges))
-        assert sum(map(len, pieces)) == total, seed
+        assert sum(map(len, pieces)) == total
         for one in ranges:
             own = sorted((p.first, p.end) for p in pieces if p.partition == one.partition)
             assert own[0][0] == one.first
             assert own[-1][1] == one.end
-            assert all(a[1] == b[0] for a, b in pairwise(own)), seed
+            assert all(a[1] == b[0] for a, b in pairwise(own))
         assert len(tasks) >= min(least, total)
         if most:
             assert max(map(len, pieces)) <= most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import threading
 import time
 from collections import Counter, deque
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from tests.support.drawn_seeds import draw_random
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import AsyncFunction, CallRetries
@@ -205,9 +205,7 @@ def test_unordered_results_come_at_once_and_do_not_pass_a_watermark(start: Start
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_random_answers_keep_records_and_watermarks_in_place(start: Start, ordered: bool) -> None:
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    print(f"seed {seed}; ONCEFLOW_TEST_SEED sets it")  # noqa: T201
-    rng, service = random.Random(seed), Service()
+    rng, service = draw_random(), Service()
     running = start(service, ordered=ordered, capacity=7)
     expected: list[Any] = []
     open_ids: set[int] = set()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import random
-import sys
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.drawn_seeds import draw_random
 from typing_extensions import override
 
 from onceflow.core.errors import SourceUnavailable, UserFunctionError
@@ -69,9 +67,7 @@ def joiner_of(
 @pytest.mark.parametrize("how", ["inner", "left"])
 @pytest.mark.parametrize("on", [("account",), ("branch", "account")])
 def test_it_gives_what_a_nested_loop_gives(how: JoinType, on: tuple[str, ...]) -> None:
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    sys.stdout.write(f"seed {seed}; ONCEFLOW_TEST_SEED sets it\n")
-    draw = random.Random(seed)
+    draw = draw_random()
     table = Table(
         [
             {"account": draw.choice("abcABC"), "branch": draw.randrange(3), "name": str(number)}

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.drawn_seeds import draw_random
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId
@@ -54,8 +53,7 @@ def test_same_seed_gives_the_same_rows_whatever_the_splits_and_batches() -> None
 def test_reader_goes_on_exactly_where_a_snapshot_was_taken() -> None:
     source = pickle.loads(pickle.dumps(DatagenSource(rows=500, splits_count=4, batch_rows=7)))
     expected = _by_id(_all(source.reader(source.splits(), CONTEXT)))
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    rng = random.Random(seed)
+    rng = draw_random()
     for _ in range(5):
         reader = source.reader(source.splits(), CONTEXT)
         before: list[dict[str, Any]] = []
@@ -66,7 +64,7 @@ def test_reader_goes_on_exactly_where_a_snapshot_was_taken() -> None:
         rest = [
             row for half in (taken[:1], taken[1:]) for row in _all(source.reader(half, CONTEXT))
         ]
-        assert _by_id(before + rest) == expected, f"seed {seed}"
+        assert _by_id(before + rest) == expected
 
 
 def test_accounts_and_amounts_are_spread_evenly() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 import pickle
-import random
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.support.drawn_seeds import draw_random
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId
@@ -164,8 +163,7 @@ def test_bids_and_auctions_name_what_is_open(tables: dict[str, pa.Table]) -> Non
 def test_a_reader_goes_on_exactly_where_a_snapshot_was_taken() -> None:
     source = NexmarkSource(events=2_000, splits_count=2, batch_events=7, event_interval_us=1_000)
     expected = read(source)
-    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
-    rng = random.Random(seed)
+    rng = draw_random()
     reader = source.reader(source.splits(), CONTEXT)
     before: dict[str, list[pa.RecordBatch]] = {name: [] for name in source.outputs}
     for _ in range(rng.randrange(1, 250)):
@@ -179,7 +177,7 @@ def test_a_reader_goes_on_exactly_where_a_snapshot_was_taken() -> None:
             before[part.output].append(part.rows)
     for name, rows in before.items():
         read_rows = pa.Table.from_batches(rows, source.outputs[name]).sort_by("date_time")
-        assert read_rows == expected[name], f"seed {seed}"
+        assert read_rows == expected[name]
 
 
 def test_an_endless_source_has_no_end() -> None:
