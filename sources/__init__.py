@@ -9,6 +9,7 @@ from onceflow.core.imports import lazy_names
 if TYPE_CHECKING:
     from onceflow.sources.datagen import DatagenSource, GeneratedPayments, NexmarkSource
     from onceflow.sources.kafka import KafkaSource, ValueFormat
+    from onceflow.sources.mysql import MySQLTable
     from onceflow.sources.postgres import PostgresChanges, PostgresTable
 else:
     __getattr__, __dir__ = lazy_names(
@@ -16,6 +17,7 @@ else:
         {
             "onceflow.sources.datagen": "DatagenSource GeneratedPayments NexmarkSource",
             "onceflow.sources.kafka": "KafkaSource ValueFormat",
+            "onceflow.sources.mysql": "MySQLTable",
             "onceflow.sources.postgres": "PostgresChanges PostgresTable",
         },
     )
@@ -24,6 +26,7 @@ __all__ = [
     "DatagenSource",
     "GeneratedPayments",
     "KafkaSource",
+    "MySQLTable",
     "NexmarkSource",
     "PostgresChanges",
     "PostgresTable",

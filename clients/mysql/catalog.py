@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from onceflow.clients.sql.session import Session
 from onceflow.clients.sql.tables import CheckConstraint, ColumnFacts, Table, TableColumn, TableName
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import Area, Finding
 
@@ -171,6 +173,36 @@ def find_table(session: Session, name: TableName) -> Table | None:
         grantee=grantee(str(user)),
         checks=_read_json_checks(session, name) if is_mariadb else (),
     )
+
+
+def explain_missing_table(session: Session, name: TableName, where: str) -> ConfigError:
+    """Return the error for a table that `find_table` has not found in `where`."""
+    ((user,),) = session.query("SELECT CURRENT_USER()")
+    return ConfigError(
+        f"table {name} does not exist in {where}, or user {user} may not read it. If it exists, run"
+        f" as its owner: GRANT SELECT ON {identifier(name)} TO {grantee(str(user))}"
+    )
+
+
+def read_column_types(session: Session, name: TableName) -> dict[str, tuple[str, str]]:
+    """Return the type and the charset of each column of the table called `name`."""
+    rows = session.query(
+        "SELECT column_name, column_type, character_set_name FROM information_schema.columns"
+        f" WHERE {_where(name)}"
+    )
+    return {str(column): (_text(shown), str(charset or "")) for column, shown, charset in rows}
+
+
+def has_index(session: Session, name: TableName, columns: Sequence[str]) -> bool:
+    """Return True if an index begins with `columns`, in any order."""
+    rows = session.query(
+        "SELECT index_name, column_name FROM information_schema.statistics"
+        f" WHERE {_where(name)} AND seq_in_index <= {len(columns)}"
+    )
+    indexed: dict[str, set[str]] = {}
+    for index, column in rows:
+        indexed.setdefault(str(index), set()).add(str(column))
+    return set(columns) in indexed.values()
 
 
 def _read_json_checks(session: Session, name: TableName) -> tuple[CheckConstraint, ...]:

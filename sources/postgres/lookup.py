@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import pyarrow as pa
 from typing_extensions import assert_never, override
 
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession, endpoint_of
-from onceflow.clients.sql.session import ConnectionLost, DatabaseAccess, SqlError
+from onceflow.clients.sql.lookups import ReopenedSession
+from onceflow.clients.sql.session import DatabaseAccess, SqlError
 from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
-from onceflow.core.errors import (
-    ConfigError,
-    InvariantViolation,
-    SinkError,
-    SourceUnavailable,
-)
+from onceflow.core.errors import ConfigError, InvariantViolation
 from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.lookups import LookupReader, LookupSource
 from onceflow.core.spi.options import document_options, option
@@ -64,7 +58,6 @@ _INDEXES = """
             AND a.attnum = ANY ((i.indkey::int2[])[0:{count} - 1]))
     LIMIT 1
 """
-_Result = TypeVar("_Result")
 
 
 @document_options
@@ -165,15 +158,15 @@ def _key_columns(table: SourceTable, on: Sequence[str]) -> Sequence[SourceColumn
 
 
 class _Reader(LookupReader):
-    """A connection that is opened when the first key is looked up, and again if it was lost."""
+    """A reader of the table's rows by keys, on a session of its own."""
 
     def __init__(
         self, endpoint: PostgresEndpoint, table: SourceTable, on: Sequence[str], name: str
     ) -> None:
-        self._endpoint, self._table, self._name = endpoint, table, name
+        self._endpoint, self._table = endpoint, table
         self._columns = _key_columns(table, on)
         self._builder = RowBuilder(table)
-        self._session: PostgresSession | None = None
+        self._session = ReopenedSession(lambda: endpoint.connect(name))
 
     @override
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
@@ -183,7 +176,10 @@ class _Reader(LookupReader):
             for values in zip(*columns, strict=True)
             if (row := self._write_key(values)) is not None
         ]
-        rows = self._ask(lambda session: self._read(session, literals))
+        try:
+            rows = self._session.ask(lambda session: self._read(session, literals))
+        except SqlError as error:
+            raise to_session_error(error, str(self._endpoint)) from error
         if not rows:
             return pa.RecordBatch.from_pylist([], self._table.schema)
         built = self._builder.build_columns(split_rows(self._table, rows), [""] * len(rows))
@@ -213,29 +209,6 @@ class _Reader(LookupReader):
                 case _ as unknown:
                     assert_never(unknown)
         return f"({', '.join(texts)})"
-
-    def _ask(self, question: Callable[[PostgresSession], _Result]) -> _Result:
-        """Return the answer; ask again on a new connection if an open one was lost."""
-        is_reused = self._session is not None
-        try:
-            try:
-                return question(self._open_session())
-            except ConnectionLost:
-                self.close()
-                if not is_reused:
-                    raise
-            return question(self._open_session())
-        except SqlError as error:
-            self.close()
-            raise to_session_error(error, str(self._endpoint)) from error
-
-    def _open_session(self) -> PostgresSession:
-        if self._session is None:
-            try:
-                self._session = self._endpoint.connect(self._name)
-            except SinkError as error:
-                raise SourceUnavailable(str(error)) from None
-        return self._session
 
     def _read(self, session: PostgresSession, keys: Sequence[str]) -> Sequence[bytes]:
         """Return the rows of `keys`, each as its bytes."""
@@ -272,10 +245,7 @@ class _Reader(LookupReader):
 
     @override
     def close(self) -> None:
-        if self._session is not None:
-            with suppress(SqlError):
-                self._session.close()
-            self._session = None
+        self._session.close()
 
 
 def _keep_translatable(session: PostgresSession, keys: Sequence[str]) -> Sequence[str]:

@@ -21,7 +21,7 @@ ROOMS = ("cli", "clients", "connectors", "core", "formats", "integration", "sink
 CHECKED_WAYS = "core/arrow/"
 READERS = {
     "formats/csv_rows.py": "reads decimals as text, and looks for other altered numbers",
-    "connectors/spark/readers/mysql_rows.py": "reads decimals as text; a server wrote the rest",
+    "clients/mysql/rows.py": "reads decimals as text; a server wrote the rest",
 }
 MAKERS = {
     "formats/json/columns.py": "int64, for a converter of numbers",

@@ -32,6 +32,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ListStateDescriptor": {"name": "a", "type": int},
     "MapStateDescriptor": {"name": "a", "key_type": str, "type": int},
     "MySQLSink": {"url": "mysql://user@host/db", "table": "t"},
+    "MySQLTable": {"url": "mysql://user@host/db", "table": "t"},
     "ObjectStorage": {"url": "s3://bucket/prefix"},
     "OutputTag": {"name": "late", "schema": SCHEMA},
     "Pipeline": {"cluster": onceflow.LocalProcesses(), "name": "job"},

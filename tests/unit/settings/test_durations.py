@@ -24,7 +24,7 @@ from onceflow.core.settings import pipeline_settings
 from onceflow.core.spi import Sink, Source
 from onceflow.core.spi.lookups import LookupSource
 from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink, SQLiteSink
-from onceflow.sources import KafkaSource, PostgresChanges, PostgresTable
+from onceflow.sources import KafkaSource, MySQLTable, PostgresChanges, PostgresTable
 
 NEEDED: dict[type, dict[str, Any]] = {
     ExponentialDelay: {"max_delay_s": 7200.0},
@@ -34,6 +34,7 @@ NEEDED: dict[type, dict[str, Any]] = {
     KafkaSink: {"bootstrap_servers": "127.0.0.1:1", "topic": "payments"},
     KafkaSource: {"bootstrap_servers": "127.0.0.1:1", "topic": "payments", "schema": "id BIGINT"},
     MySQLSink: {"url": "mysql://u@127.0.0.1/db", "table": "t"},
+    MySQLTable: {"url": "mysql://u@127.0.0.1/db", "table": "t"},
     PostgresSink: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
     PostgresChanges: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
     PostgresTable: {"url": "postgresql://u@127.0.0.1/db", "table": "t"},
