@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from demo.settings import DemoCommitMode, SinkKind
 from tests.support.driver_process import DriverProcess
 
 from onceflow.core.decoding import json_decoder
+from onceflow.core.runtime.events.status import JobStatus
 
 JOB = "demo"
 """The job's name, under which its checkpoints and staged rows are."""
@@ -86,6 +88,36 @@ class DriverStatus:
     slots: tuple[SlotProcess, ...] = ()
     last_error: str = ""
     sinks: tuple[SinkTransactions, ...] = ()
+
+
+def write_status(path: Path, status: JobStatus) -> None:
+    """Replace the file at `path` with a `DriverStatus`."""
+    report = DriverStatus(
+        state=status.state.value,
+        attempt=status.attempt,
+        records_in=status.records_in,
+        checkpoints=status.checkpoints_completed,
+        slots=tuple(
+            SlotProcess(slot=slot.slot, pid=slot.pid, parent_pid=slot.parent_pid)
+            for slot in status.slots
+        ),
+        last_error=status.last_error,
+        sinks=tuple(
+            SinkTransactions(
+                uid=sink.uid,
+                open=sink.open,
+                prepared=sink.prepared,
+                committed=sink.committed,
+                aborted=sink.aborted,
+                oldest_prepared_s=sink.oldest_prepared_s,
+            )
+            for sink in status.sinks
+        ),
+    )
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(msgspec.json.encode(report))
+    # Replaced whole: the demo reads it at any time.
+    fresh.replace(path)
 
 
 class DemoDriver(DriverProcess):

@@ -8,14 +8,12 @@ job over where the decision log says. Exit status 0 means that the job has ended
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import msgspec
 from demo import driver
 from demo.settings import DemoCommitMode, SinkKind
 from pyspark.sql import SparkSession
@@ -24,7 +22,6 @@ from typing_extensions import assert_never
 from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
 from onceflow.connectors.spark.session import session
 from onceflow.core.decoding import json_decoder
-from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
 from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA
@@ -118,39 +115,10 @@ def main(spec_path: str) -> None:
     job = build(spec, spark).start(from_savepoint=spec.from_savepoint)
     stop = Path(spec.stop_path)
     while not job.state.ended and not stop.exists():
-        _report(Path(spec.status_path), job.status())
+        driver.write_status(Path(spec.status_path), job.status())
         time.sleep(_REPORT_INTERVAL_S)
-    _report(Path(spec.status_path), job.stop(_STOP_TIMEOUT_S))
+    driver.write_status(Path(spec.status_path), job.stop(_STOP_TIMEOUT_S))
     spark.stop()
-
-
-def _report(path: Path, status: JobStatus) -> None:
-    report = driver.DriverStatus(
-        state=status.state.value,
-        attempt=status.attempt,
-        records_in=status.records_in,
-        checkpoints=status.checkpoints_completed,
-        slots=tuple(
-            driver.SlotProcess(slot=slot.slot, pid=slot.pid, parent_pid=slot.parent_pid)
-            for slot in status.slots
-        ),
-        last_error=status.last_error,
-        sinks=tuple(
-            driver.SinkTransactions(
-                uid=sink.uid,
-                open=sink.open,
-                prepared=sink.prepared,
-                committed=sink.committed,
-                aborted=sink.aborted,
-                oldest_prepared_s=sink.oldest_prepared_s,
-            )
-            for sink in status.sinks
-        ),
-    )
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_bytes(msgspec.json.encode(report))
-    # Replaced whole: the demo reads it at any time.
-    fresh.replace(path)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from onceflow.sinks import PostgresSink
 from onceflow.sinks.base.staged import StagedSink
 
 
-class _Committer(Committer):
+class HandsOnCommits(Committer):
     """Hands everything on."""
 
     def __init__(self, sink: PostgresSink, context: CommitterContext) -> None:
@@ -65,7 +65,7 @@ class BrokenServerSink(Sink):
 
     breaks: ClassVar[str]
     writer_class: ClassVar[type[_Writer]] = _Writer
-    committer_class: ClassVar[type[_Committer]] = _Committer
+    committer_class: ClassVar[type[HandsOnCommits]] = HandsOnCommits
 
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         self.sink.open(context, schema)
@@ -77,7 +77,7 @@ class BrokenServerSink(Sink):
         return self.committer_class(self.sink, context)
 
 
-class _SilenceIsSuccess(_Committer):
+class _SilenceIsSuccess(HandsOnCommits):
     def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         outcome = super().commit(committable)
         return (
@@ -94,7 +94,7 @@ class TakesSilenceForSuccess(BrokenServerSink):
     committer_class = _SilenceIsSuccess
 
 
-class _NothingInDoubt(_Committer):
+class _NothingInDoubt(HandsOnCommits):
     def in_doubt(self) -> Sequence[committables.Committable]:
         try:
             return super().in_doubt()
@@ -109,7 +109,7 @@ class FindsNothingWhenAway(BrokenServerSink):
     committer_class = _NothingInDoubt
 
 
-class _LooksAtBegin(_Committer):
+class _LooksAtBegin(HandsOnCommits):
     def begin_commit(self, committable: committables.Committable) -> bool:
         return committable.transaction in [one.transaction for one in self.in_doubt()]
 
@@ -145,7 +145,7 @@ def _did(url: str, statement: LiteralString, committable: committables.Committab
     return True
 
 
-class _LostReplyIsLost(_Committer):
+class _LostReplyIsLost(HandsOnCommits):
     def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
         try:
             done = _did(self.sink.url, "COMMIT PREPARED {}", committable)
@@ -161,7 +161,7 @@ class TakesLostReplyForLostRows(BrokenServerSink):
     committer_class = _LostReplyIsLost
 
 
-class _LostReplyIsGone(_Committer):
+class _LostReplyIsGone(HandsOnCommits):
     def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
         try:
             _did(self.sink.url, "ROLLBACK PREPARED {}", committable)

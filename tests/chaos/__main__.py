@@ -1,0 +1,143 @@
+"""The command behind script/chaos."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tests.chaos.report import ChaosReport, describe_failure, summarize, to_html, to_json
+from tests.chaos.run import Outcome, ScheduleRun
+from tests.chaos.schedule import FaultKind, Schedule, draw_schedule
+from tests.chaos.servers import Servers
+from tests.support.servers.database_packages import offer_packages
+from tests.support.small_disk import MountRefused, mount_disk
+
+_DEFAULT_MINUTES = 3.0
+
+
+def main() -> int:
+    """Run schedules until the time is over. Return 1 if one was red or a kind never struck."""
+    arguments = _parse()
+    kinds = _parse_kinds(arguments.kinds)
+    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    minutes = arguments.minutes
+    if arguments.hours is not None:
+        minutes = 60 * arguments.hours
+    elif minutes is None and arguments.schedules is None:
+        minutes = _DEFAULT_MINUTES
+    report = _run(kinds, seed, minutes, arguments.schedules)
+    _say(summarize(report))
+    if arguments.report:
+        Path(arguments.report).write_text(to_html(report), encoding="utf-8")
+    if arguments.json:
+        sys.stdout.write(json.dumps(to_json(report)) + "\n")
+    return 0 if report.is_ok else 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="script/chaos",
+        description="Runs whole jobs on real servers under random faults, and compares every sink"
+        " with a model of the input. Exit status 0: all were exact, and every kind has struck.",
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="begin no schedule after M minutes (default: 3); all kinds strike at least once in 3",
+    )
+    length.add_argument("--hours", type=float, metavar="H", help="the same in hours")
+    length.add_argument("--schedules", type=int, metavar="N", help="run N schedules")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the first schedule")
+    parser.add_argument(
+        "--kinds",
+        default=",".join(kind.value for kind in FaultKind),
+        help="the kinds of faults, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one object on stdout")
+    parser.add_argument("--report", metavar="FILE.html", help="write the report as a page")
+    return parser.parse_args()
+
+
+def _parse_kinds(text: str) -> tuple[FaultKind, ...]:
+    try:
+        return tuple(dict.fromkeys(FaultKind(name.strip()) for name in text.split(",")))
+    except ValueError as error:
+        known = ", ".join(kind.value for kind in FaultKind)
+        raise SystemExit(f"script/chaos: --kinds {text}: {error}; there are {known}") from error
+
+
+def _run(
+    kinds: tuple[FaultKind, ...], seed: int, minutes: float | None, schedules: int | None
+) -> ChaosReport:
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    logs: dict[int, str] = {}
+    offer_packages()
+    directory = Path(tempfile.mkdtemp(prefix="onceflow-chaos-"))
+    can_mount = _can_mount(directory)
+    _say(f"chaos from seed {seed} in {directory}")
+    with Servers(_say) as servers:
+        while not _is_over(began, len(outcomes), minutes, schedules):
+            schedule = draw_schedule(seed + len(outcomes), kinds, has_mysql=servers.has_mysql)
+            schedule = schedule if can_mount else _without_full_disks(schedule)
+            place = directory / f"seed-{schedule.seed}"
+            place.mkdir()
+            _say(f"seed {schedule.seed}: {schedule}")
+            outcome = ScheduleRun(
+                schedule, servers, place, _say, name=f"chaos{schedule.seed}"
+            ).execute()
+            outcomes.append(outcome)
+            if outcome.is_exact:
+                _say(
+                    f"          exact: {outcome.records} records, {outcome.rows} rows, "
+                    f"{outcome.recoveries} recoveries, {outcome.seconds:.0f} s"
+                )
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                _say(f"          RED: {describe_failure(outcome)}")
+                logs[schedule.seed] = str(place)
+    if not logs:
+        shutil.rmtree(directory, ignore_errors=True)
+    return ChaosReport(tuple(outcomes), kinds, seed, time.monotonic() - began, logs)
+
+
+def _is_over(began: float, done: int, minutes: float | None, schedules: int | None) -> bool:
+    if schedules is not None:
+        return done >= schedules
+    return minutes is not None and time.monotonic() - began > 60 * minutes
+
+
+def _can_mount(directory: Path) -> bool:
+    try:
+        with mount_disk(directory / "probe", "1m"):
+            return True
+    except MountRefused as error:
+        _say(f"no schedule fills the disk of its checkpoint storage: {error}")
+        return False
+
+
+def _without_full_disks(schedule: Schedule) -> Schedule:
+    """Return the schedule with calls of storage that fail in the place of full disks."""
+    faults = [
+        replace(fault, variant="fails") if fault.variant == "full" else fault
+        for fault in schedule.faults
+    ]
+    return replace(schedule, faults=tuple(faults))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""Runs one schedule: the job, its faults, the end of its input, and the verdict on its sinks."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.targets import observe_committed_records
+from tests.chaos.drivers import ChaosDriver, Drivers
+from tests.chaos.job import JobSpec, group_of
+from tests.chaos.model import Difference, compare, expect
+from tests.chaos.producer import Producing
+from tests.chaos.readers import ReaderError, count_in_doubt, read_records, read_rows
+from tests.chaos.schedule import Schedule, SinkKind
+from tests.chaos.servers import Servers
+from tests.chaos.strikes import Faults, Strike
+from tests.support.leftovers import find_leftovers, find_slot_directories
+from tests.support.small_disk import mount_disk
+
+from onceflow.core.crash_points import DEATHS_VARIABLE, VARIABLE
+from onceflow.core.errors import OnceflowError
+from onceflow.integration.faults import processes
+
+_LOOK_S = 0.05
+_START_DEADLINE_S = 90.0
+_FAULTS_DEADLINE_S = 180.0
+"""From the first record to the end of the last fault."""
+_CATCH_UP_DEADLINE_S = 120.0
+"""From the end of the last fault until every record is committed."""
+_DRAIN_DEADLINE_S = 120.0
+_ORPHANS_DEADLINE_S = 30.0
+"""The time in which slots and superseded drivers must have noticed that they are."""
+_DISK_SIZE = "96m"
+_KILLED = -9
+
+
+class RunFailed(Exception):
+    """Raised when the job does not reach its end: there is nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkVerdict:
+    """The verdict on one sink."""
+
+    kind: SinkKind
+    difference: Difference
+    in_doubt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one schedule."""
+
+    schedule: Schedule
+    strikes: tuple[Strike, ...]
+    deaths: Counter[str]
+    """The deaths at each crash point."""
+    recoveries: int
+    """Attempts that began anew after a fault."""
+    drivers: int
+    """Driver processes that were started."""
+    gave_up: tuple[str, ...]
+    """The last lines of drivers that ended by themselves while they owned the job."""
+    seconds: float
+    records: int = 0
+    sinks: tuple[SinkVerdict, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    failure: str = ""
+    """The reason why there is no verdict, or empty."""
+
+    @property
+    def is_exact(self) -> bool:
+        """True if every sink holds exactly its rows and nothing is left over."""
+        return (
+            not self.failure
+            and not self.leftovers
+            and all(v.difference.is_exact and not v.in_doubt for v in self.sinks)
+        )
+
+    @property
+    def rows(self) -> int:
+        """The rows that the sinks hold."""
+        return sum(verdict.difference.found for verdict in self.sinks)
+
+
+class ScheduleRun:
+    """One schedule on running servers."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        servers: Servers,
+        directory: Path,
+        say: Callable[[str], None],
+        *,
+        name: str,
+    ) -> None:
+        """Take the schedule. `directory` is empty; `name` is unique on these servers."""
+        self._schedule = schedule
+        self._servers = servers
+        self._directory = directory
+        self._say = say
+        self._name = name
+        self._rng = random.Random(f"restarts {schedule.seed}")
+        self._restart_at = 0.0
+        self._gave_up: list[str] = []
+        self._ended: set[int] = set()
+
+    def execute(self) -> Outcome:
+        """Run the schedule to its verdict. All processes of the job are gone afterwards."""
+        began = time.monotonic()
+        with ExitStack() as stack:
+            if any(fault.variant == "full" for fault in self._schedule.faults):
+                stack.enter_context(mount_disk(self._directory / "disk", _DISK_SIZE))
+            spec = self._servers.prepare(self._schedule, self._name, self._directory)
+            drivers = Drivers(spec, self._directory, self._environment())
+            stack.callback(drivers.end)
+            faults = Faults(
+                self._schedule.faults,
+                self._servers.by_name,
+                drivers,
+                self._directory,
+                self._say,
+            )
+            stack.callback(faults.end)
+            records, failure = 0, ""
+            verdicts: tuple[SinkVerdict, ...] = ()
+            leftovers: tuple[str, ...] = ()
+            try:
+                self._run_job(spec, drivers, faults)
+                leftovers = (*self._find_orphans(drivers), *self._find_leftovers())
+                records, verdicts = self._judge(spec)
+            except (RunFailed, ReaderError, OnceflowError) as error:
+                failure = f"{type(error).__name__}: {error}"
+            outcome = Outcome(
+                schedule=self._schedule,
+                strikes=tuple(faults.strikes),
+                deaths=faults.count_deaths(),
+                recoveries=drivers.recoveries,
+                drivers=len(drivers.all),
+                gave_up=tuple(self._gave_up),
+                seconds=time.monotonic() - began,
+                records=records,
+                sinks=verdicts,
+                leftovers=leftovers,
+                failure=failure,
+            )
+            if not outcome.is_exact:
+                # What is mounted is gone with the mount.
+                disk = self._directory / "disk"
+                shutil.copytree(disk, self._directory / "kept-disk", dirs_exist_ok=True)
+            return outcome
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            VARIABLE: str(self._directory / "points"),
+            DEATHS_VARIABLE: str(self._directory / "deaths"),
+            # A red schedule keeps the log.
+            "ONCEFLOW_LOGGING_FORMAT": "text",
+            "ONCEFLOW_LOGGING_LEVEL": "info",
+        }
+
+    def _run_job(self, spec: JobSpec, drivers: Drivers, faults: Faults) -> None:
+        """Run the job until it has drained.
+
+        Raises:
+            RunFailed: A deadline passed.
+            ProduceError: The broker did not take every record.
+        """
+        drivers.start()
+        self._wait(drivers, faults, "the first checkpoint", _START_DEADLINE_S, _has_begun(drivers))
+        topics = [(topic, self._schedule.partitions) for topic in spec.topics]
+        total = self._schedule.records * len(topics)
+        with ExitStack() as stack:
+            committed = [
+                stack.enter_context(
+                    observe_committed_records(
+                        spec.bootstrap_servers, group_of(topic), topic, partitions
+                    )
+                )
+                for topic, partitions in topics
+            ]
+            producing = stack.enter_context(
+                Producing(self._schedule, spec.bootstrap_servers, spec.topics)
+            )
+            began = time.monotonic()
+
+            def faults_are_over() -> bool:
+                faults.look(time.monotonic() - began)
+                return faults.are_over
+
+            self._wait(
+                drivers, faults, "the end of the faults", _FAULTS_DEADLINE_S, faults_are_over
+            )
+            faults.end()
+            producing.release()
+            self._say(f"{time.monotonic() - began:6.1f} s  faults are over")
+            self._wait(
+                drivers,
+                faults,
+                f"{total} committed records",
+                _CATCH_UP_DEADLINE_S,
+                lambda: producing.is_done and sum(o.value for o in committed) >= total,
+            )
+        Path(spec.stop_path).touch()
+        self._wait(
+            drivers,
+            faults,
+            "the end of the job",
+            _DRAIN_DEADLINE_S,
+            lambda: Path(spec.drained_path).exists() and drivers.last.exit_status == 0,
+        )
+
+    def _wait(
+        self,
+        drivers: Drivers,
+        faults: Faults,
+        event: str,
+        deadline_s: float,
+        holds: Callable[[], bool],
+    ) -> None:
+        """Wait for `event`, and start a driver whenever the last one has ended."""
+        deadline = time.monotonic() + deadline_s
+        while not holds():
+            self._supervise(drivers, faults)
+            if time.monotonic() > deadline:
+                status = drivers.look()
+                raise RunFailed(
+                    f"{event}: not in {deadline_s:g} s; the driver says {status}; its log ends:\n"
+                    f"{drivers.last.log_tail()[-2_000:]}"
+                )
+            time.sleep(_LOOK_S)
+
+    def _supervise(self, drivers: Drivers, faults: Faults) -> None:
+        drivers.look()
+        last = len(drivers.all) - 1
+        status = drivers.last.exit_status
+        if status is None or (status == 0 and faults.is_moving):
+            return
+        if last not in self._ended:
+            self._ended.add(last)
+            self._restart_at = time.monotonic() + self._rng.uniform(0.0, 1.0)
+            if status not in {0, _KILLED}:
+                self._gave_up.append(_last_line(drivers.last))
+                self._say(f"          driver {last} gave up: {self._gave_up[-1]}")
+        elif time.monotonic() >= self._restart_at:
+            drivers.start()
+
+    def _find_orphans(self, drivers: Drivers) -> tuple[str, ...]:
+        """Return the processes of the job that still run after its end."""
+        deadline = time.monotonic() + _ORPHANS_DEADLINE_S
+        while orphans := [
+            f"process {pid} of driver {number}"
+            for number, driver in enumerate(drivers.all)
+            for pid in processes.session_members(driver.pid)
+        ]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+        return tuple(orphans)
+
+    def _find_leftovers(self) -> tuple[str, ...]:
+        files = find_leftovers(self._directory / "disk")
+        slots = find_slot_directories(self._directory / "scratch")
+        return (*files, *(f"scratch of a slot: {name}" for name in slots))
+
+    def _judge(self, spec: JobSpec) -> tuple[int, tuple[SinkVerdict, ...]]:
+        topics = [read_records(spec.bootstrap_servers, topic) for topic in spec.topics]
+        expected = expect(self._schedule.graph, topics)
+        verdicts = tuple(
+            SinkVerdict(
+                sink.kind,
+                compare(content, read_rows(sink, content.columns)),
+                count_in_doubt(sink),
+            )
+            for sink, content in zip(spec.sinks, expected, strict=False)
+        )
+        return sum(map(len, topics)), verdicts
+
+
+def _has_begun(drivers: Drivers) -> Callable[[], bool]:
+    def has_begun() -> bool:
+        status = drivers.look()
+        return status is not None and status.state == "running" and status.checkpoints > 0
+
+    return has_begun
+
+
+def _last_line(driver: ChaosDriver) -> str:
+    lines = driver.log_tail().strip().splitlines()
+    return f"exit status {driver.exit_status}: {lines[-1][:300] if lines else 'no output'}"
