@@ -40,7 +40,7 @@ from onceflow.core.decoding import json_decoder
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA
-from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink
+from onceflow.sinks import FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
 
 _Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
@@ -95,6 +95,15 @@ class JobSpec:
 def group_of(topic: str) -> str:
     """Return the consumer group in which the job publishes its offsets of `topic`."""
     return f"chaos-{topic}"
+
+
+def describe_catalog(directory: str) -> dict[str, str]:
+    """Return the settings of the Iceberg catalog in `directory`."""
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{directory}/catalog.db",
+        "warehouse": f"file://{directory}/warehouse",
+    }
 
 
 def build(spec: JobSpec) -> Pipeline:
@@ -226,6 +235,8 @@ def _make_sink(sink: SinkSpec, spec: JobSpec) -> Sink:
             return KafkaSink(sink.address, topic=sink.target, key="account", delivery=delivery)
         case SinkKind.FILES:
             return FileSink(sink.address, format="json")
+        case SinkKind.ICEBERG:
+            return IcebergSink(sink.target, catalog=describe_catalog(sink.address), create=True)
         case _:
             assert_never(sink.kind)
 

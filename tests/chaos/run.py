@@ -16,7 +16,7 @@ from tests.chaos.drivers import ChaosDriver, Drivers
 from tests.chaos.job import JobSpec, group_of
 from tests.chaos.model import Difference, compare, expect
 from tests.chaos.producer import Producing
-from tests.chaos.readers import ReaderError, count_in_doubt, read_records, read_rows
+from tests.chaos.readers import count_in_doubt, read_records, read_rows
 from tests.chaos.schedule import Schedule, SinkKind
 from tests.chaos.servers import Servers
 from tests.chaos.strikes import Faults, Strike
@@ -24,7 +24,6 @@ from tests.support.leftovers import find_leftovers, find_slot_directories
 from tests.support.small_disk import mount_disk
 
 from onceflow.core.crash_points import DEATHS_VARIABLE, VARIABLE
-from onceflow.core.errors import OnceflowError
 from onceflow.integration.faults import processes
 
 _LOOK_S = 0.05
@@ -38,6 +37,8 @@ _ORPHANS_DEADLINE_S = 30.0
 """The time in which slots and superseded drivers must have noticed that they are."""
 _DISK_SIZE = "96m"
 _KILLED = -9
+_GIVE_UPS_MAX = 8
+"""Drivers that end by themselves in one schedule. More mean that no driver can run."""
 
 
 class RunFailed(Exception):
@@ -136,7 +137,8 @@ class ScheduleRun:
                 self._run_job(spec, drivers, faults)
                 leftovers = (*self._find_orphans(drivers), *self._find_leftovers())
                 records, verdicts = self._judge(spec)
-            except (RunFailed, ReaderError, OnceflowError) as error:
+            except Exception as error:
+                # Red, whatever the reason. A run of hours goes on with the next schedule.
                 failure = f"{type(error).__name__}: {error}"
             outcome = Outcome(
                 schedule=self._schedule,
@@ -249,6 +251,10 @@ class ScheduleRun:
             if status not in {0, _KILLED}:
                 self._gave_up.append(_last_line(drivers.last))
                 self._say(f"          driver {last} gave up: {self._gave_up[-1]}")
+                if len(self._gave_up) > _GIVE_UPS_MAX:
+                    raise RunFailed(
+                        f"{len(self._gave_up)} drivers gave up; the last: {self._gave_up[-1]}"
+                    )
         elif time.monotonic() >= self._restart_at:
             drivers.start()
 

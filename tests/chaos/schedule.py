@@ -33,7 +33,7 @@ class FaultKind(str, Enum):
     DRIVER = "driver"
     """SIGKILL of the driver, and a new driver a moment later."""
     TWO_DRIVERS = "two-drivers"
-    """A second driver of the same job beside a living one or a frozen one."""
+    """A second driver of the same job beside a living or frozen one, or both killed at once."""
     DATABASE = "database"
     """SIGKILL of the database server, and its start a moment later."""
     BROKER = "broker"
@@ -45,7 +45,7 @@ class FaultKind(str, Enum):
     STORAGE = "storage"
     """Checkpoint storage in which calls fail, or that is full."""
     POINTS = "points"
-    """SIGKILL at a crash point of the code."""
+    """SIGKILL at each of up to three crash points of the code."""
     SAVEPOINT = "savepoint"
     """A stop with a savepoint, and a start with other slots on the other backend."""
 
@@ -59,17 +59,22 @@ class SinkKind(str, Enum):
     MYSQL_LEDGER = "mysql-ledger"
     KAFKA = "kafka"
     FILES = "files"
+    ICEBERG = "iceberg"
 
     @property
     def database(self) -> Literal["postgres", "mysql"] | None:
         """The database server that holds the rows, or None."""
-        if self in {SinkKind.KAFKA, SinkKind.FILES}:
-            return None
-        return "postgres" if self.value.startswith("postgres") else "mysql"
+        match self:
+            case SinkKind.POSTGRES | SinkKind.POSTGRES_LEDGER:
+                return "postgres"
+            case SinkKind.MYSQL | SinkKind.MYSQL_LEDGER:
+                return "mysql"
+            case SinkKind.KAFKA | SinkKind.FILES | SinkKind.ICEBERG:
+                return None
 
 
 DATABASE_SINKS = tuple(kind for kind in SinkKind if kind.database)
-_SECOND_DRIVERS = ("beside a living one", "after a frozen one")
+_SECOND_DRIVERS = ("beside a living one", "after a frozen one", "both killed")
 _OVERTAKING: tuple[CrashPoint, ...] = ("overtaken", "persisted", "replayed")
 _SAVEPOINT_POINTS: tuple[CrashPoint, ...] = (
     "saved", "collected", "finished", "imported", "copied", "restored",
@@ -227,7 +232,7 @@ def _variants(
         FaultKind.SLOTS: lambda rng: "kill",
         FaultKind.DRIVER: lambda rng: "kill",
         FaultKind.TWO_DRIVERS: lambda rng: rng.choice(
-            ("beside a living one", "after a frozen one")
+            ("beside a living one", "after a frozen one", "both killed")
         ),
         FaultKind.DATABASE: lambda rng: rng.choice(databases),
         FaultKind.BROKER: lambda rng: "kafka",
@@ -236,6 +241,6 @@ def _variants(
         ),
         FaultKind.FROZEN: lambda rng: rng.choice(("slot", "slot", "driver", *servers)),
         FaultKind.STORAGE: lambda rng: rng.choice(("fails", "full")),
-        FaultKind.POINTS: lambda rng: rng.choice(points),
+        FaultKind.POINTS: lambda rng: " ".join(rng.choices(points, k=3)),
         FaultKind.SAVEPOINT: lambda rng: rng.choice(("", *_SAVEPOINT_POINTS)) or "without a kill",
     }

@@ -132,9 +132,9 @@ class Servers:
             case SinkKind.KAFKA:
                 self._kafka.create_topic(target, 2)
                 return SinkSpec(kind, self._kafka.bootstrap_servers, target)
-            case SinkKind.FILES:
+            case SinkKind.FILES | SinkKind.ICEBERG:
                 folder = directory / target
                 folder.mkdir()
-                return SinkSpec(kind, str(folder), target)
+                return SinkSpec(kind, str(folder), f"chaos.{target}")
             case _:
                 assert_never(kind)

@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,7 +150,7 @@ class Faults:
             case FaultKind.STORAGE:
                 return self._break_storage(fault)
             case FaultKind.POINTS:
-                return self._arm(fault, fault.variant)
+                return self._arm(fault, fault.variant.split(" "))
             case FaultKind.SAVEPOINT:
                 return self._stop_with_savepoint(fault)
             case _:
@@ -187,6 +187,17 @@ class Faults:
         if fault.variant == "beside a living one":
             self._drivers.start()
             return _Active(fault, 0.0, lambda: True)
+        if fault.variant == "both killed":
+            first = self._drivers.last
+            self._drivers.start()
+
+            def kill_both() -> bool:
+                was_second_killed = self._drivers.kill()
+                if first.is_running:
+                    first.kill()
+                return was_second_killed
+
+            return _Active(fault, 0.0, kill_both)
         pid = self._drivers.freeze()
         if pid is None:
             return None
@@ -247,15 +258,17 @@ class Faults:
 
         return _Active(fault, 0.0, thaw)
 
-    def _arm(self, fault: Fault, point: str) -> _Active | None:
+    def _arm(self, fault: Fault, points: Sequence[str]) -> _Active | None:
         if not self._is_job_running():
             return None
-        armed = self._points / point
-        armed.touch()
+        armed = [self._points / point for point in points]
+        for path in armed:
+            path.touch()
 
         def disarm() -> bool:
-            was_reached = not armed.exists()
-            armed.unlink(missing_ok=True)
+            was_reached = not all(path.exists() for path in armed)
+            for path in armed:
+                path.unlink(missing_ok=True)
             return was_reached
 
         return _Active(fault, 0.0, disarm)
