@@ -315,11 +315,11 @@ def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_an
     windows = EventTimeSessionWindows(gap / 1000)
     model = SessionModel(gap, lateness)
     running = Running(job, windows, lateness, 2)
-    late = most = 0
-    now = 1_000
-    # One key has many sessions at once.
-    far: list[Row] = [("k1", 10_000 + 100 * number, number) for number in range(9)]
-    assert running.take(far) == model.take(far) == []
+    late, now = 0, 1_000
+    # One key has several sessions at once, whatever is drawn.
+    apart: list[Row] = [("k1", now + 20 * number, number) for number in range(9)]
+    assert running.take(apart) == model.take(apart) == []
+    assert model.held == 9
     for step in range(48):
         now += rng.choice([0, 1, 3, 25])
         rows: list[Row] = [
@@ -328,7 +328,6 @@ def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_an
         ]
         assert Counter(running.take(rows)) == Counter(model.take(rows))
         assert late + running.late == model.late
-        most = max(most, model.held)
         for groups, operator in zip(running.groups, running.operators, strict=True):
             if rng.random() < 0.7:
                 watermark = now - rng.choice([8, 20])
@@ -338,7 +337,6 @@ def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_an
             snapshots = running.snapshot(savepoint=step == 23)
             late += running.late
             running = Running(job, windows, lateness, rng.choice([1, 2, 3]), snapshots)
-    assert most > 8, "no key had several sessions at once"
     take_late(running, model, now)
     assert late + running.late == model.late
     for groups, operator in zip(running.groups, running.operators, strict=True):
