@@ -47,7 +47,7 @@ CHOSEN = {
 }
 """Aggregates that keep values, which cannot be merged before an exchange."""
 FRAME = 3
-"""The number of records of `over`."""
+"""The number of records of `over` and `top_n`."""
 OF_TWO_STREAMS = ("interval", "regular", "co_group")
 WITH_IDLE_SPLITS = frozenset(KINDS) - {"regular", "result", "clock", "clock lists"}
 ACTIONS = (
@@ -109,6 +109,11 @@ class Program:
     def has_frames(self) -> bool:
         """True if the running aggregates are over the last `FRAME` records of a key."""
         return self.seed % 3 != 0
+
+    @property
+    def has_ranks(self) -> bool:
+        """True if the first `FRAME` records of a key are kept, and no aggregates."""
+        return self.seed % 6 == 0
 
     @property
     def frame_order(self) -> tuple[Order, ...] | None:
@@ -182,6 +187,8 @@ class Program:
             case "running":
                 aggregates = {"n": count(), version.total: sum_("v"), "even": count(where=EVEN)}
                 aggregates |= CHOSEN
+                if self.has_ranks:
+                    return stream.top_n(FRAME, by=[desc("v"), "at"], uid="work")
                 if self.has_frames:
                     ordered = _ordered(aggregates, version)
                     return stream.over(FRAME, by=self.frame_order, **ordered, uid="work")

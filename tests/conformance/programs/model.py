@@ -138,6 +138,9 @@ def _check_result(program: Program, history: History, rows: Sequence[Row]) -> No
 
 
 def _check_running(program: Program, history: History, rows: Sequence[Row]) -> None:
+    if program.has_ranks:
+        _check_ranks(program, history, rows)
+        return
     if program.has_frames:
         _check_frames(program, history, rows)
         return
@@ -180,6 +183,25 @@ def _check_frames(program: Program, history: History, rows: Sequence[Row]) -> No
         ] += 1  # fmt: skip
     names = ("key", "id", "n", "total", "even", "distinct", "first", "last", "extra", "added")
     _equal(Counter(tuple(plain(row.get(name)) for name in names) for row in rows), expected)
+
+
+def _check_ranks(program: Program, history: History, rows: Sequence[Row]) -> None:
+    """Raise AssertionError unless the last record of each rank is the one that has it."""
+    of_keys: dict[Any, list[Row]] = defaultdict(list)
+    for one in (arrival.record for arrival in _arrivals(program)):
+        of_keys[plain(one["key"])].append(one)
+    expected = Counter(
+        (key, rank, one["id"], plain(one["extra"]), _added_of(history, one))
+        for key, records in of_keys.items()
+        for rank, one in enumerate(
+            sorted(records, key=lambda record: (-record["v"], record["at"]))[:FRAME], 1
+        )
+    )
+    last: dict[Any, Row] = {(plain(row["key"]), row["rank"]): row for row in rows}
+    found = Counter(
+        (*at, row["id"], plain(row["extra"]), row.get("added")) for at, row in last.items()
+    )
+    _equal(found, expected)
 
 
 def _is_chosen(value: int) -> bool:
