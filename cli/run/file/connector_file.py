@@ -25,6 +25,7 @@ from onceflow.cli.run.file.layout import (
     SourceKeys,
     StepKeys,
     parse_aggregates,
+    parse_orders,
 )
 from onceflow.cli.run.file.parameters import (
     check_names,
@@ -34,7 +35,7 @@ from onceflow.cli.run.file.parameters import (
 )
 from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.api.pipeline import Pipeline
-from onceflow.core.api.stream import Stream
+from onceflow.core.api.stream import KeyedStream, Stream
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.secret_references import follow_references, has_reference
@@ -396,7 +397,9 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
         "sql": keys.sql,
         "filter or select": keys.filter or keys.select,
         "running": keys.running,
+        "over": keys.over,
         "deduplicate": keys.deduplicate,
+        "top_n": keys.top_n,
         "window": window,
     }
     given = [kind for kind, value in kinds.items() if value is not None]
@@ -404,15 +407,10 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
         what = f"{' and '.join(given)} are" if given else "nothing is"
         raise ConfigError(f"{where}: {what} given; a step is one of {', '.join(kinds)}")
     _check_keys(given[0], keys, where)
-    if keys.running is not None:
-        aggregates = parse_aggregates(keys.running, f"{where}.running")
-        keyed = stream.key_by(*(keys.key_by or ()))
-        return keyed.running(uid=uid, ttl=keys.ttl, emit=keys.emit or "record", **aggregates)
-    if keys.deduplicate is not None:
-        keyed = stream.key_by(*(keys.key_by or ()))
-        return keyed.deduplicate(keep=keys.deduplicate, by=keys.by, ttl=keys.ttl, uid=uid)
     if window is not None:
         return _apply_window(stream, keys, window, uid, where)
+    if given[0] in _KEYS_OF:
+        return _apply_keyed(stream.key_by(*(keys.key_by or ())), given[0], keys, uid, where)
     if keys.sql is not None:
         return stream.sql(keys.sql, uid=uid)
     columns = ", ".join(keys.select or ("*",))
@@ -420,10 +418,41 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
     return stream.sql(f"SELECT {columns} FROM stream{condition}", uid=uid)
 
 
+def _apply_keyed(stream: KeyedStream, kind: str, keys: StepKeys, uid: str, where: str) -> Stream:
+    """Return the stream of a step with a key that is no window."""
+    by = parse_orders(keys.by or ())
+    match kind:
+        case "running":
+            aggregates = parse_aggregates(keys.running or {}, f"{where}.running")
+            return stream.running(uid=uid, ttl=keys.ttl, emit=keys.emit or "record", **aggregates)
+        case "over":
+            if keys.rows is None:
+                raise ConfigError(f"{where}: over needs rows, the number of records")
+            aggregates = parse_aggregates(keys.over or {}, f"{where}.over")
+            emit = keys.emit or "record"
+            return stream.over(
+                keys.rows, by=by or None, ttl=keys.ttl, emit=emit, uid=uid, **aggregates
+            )
+        case "top_n":
+            return stream.top_n(keys.top_n or 0, by=by, rank=keys.rank or "rank", uid=uid)
+        case _:
+            if len(by) > 1 or not all(isinstance(order, str) for order in by):
+                raise ConfigError(
+                    f"{where}: deduplicate takes one column in by, without DESC; keep first or last"
+                )
+            column = str(by[0]) if by else None
+            keep = keys.deduplicate or ""
+            return stream.deduplicate(keep=keep, by=column, ttl=keys.ttl, uid=uid)
+
+
 _KEYS_OF = {
     "running": {"key_by", "ttl", "emit"},
+    "over": {"key_by", "rows", "by", "ttl", "emit"},
     "deduplicate": {"key_by", "by", "ttl"},
-    "window": {"key_by", "time", "allowed_lateness", "aggregate"},
+    "top_n": {"key_by", "by", "rank"},
+    "window": {
+        *("key_by", "time", "allowed_lateness", "aggregate", "early_records", "early_interval"),
+    },
 }
 
 
@@ -431,7 +460,7 @@ def _check_keys(kind: str, keys: StepKeys, where: str) -> None:
     """Raise ConfigError if a key is given that belongs to another kind of step."""
     allowed = _KEYS_OF.get(kind, set[str]())
     for name in dict.fromkeys(name for names in _KEYS_OF.values() for name in sorted(names)):
-        if getattr(keys, name) and name not in allowed:
+        if getattr(keys, name) not in (None, 0.0) and name not in allowed:
             owners = " or ".join(owner for owner, names in _KEYS_OF.items() if name in names)
             raise ConfigError(
                 f"{where}: {name} belongs to a step with {owners}, and this step is {kind}; remove"
@@ -450,8 +479,18 @@ def _apply_window(stream: Stream, keys: StepKeys, window: object, uid: str, wher
     assigner = parse_record(WINDOWS[str(name)], table, f"{where}.window")
     aggregates = parse_aggregates(keys.aggregate or {}, f"{where}.aggregate")
     time, lateness = keys.time, keys.allowed_lateness
+    early = {"early_records": keys.early_records, "early_interval": keys.early_interval}
     if not keys.key_by:
+        for name, value in early.items():
+            if value is not None:
+                raise ConfigError(f"{where}: {name} needs key_by, the columns of the key")
         together = stream.window_all(assigner, time=time, allowed_lateness=lateness)
         return together.aggregate(uid=uid, **aggregates)
-    windowed = stream.key_by(*keys.key_by).window(assigner, time=time, allowed_lateness=lateness)
+    windowed = stream.key_by(*keys.key_by).window(
+        assigner,
+        time=time,
+        allowed_lateness=lateness,
+        early_records=keys.early_records,
+        early_interval=keys.early_interval,
+    )
     return windowed.aggregate(uid=uid, **aggregates)

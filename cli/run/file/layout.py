@@ -3,7 +3,8 @@
     name = "ledger"
 
     [sources.UID]    connector, its options; watermarks or output_watermarks, dead_letters
-    [steps.UID]      input; sql, or filter and select, or key_by with running, deduplicate or window
+    [steps.UID]      input; sql, or filter and select, or key_by with running, over, deduplicate,
+                     top_n or window
     [sinks.UID]      input; connector or url, its options; sink_id, on_bad_row, dead_letters
     [spark]          master, and Spark's own settings without `spark.`
 
@@ -34,7 +35,7 @@ from onceflow.core.plan.aggregates import (
 )
 from onceflow.core.plan.event_time import WatermarkStrategy
 from onceflow.core.plan.windows import WindowAssigner
-from onceflow.core.plan.work import Emission, Keep
+from onceflow.core.plan.work import Emission, Keep, Order, desc
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import DURATION, NAMES, choice, option
 from onceflow.core.state import StateTtlConfig
@@ -66,7 +67,7 @@ class SourceKeys:
 class StepKeys:
     """The keys of a step's table.
 
-    A step is one of: SQL, filter and select, running, deduplicate, window.
+    A step is one of: SQL, filter and select, running, over, deduplicate, top_n, window.
     """
 
     input: tuple[str, ...] | None = field(
@@ -88,22 +89,32 @@ class StepKeys:
     )
     key_by: tuple[str, ...] | None = field(
         default=None,
-        metadata=option("Columns of the key, for running, deduplicate or window", NAMES),
+        metadata=option(
+            "Columns of the key, for running, over, deduplicate, top_n or window", NAMES
+        ),
     )
     running: Mapping[str, str] | None = field(
         default=None,
         metadata=option("Running aggregates by the name of their column: `sum(amount)`, `count()`"),
     )
+    over: Mapping[str, str] | None = field(
+        default=None,
+        metadata=option("Aggregates over the last `rows` records of a key, as in running"),
+    )
+    rows: int | None = field(
+        default=None, metadata=option("Of over: the number of records, with the current one")
+    )
     ttl: StateTtlConfig | None = field(
         default=None,
         metadata=option(
-            "Of running and deduplicate: time without a record after which a key starts again"
+            "Of running, over and deduplicate: time without a record after which a key starts again"
         ),
     )
     emit: str | None = field(
         default=None,
         metadata=option(
-            "Of running: every record, or the last one of each key and batch. Default: record",
+            "Of running and over: every record, or the last one of each key and batch. Default:"
+            " record",
             choice(Emission),
         ),
     )
@@ -111,11 +122,20 @@ class StepKeys:
         default=None,
         metadata=option("The record of each key that is kept", choice(Keep)),
     )
-    by: str | None = field(
+    top_n: int | None = field(
+        default=None, metadata=option("The number of records of each key that are kept")
+    )
+    by: tuple[str, ...] | None = field(
         default=None,
         metadata=option(
-            "Of deduplicate: the column whose order decides. Default: the order of arrival"
+            "The column whose order decides; of top_n and over also several, with the greatest"
+            " value first as in `price DESC`. Default: the order of arrival",
+            NAMES,
         ),
+    )
+    rank: str | None = field(
+        default=None,
+        metadata=option("Of top_n: the column with the rank of a record. Default: rank"),
     )
     aggregate: Mapping[str, str] | None = field(
         default=None, metadata=option("Of window: aggregates by the name of their column")
@@ -129,6 +149,14 @@ class StepKeys:
     allowed_lateness: float = field(
         default=0.0,
         metadata=option("Of window: how late a record may arrive", DURATION),
+    )
+    early_records: int | None = field(
+        default=None,
+        metadata=option("Of window: the number of records after which results come early"),
+    )
+    early_interval: float | None = field(
+        default=None,
+        metadata=option("Of window: how long after a change results come early", DURATION),
     )
 
 
@@ -175,6 +203,21 @@ _AGGREGATE = re.compile(
 """A function, its column, and a condition as SQL writes it: `sum(a) FILTER (WHERE b > 1)`."""
 _DISTINCT = re.compile(r"distinct\s+", re.IGNORECASE)
 _OF_COLUMN = {"sum": sum_, "min": min_, "max": max_, "avg": avg, "first": first, "last": last}
+
+
+def parse_orders(written: Sequence[str]) -> list[str | Order]:
+    """Parse columns that records are ordered by: `price DESC`, `at ASC` or `at`."""
+    orders: list[str | Order] = []
+    for text in written:
+        column, _, direction = text.strip().rpartition(" ")
+        match direction.upper():
+            case "DESC" if column:
+                orders.append(desc(column.strip()))
+            case "ASC" if column:
+                orders.append(column.strip())
+            case _:
+                orders.append(text.strip())
+    return orders
 
 
 def parse_aggregates(written: Mapping[str, object], where: str) -> dict[str, Aggregate]:

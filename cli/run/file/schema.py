@@ -132,7 +132,9 @@ def _make_step() -> Schema:
     table["properties"][layout.WINDOW] = {
         "anyOf": [_make_window(name, kind) for name, kind in layout.WINDOWS.items()]
     }
-    kinds = ("sql", "running", "deduplicate", layout.WINDOW, "filter", "select")
+    kinds = (
+        *("sql", "running", "over", "deduplicate", "top_n", layout.WINDOW, "filter", "select"),
+    )
     return table | {"anyOf": [{"required": [kind]} for kind in kinds]}
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.two_outputs import TwoOutputs
 from typer.testing import CliRunner
 
-from onceflow import LocalProcesses, Pipeline, Stream, count, count_distinct, last, sum_
+from onceflow import LocalProcesses, Pipeline, Stream, avg, count, count_distinct, desc, last, sum_
 from onceflow.cli.main import app
 from onceflow.cli.run.cluster import OpenedCluster
 from onceflow.cli.run.file.connector_file import ConnectorFile, read_connector_file
@@ -33,7 +33,8 @@ from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.api import stream
 from onceflow.core.api.stream import KeyedStream
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.work import Emission, RunAggregates
+from onceflow.core.plan.graph import GraphBuilder, Operator
+from onceflow.core.plan.work import AggregateLastRows, Emission, KeepTop, Order, RunAggregates, Work
 from onceflow.core.settings.configuration_file import parse_toml
 from onceflow.core.spi.connector import SourceConnector
 from onceflow.sinks import FileSink, KafkaSink, PostgresSink
@@ -236,6 +237,11 @@ MISTAKES: Mapping[str, tuple[str, str]] = {
         changed("running =", 'time = "at"\nrunning ='),
         "time belongs to a step with window",
     ),
+    "no rows": (changed("running =", "over ="), "over needs rows"),
+    "order": (
+        changed("running =", 'deduplicate = "last"\nby = "id DESC"\n#'),
+        "takes one column in by, without DESC",
+    ),
     "reference": (changed('"payments"', '"${TOPIC}"'), "write ${env:TOPIC}"),
     "variable": (changed('"payments"', '"${env:NO_SUCH_TOPIC}"'), "NO_SUCH_TOPIC is not set"),
     "password": (changed("writer@", "writer:${env:SECRET}@"), 'Write password = "${env:NAME}"'),
@@ -256,6 +262,48 @@ def test_a_step_may_keep_one_record_of_each_key(tmp_path: Path) -> None:
     assert kinds["balance"] == "Deduplicate"
     with pytest.raises(ConfigError, match="by='amonut'"):
         build(tmp_path, steps.replace('"amount"\n#', '"amonut"\n#'))
+
+
+@pytest.mark.parametrize(
+    ("step", "work"),
+    [
+        (
+            'over = { usual = "avg(amount)" }\nrows = 5\nby = ["id DESC", "amount"]\n# ',
+            AggregateLastRows(
+                ("account",), 5, (desc("id"), Order("amount")), {"usual": avg("amount")}
+            ),
+        ),
+        (
+            'top_n = 3\nby = "amount DESC"\nrank = "place"\n# ',
+            KeepTop(("account",), 3, (desc("amount"),)),
+        ),
+    ],
+    ids=["over", "top_n"],
+)
+def test_a_step_may_take_records_of_each_key_by_their_order(
+    tmp_path: Path, step: str, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[Work] = []
+    add = GraphBuilder.add
+
+    def add_and_note(graph: GraphBuilder, work: Work, *args: Any, **kwargs: Any) -> Operator:
+        added.append(work)
+        return add(graph, work, *args, **kwargs)
+
+    monkeypatch.setattr(GraphBuilder, "add", add_and_note)
+    build(tmp_path, PLAIN.replace("running = ", step))
+    assert work in added
+
+
+def test_windows_of_a_file_may_have_early_results(tmp_path: Path) -> None:
+    window = 'window = { type = "tumbling_event_time", size = "1 min" }\n'
+    window += 'early_interval = "0 s"\naggregate = '
+    steps = PLAIN.replace("running = ", window).replace("[steps", 'watermarks = "id"\n[steps', 1)
+    with pytest.raises(ConfigError, match="early_interval=0.0 must be 1 ms or more"):
+        build(tmp_path, steps)
+    with pytest.raises(ConfigError, match="early_interval needs key_by"):
+        build(tmp_path, steps.replace('key_by = "account"', ""))
+    assert build(tmp_path, steps.replace('"0 s"', '"5 s"'))
 
 
 @pytest.mark.parametrize(
@@ -374,10 +422,13 @@ def test_keys_of_tables_are_arguments_in_python() -> None:
     assert list_parameters(SinkKeys).keys() - own <= names_of(Stream.write)
     methods = {"sql", "filter", "key_by"}
     assert all(hasattr(Stream, name) for name in methods)
-    of_keys = {"running", "deduplicate"}
+    of_keys = {"running", "over", "deduplicate", "top_n"}
     assert all(hasattr(KeyedStream, name) for name in of_keys)
     steps = list_parameters(StepKeys).keys() - own - methods - of_keys - {"select", "aggregate"}
-    keyed = (KeyedStream.running, KeyedStream.deduplicate, KeyedStream.window)
+    keyed = (
+        *(KeyedStream.running, KeyedStream.over, KeyedStream.deduplicate),
+        *(KeyedStream.top_n, KeyedStream.window),
+    )
     assert steps <= names_of(*keyed)
 
 
