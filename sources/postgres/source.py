@@ -14,7 +14,7 @@ from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSessi
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.argument_types import check_fields
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.setting_values import accept_durations, choice_of
 from onceflow.core.spi import ReaderContext, Source, SourceProgress, Split
 from onceflow.core.spi.options import document_options
@@ -302,12 +302,17 @@ class PostgresChanges(ChangesOptions, Source):
         Raises:
             ConfigError: The user's publication lacks a new table.
             OffsetOutOfRange: The slot is gone or past the position, or a table was replaced.
-            StateIncompatible: `known` belongs to another source.
+            StateIncompatible: `known` belongs to another source, or to another `slot`.
             SourceUnavailable: The server does not answer.
         """
         positions = [SlotPosition.from_split(split) for split in known]
         for position in positions:
             require_same_kind(position, follows=self.follows)
+            if self.slot is not None and position.slot != self.slot:
+                raise StateIncompatible(
+                    f"the source of the checkpoint reads slot {position.slot}, and now slot= is"
+                    f" {self.slot!r}: give slot={position.slot!r}"
+                )
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
             tables = tuple(self._describe(session).values())
             if not self.follows:
@@ -321,7 +326,7 @@ class PostgresChanges(ChangesOptions, Source):
     ) -> SlotPosition:
         adapted = adapt_position(position, tables, only_same=self.table is not None)
         self._require_all_columns(adapted.added)
-        name = self.publication_name
+        name = self._publication_of(position)
         slots.check_position(session, position, name, adapted.kept)
         for removed in adapted.removed:
             slots.logger.warning(
@@ -370,7 +375,7 @@ class PostgresChanges(ChangesOptions, Source):
             outputs={}
             if self.table is not None
             else {table.oid: name for name, table in described.items()},
-            publication=self.publication_name if self.follows else "",
+            publication=self._publication_of(SlotPosition.from_split(splits[0])) if splits else "",
             follows=self.follows,
             metadata=self._metadata,
             copies_rows=self.copies_rows,
@@ -383,6 +388,13 @@ class PostgresChanges(ChangesOptions, Source):
             silence_max_s=self.statement_timeout_s,
         )
         return PostgresReader(settings, splits, context)
+
+    def _publication_of(self, position: SlotPosition) -> str:
+        """Return the name of the publication whose changes the slot of `position` sends.
+
+        A job that continues under another name reads the slot of its old name.
+        """
+        return self.publication or position.slot
 
     def describe_tables(self, session: PostgresSession) -> Sequence[SourceTable]:
         """Return the tables as the server describes them. Raises those of `described_tables`."""

@@ -26,6 +26,7 @@ from onceflow.core.errors import (
     OffsetOutOfRange,
     SettingsRefused,
     SourceUnavailable,
+    StateIncompatible,
 )
 from onceflow.core.spi import SourceReader, Split
 from onceflow.integration.conformance.processes import eventually
@@ -409,6 +410,22 @@ def test_a_server_without_logical_wal_is_refused_by_name() -> None:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
         with pytest.raises(ConfigError, match="wal_level = replica; needed: logical"):
             source_of(server).validate()
+
+
+def test_a_job_continues_under_another_name_with_its_old_slot(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    splits = source_of(server).splits()
+    database.execute("INSERT INTO t VALUES (1, 'x')")
+    renamed = PostgresChanges(server.url, table="t").bind("renamed", "t")
+    reader = renamed.reader(renamed.discover(splits), CONTEXT)
+    assert [row["id"] for row in _read(reader, 1)] == [1]
+    database.execute("INSERT INTO t VALUES (2, 'x')")
+    assert [row["id"] for row in _read(reader, 1)] == [2]
+    reader.close()
+    with pytest.raises(StateIncompatible, match="slot= is 'other': give slot='onceflow_job_t'"):
+        source_of(server, slot="other").discover(splits)
+    assert source_of(server, slot="onceflow_job_t").discover(splits) == splits
 
 
 def test_a_slot_that_is_gone_or_new_or_in_use_is_told_apart(
