@@ -97,8 +97,8 @@ def bench(
         list[Scenario] | None,
         typer.Option(
             help="Only this; may be repeated. Default: all but lake, which is part of sinks,"
-            " changes, which has another load, and flink-state and flink-databases, which need"
-            " Java 17 and Maven."
+            " changes, which has another load and needs a JDK 17, and flink-state and"
+            " flink-databases, which need Java 17 and Maven."
         ),
     ] = None,
     compare: Annotated[
