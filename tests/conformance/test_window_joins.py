@@ -225,14 +225,17 @@ class Model:
 
     def _emit(self, account: str, part: int, end: int) -> None:
         ordered, paid = self.held[account, part, end]
-        of_key = self.made[f"{account}/{part}"]
+        results: list[tuple[Any, ...]] = []
         if self.outer is None:
-            of_key.append((end - self.windows.size_ms, tuple(ordered), tuple(paid)))
+            results = [(end - self.windows.size_ms, tuple(ordered), tuple(paid))]
         elif ordered and paid:
-            of_key += [(0, (one,), (other,)) for one in ordered for other in paid]
+            results = [(0, (one,), (other,)) for one in ordered for other in paid]
         else:
-            of_key += [(0, (one,), ()) for one in ordered if self.outer[0]]
-            of_key += [(0, (), (one,)) for one in paid if self.outer[1]]
+            results += [(0, (one,), ()) for one in ordered if self.outer[0]]
+            results += [(0, (), (one,)) for one in paid if self.outer[1]]
+        # A key whose windows have no pairs has no entry.
+        if results:
+            self.made[f"{account}/{part}"] += results
 
 
 class Running:
