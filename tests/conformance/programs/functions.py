@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -24,6 +24,7 @@ from onceflow import (
     TimeWindow,
     ValueStateDescriptor,
 )
+from onceflow.core.spi.lookups import LookupReader, LookupSource
 
 CLOCK_BEGIN_MS = 1_700_000_000_000
 CLOCK_END_MS = CLOCK_BEGIN_MS + 100_000
@@ -196,3 +197,21 @@ class BatchIds(CoGroupBatchFunction):
         ]
         schema = _list_schema(windows.left.rows.schema, self._version)
         return pa.RecordBatch.from_pylist(rows, schema)
+
+
+class EqualNumbers(LookupSource):
+    """A table that changes, in which `v` is the key `w`. It has each number once."""
+
+    def describe(self, on: Sequence[str]) -> pa.Schema:
+        return pa.schema([("w", pa.int64()), ("v", pa.int64())])
+
+    def open(self, on: Sequence[str], name: str) -> LookupReader:
+        return _ReadsEqualNumbers()
+
+
+class _ReadsEqualNumbers(LookupReader):
+    def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        numbers = keys.column("w")
+        return pa.record_batch([numbers, numbers], ["w", "v"])
+
+    def close(self) -> None: ...

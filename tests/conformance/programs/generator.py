@@ -9,7 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 from tests.conformance.programs.attempt import Row, new_pipeline
-from tests.conformance.programs.functions import BatchIds, ByRecord, Ids, Lists, Returned
+from tests.conformance.programs.functions import (
+    BatchIds,
+    ByRecord,
+    EqualNumbers,
+    Ids,
+    Lists,
+    Returned,
+)
 from tests.conformance.programs.source import WrittenSource
 from tests.conformance.programs.values import EXTRAS, INEXACT, INSTANTS, KEYS
 from tests.conformance.programs.version import Version
@@ -172,6 +179,8 @@ class Program:
                 stream.map_batches(keep_batch, uid=f"{version.map_uid}-{number}")
                 for number, stream in enumerate(streams)
             ]
+        if self.seed % 7 == 5:
+            streams = [_look_up(stream) for stream in streams]
         if self.is_union:
             streams = [streams[0].union(*streams[1:])]
         results = self._result_of(streams, version)
@@ -257,6 +266,13 @@ class Program:
         if self.kind.startswith("session"):
             return EventTimeSessionWindows(self.size_ms / 1000)
         return TumblingEventTimeWindows(self.size_ms / 1000)
+
+
+def _look_up(stream: Stream) -> Stream:
+    """Return the stream with its column `v` from a table that changes."""
+    columns = stream.schema.names
+    renamed = stream.project(*("v AS w" if name == "v" else name for name in columns))
+    return renamed.lookup_join(EqualNumbers(), on="w", keys_max=3).project(*columns)
 
 
 def keep_batch(rows: pa.RecordBatch) -> pa.RecordBatch:
