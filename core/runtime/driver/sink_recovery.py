@@ -212,10 +212,14 @@ class SinkRecovery:
             DecisionForgotten: A transaction is in doubt that the log does not remember any more.
             StorageBehind: A target has committed what the log does not know.
         """
-        # Query the targets again: a driver with other storage could commit until `open` fenced it.
+        # List before asking: a slot of a job in other storage may still commit what it prepared
+        # before `open` fenced it. A transaction that it commits between the two answers is then in
+        # one of them. In the other order it would be in neither, and its rows would be sent again.
+        in_doubt = [self._list_left(target) for target in self._targets]
         require_not_behind(self._log.view, self.ask_targets(), self._log_location)
         return tuple(
-            self._settle(target, self._plan_recovery(target, restored)) for target in self._targets
+            self._settle(target, self._plan_recovery(target, restored, left))
+            for target, left in zip(self._targets, in_doubt, strict=True)
         )
 
     def sweep(self, completed: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
@@ -254,42 +258,52 @@ class SinkRecovery:
 
     # --- plans ----------------------------------------------------------------------------------
 
-    def _plan_recovery(self, target: _Target, restored: CompletedCheckpoint) -> Sequence[Step]:
+    def _list_left(self, target: _Target) -> Sequence[committables.Committable]:
+        self._begin(f"what sink {target.context.uid} holds in doubt")
+        return self._committer(target).in_doubt()
+
+    def _plan_recovery(
+        self,
+        target: _Target,
+        restored: CompletedCheckpoint,
+        in_doubt: Sequence[committables.Committable],
+    ) -> Sequence[Step]:
         """Return the steps after which the sink agrees with `restored`.
 
         Commits come before aborts: if the target fails in between, the decided rows are visible.
         """
         if target.commits_whole:
-            return self._plan_whole_recovery(target, restored)
-        plan = self._plan_transactions(target, restored)
+            return self._plan_whole_recovery(target, restored, in_doubt)
+        plan = self._plan_transactions(target, restored, in_doubt)
         return [*to_commits(plan.commit), *to_aborts(plan.abort)]
 
     def _plan_sweep(self, target: _Target, completed: CompletedCheckpoint) -> Sequence[Step]:
         """Return the steps that settle what older attempts have left, without new commits."""
         if not target.commits_whole:
-            plan = self._plan_transactions(target, completed)
+            plan = self._plan_transactions(target, completed, self._list_left(target))
             return [*to_commits(plan.returned), *to_aborts(plan.abort)]
-        sink_id = target.context.sink_id
-        self._begin(f"what sink id {sink_id} holds in doubt")
         # The global committers commit what `completed` decides.
         left = find_undecided(
             completed,
-            self._committer(target).in_doubt(),
-            sink_id=sink_id,
+            self._list_left(target),
+            sink_id=target.context.sink_id,
             attempt=self._log.attempt,
             memory=self._log.view.memory,
         )
         return to_aborts(left)
 
     def _plan_whole_recovery(
-        self, target: _Target, restored: CompletedCheckpoint
+        self,
+        target: _Target,
+        restored: CompletedCheckpoint,
+        in_doubt: Sequence[committables.Committable],
     ) -> Sequence[Step]:
         committer, context = self._global_committer(target), target.context
-        self._begin(f"what sink {context.uid} has committed last and holds in doubt")
+        self._begin(f"what sink {context.uid} has committed last")
         through = committer.read_committed_through()
         plan = plan_global_recovery(
             restored,
-            committer.in_doubt(),
+            in_doubt,
             sink_id=context.sink_id,
             attempt=self._log.attempt,
             committed_through=through,
@@ -310,12 +324,16 @@ class SinkRecovery:
             )
         return [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)]
 
-    def _plan_transactions(self, target: _Target, checkpoint: CompletedCheckpoint) -> CommitPlan:
+    def _plan_transactions(
+        self,
+        target: _Target,
+        checkpoint: CompletedCheckpoint,
+        in_doubt: Sequence[committables.Committable],
+    ) -> CommitPlan:
         sink_id = target.context.sink_id
-        self._begin(f"what sink {target.context.uid} holds in doubt")
         plan = plan_commits(
             committables_of(checkpoint),
-            self._committer(target).in_doubt(),
+            in_doubt,
             sink_ids=(sink_id,),
             attempt=self._log.attempt,
             memory=self._log.view.memory,
