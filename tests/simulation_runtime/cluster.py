@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.simulation_runtime import network
+from tests.simulation_runtime import calls, network
 from tests.simulation_runtime.scheduler import Process, Scheduler, do_nothing, scheduler
 from tests.simulation_runtime.threads import Event, Future, replace_threads
 
@@ -137,6 +137,7 @@ _OTHERS: Sequence[tuple[str, str, object]] = (
     (f"{_RUNTIME}.driver.attempt_start", "bind_thread_fields", do_nothing),
     (f"{_RUNTIME}.driver.driver", "bind_thread_fields", do_nothing),
     (f"{_RUNTIME}.dataflow.subtask", "bind_thread_fields", do_nothing),
+    (f"{_RUNTIME}.dataflow.async_operator", "CallLoop", calls.CallLoop),
     (f"{_RUNTIME}.driver.savepoints", "AskedSavepoint", _ask_for_savepoint),
     (f"{_RUNTIME}.slot.slot", "Credentials", network.Credentials),
     (f"{_RUNTIME}.slot.slot", "DataServer", network.DataServer),

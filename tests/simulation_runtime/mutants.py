@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from onceflow.core.plan.graph import Graph
+from onceflow.core.protocol.checkpoints import in_flight
 from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED
 from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.splits import Split, SplitState
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, SplitWatermarks
-from onceflow.core.runtime.dataflow import partitioners, window_operators
+from onceflow.core.runtime.dataflow import (
+    async_operator,
+    channels,
+    function_operators,
+    partitioners,
+    window_operators,
+)
 from onceflow.core.runtime.dataflow.restored_event_time import RestoredEventTime
 from onceflow.core.runtime.dataflow.source_operator import encode_split
-from onceflow.core.runtime.driver import restore, sink_recovery, source_splits
+from onceflow.core.runtime.driver import (
+    restore,
+    savepoint_restore,
+    sink_recovery,
+    source_splits,
+)
 from onceflow.core.runtime.slot import chain_builder, commits
+from onceflow.core.state.states import timers
+from onceflow.core.storage.log import decision_log
 
 
 @dataclass(frozen=True)
@@ -93,10 +108,11 @@ def _heard_early(_: Any) -> Any:
 
 
 def _owners_of_16_bits(right: Any) -> Any:
-    def receive(self: Any, batch: Any) -> Any:
-        names: Any = partitioners
-        kept = names.key_groups
+    names: Any = partitioners
+    # Other tasks run within `receive`, so the right function must be known before.
+    kept = names.key_groups
 
+    def receive(self: Any, batch: Any) -> Any:
         def narrow(hashes: Any, groups: int) -> _Narrow:
             return _Narrow(kept(hashes, groups))
 
@@ -171,6 +187,82 @@ def _takes_restored_alone(right: Any) -> Any:
     return plan
 
 
+def _nothing_in_flight(_: Any) -> Any:
+    def list_rows(self: Any) -> Iterator[Any]:
+        del self
+        return iter(())
+
+    return list_rows
+
+
+def _barrier_before_rows(right: Any) -> Any:
+    def push(self: Any, barrier: Any) -> Any:
+        *rows, pushed = right(self, barrier)
+        return (pushed, *rows)
+
+    return push
+
+
+def _no_call_is_outstanding(_: Any) -> Any:
+    def find_outstanding(self: Any) -> None:
+        del self
+
+    return find_outstanding
+
+
+def _forwards_at_once(_: Any) -> Any:
+    def hold_watermark(self: Any, watermark: int) -> None:
+        self._forward(watermark)
+
+    return hold_watermark
+
+
+def _restores_no_timers(right: Any) -> Any:
+    def begin(self: Any, store: Any, domain: Any) -> None:
+        right(self, store, domain)
+        self.queue = timers.TimerQueue()
+
+    return begin
+
+
+def _fires_nothing_at_the_end(_: Any) -> Any:
+    def flush(self: Any) -> None:
+        del self
+
+    return flush
+
+
+def _no_last_rows(_: Any) -> Any:
+    def makes_last_rows(self: Any) -> bool:
+        del self
+        return False
+
+    return makes_last_rows
+
+
+def _replays_into_the_first(right: Any) -> Any:
+    def replay(self: Any, batches: Any, into: int) -> None:
+        del into
+        right(self, batches, 0)
+
+    return replay
+
+
+def _always_put_back(_: Any) -> Any:
+    def is_put_back(*_: Any) -> bool:
+        return True
+
+    return is_put_back
+
+
+def _remembers_all(_: Any) -> Any:
+    def keep_view(savepoint: Any, view: Any, *_: Any, **__: Any) -> Any:
+        del savepoint
+        return view
+
+    return keep_view
+
+
 _PROGRESS: Any = commits.__dict__["_Progress"]
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -225,22 +317,77 @@ MUTANTS: tuple[Mutant, ...] = (
         "plan_commits",
         _takes_restored_alone,
     ),
+    Mutant(
+        "rows that wait for answers are in no snapshot",
+        async_operator.AsyncOperator,
+        "_rows_in_flight",
+        _nothing_in_flight,
+    ),
+    Mutant(
+        "a barrier pushes no rows before it through",
+        in_flight.OutputQueue,
+        "push",
+        _barrier_before_rows,
+    ),
+    Mutant(
+        "the job ends before the last answers",
+        async_operator.AsyncOperator,
+        "outstanding",
+        _no_call_is_outstanding,
+    ),
+    Mutant(
+        "a watermark passes rows that wait for answers",
+        async_operator.AsyncOperator,
+        "hold_watermark",
+        _forwards_at_once,
+    ),
+    Mutant("timers are not restored", timers.DomainTimers, "__init__", _restores_no_timers),
+    Mutant(
+        "timers in processing time are lost at the end",
+        function_operators.KeyedFunctionOperator,
+        "flush",
+        _fires_nothing_at_the_end,
+    ),
+    Mutant("the job ends before its last rows", Graph, "makes_last_rows", _no_last_rows),
+    Mutant(
+        "rows in flight of both inputs go to the first",
+        channels.InputGate,
+        "replay",
+        _replays_into_the_first,
+    ),
+    Mutant("a repeated start goes back again", savepoint_restore, "is_put_back", _always_put_back),
+    Mutant(
+        "a rewind remembers what was committed since",
+        decision_log,
+        "view_before",
+        _remembers_all,
+    ),
 )
 
 CAUGHT_BY: Mapping[str, int] = MappingProxyType(
     {
-        "event time starts anew": 3,
-        "recovery commits nothing": 3,
-        "recovery rolls nothing back": 4,
-        "rows in flight are lost": 263,
-        "an ack lists its own checkpoint alone": 2,
-        "the latest key group counts for all": 65,
-        "a drain brings windows to the end of time": 5,
+        "event time starts anew": 8,
+        "recovery commits nothing": 18,
+        "recovery rolls nothing back": 8,
+        "rows in flight are lost": 489,
+        "an ack lists its own checkpoint alone": 231,
+        "the latest key group counts for all": 55,
+        "a drain brings windows to the end of time": 20,
         "owners are computed with 16 bits": 23,
-        "known splits lose their event time when the source grows": 27,
+        "known splits lose their event time when the source grows": 35,
         "requests end with the attempt": 68,
         "recovery commits what is in doubt alone": 28,
         "recovery knows the last decision alone": 28,
+        "rows that wait for answers are in no snapshot": 60,
+        "a barrier pushes no rows before it through": 148,
+        "the job ends before the last answers": 8,
+        "a watermark passes rows that wait for answers": 703,
+        "timers are not restored": 16,
+        "timers in processing time are lost at the end": 2,
+        "the job ends before its last rows": 21,
+        "rows in flight of both inputs go to the first": 658,
+        "a repeated start goes back again": 426,
+        "a rewind remembers what was committed since": 32,
     }
 )
 """Seeds of schedules that catch what the first schedules do not. Tests try these first."""

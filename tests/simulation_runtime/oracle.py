@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import msgspec
 import numpy as np
-from tests.simulation_runtime.plan import BEGIN_S, DELAY_MS, Plan
+from tests.simulation_runtime.plan import BEGIN_S, DELAY_MS, WINDOW_MS, Plan
 from tests.simulation_runtime.scheduler import Violation
 from tests.simulation_runtime.source import Record
 from tests.simulation_runtime.targets import Target
@@ -18,8 +19,6 @@ from onceflow.core.protocol.watermarks import NO_WATERMARK
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split
 from onceflow.core.state.keys.key_groups import key_group_of
-
-WINDOW_MS = 1_000
 
 
 class Oracle:
@@ -53,20 +52,42 @@ class Oracle:
             if self.is_draining:
                 self._drained[first : last + 1] = watermark
 
+    def forget_event_time(self) -> None:
+        """Let event time go back, because the job begins from an older savepoint."""
+        self._watermarks[:] = NO_WATERMARK
+
     def has_all_rows(self) -> bool:
-        """Return whether every record is in both targets of records."""
-        count = len(self._plan.records)
-        return all(len(self._targets[name].rows) >= count for name in ("raw", "copy"))
+        """Return whether the job has read each record, and nothing but a drain can bring more."""
+        rows = {name: len(self._targets[name].rows) for name in ("raw", "copy", "late")}
+        if rows["raw"] < len(self._plan.records):
+            return False
+        # Functions may keep rows until the drain.
+        return self._plan.way == "last rows" or rows["copy"] >= self._expect_copies().total()
 
     def check_targets(self) -> None:
         """Raise Violation unless each record, and each window, is in each target once."""
         expected = Counter(map(_to_row, self._plan.records))
-        for name in ("raw", "copy"):
-            _require_same(name, Counter(self._targets[name].rows), expected)
+        _require_same("raw", Counter(self._targets["raw"].rows), expected)
+        _require_same("copy", Counter(self._targets["copy"].rows), self._expect_copies())
         self._check_windows([record for record in self._plan.records if record.at is not None])
         for name, target in self._targets.items():
             if target.prepared:
                 raise Violation(f"{name}: {sorted(target.prepared)} are left prepared")
+
+    def _expect_copies(self) -> Counter[tuple[int | None, ...]]:
+        """Return the rows of the target `copy`."""
+        records = self._plan.records
+        if self._plan.way == "join":
+            pairs = product(records, records)
+            return Counter(
+                (even.id, odd.id)
+                for even, odd in pairs
+                if even.key == odd.key and even.id % 2 == 0 and odd.id % 2 == 1
+            )
+        rows: Counter[tuple[int | None, ...]] = Counter(map(_to_row, records))
+        if self._plan.calls is not None and self._plan.calls.place == "copy and late":
+            rows.update(self._targets["late"].rows)
+        return rows
 
     def _check_splits(self, completed: CompletedCheckpoint) -> dict[str, int]:
         positions: dict[str, int] = {}

@@ -13,7 +13,7 @@ from tests.simulation_runtime.mutants import CAUGHT_BY, MUTANTS, Mutant
 from tests.simulation_runtime.world import Outcome, run_schedule
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "1"))
-SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_RUNTIME_SCHEDULES", "30"))
+SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_RUNTIME_SCHEDULES", "22"))
 MUTANT_SCHEDULES_MAX = 150
 
 

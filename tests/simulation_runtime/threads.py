@@ -16,6 +16,7 @@ from typing import Any
 from tests.simulation_runtime.scheduler import WALL_S, Killed, Task, do_nothing, scheduler
 
 from onceflow.core import crash_points
+from onceflow.core.state.api.context import StateClock
 
 
 class Lock:
@@ -343,6 +344,15 @@ class _Clock:
         return getattr(time, name)
 
 
+class SimulatedStateClock(StateClock):
+    """The clock of timers in processing time and of times to live."""
+
+    def __init__(
+        self, wall_clock: Callable[[], float] = lambda: WALL_S + scheduler().now_s
+    ) -> None:
+        super().__init__(wall_clock)
+
+
 _MAIN = object()
 _REPLACED: Sequence[tuple[object, object]] = (
     (
@@ -366,6 +376,7 @@ _REPLACED: Sequence[tuple[object, object]] = (
     (concurrent.futures.ThreadPoolExecutor, ThreadPoolExecutor),
     (concurrent.futures.wait, wait),
     (crash_points.reach, reach),
+    (StateClock, SimulatedStateClock),
 )
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from tests.simulation_runtime.cluster import SimulatedCluster
 from tests.simulation_runtime.network import begin_network
 from tests.simulation_runtime.oracle import Oracle
-from tests.simulation_runtime.plan import DELAY_MS, Plan, RequestKind, Run, draw_plan
+from tests.simulation_runtime.plan import Plan, RequestKind, Run, draw_plan
+from tests.simulation_runtime.program import build_program
 from tests.simulation_runtime.scheduler import Process, Scheduler, Violation, scheduling
 from tests.simulation_runtime.shared import forget_shared
-from tests.simulation_runtime.source import RECORDS, SimulatedSource
+from tests.simulation_runtime.source import SimulatedSource
 from tests.simulation_runtime.storage import SimulatedStorage
-from tests.simulation_runtime.targets import SimulatedSink, Target
+from tests.simulation_runtime.targets import Target
 
 from onceflow import (
     Checkpointing,
@@ -27,16 +27,8 @@ from onceflow import (
     Job,
     JobState,
     JobStatus,
-    OutputTag,
     Pipeline,
-    ProcessWindowFunction,
     RuntimeSettings,
-    Stream,
-    TimeWindow,
-    TumblingEventTimeWindows,
-    WatermarkStrategy,
-    count,
-    sum_,
 )
 from onceflow.core import errors
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
@@ -49,6 +41,8 @@ ASK_AGAIN_S = 5.0
 _TARGETS = ("raw", "copy", "windows", "late")
 _LOSS_NOTICED = (errors.DecisionForgotten, errors.PreparedTransactionLost, errors.StorageBehind)
 """The errors by which a job refuses to go on with a target that was put back."""
+_MISTAKES = ("Violation", *(f"{kind}Error" for kind in ("Assertion", "Attribute", "Key", "Type")))
+"""Parts of errors by which no fault of a plan can end an attempt."""
 
 
 @dataclass(slots=True)
@@ -63,11 +57,23 @@ class Outcome:
     kills: int = 0
     checkpoints: int = 0
     savepoints: int = 0
+    aborted: int = 0
+    """The number of checkpoints that were aborted."""
+    rewinds: int = 0
+    """The number of decisions by which the job has gone back to a savepoint."""
     put_back: int = 0
     refused: int = 0
     """The number of times that a loss in a target was noticed."""
     late: int = 0
     virtual_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPoint:
+    """A savepoint, and the targets when it was taken."""
+
+    place: str
+    targets: dict[str, tuple[Any, ...]]
 
 
 class World:
@@ -78,7 +84,7 @@ class World:
         self.rng = random.Random(plan.seed + 1)
         self.run = Scheduler(self.rng, plan.pause_rate)
         self.cluster = SimulatedCluster(self.run)
-        self.storage = SimulatedStorage(plan.inline_threshold_bytes)
+        self.storage = SimulatedStorage(plan.inline_threshold_bytes, plan.declines)
         self.source = SimulatedSource(plan.splits, discovery_s=plan.discovery_s)
         self.targets = {
             name: Target(slowness_s, plan.failure_rate)
@@ -98,6 +104,13 @@ class World:
         self._savepoint: str | None = None
         """With which the last run has stopped."""
         self._backup: tuple[Target, tuple[Any, ...]] | None = None
+        self._attempt = 0
+        self._rewind_point: RewindPoint | None = None
+        self._rewound_to: RewindPoint | None = None
+        """The savepoint to which the job has gone back, or is to go back."""
+        self._is_rewinding = False
+        """True from the time when the targets are put back until the decision to go back."""
+        self._before_rewind: dict[str, tuple[Any, ...]] = {}
 
     def run_all(self) -> Outcome:
         """Run the schedule; return how it ended."""
@@ -128,6 +141,8 @@ class World:
         runs = list(self.plan.runs)
         for number, run in enumerate(runs):
             is_last = number >= len(self.plan.runs) - 1
+            if run.rewinds and self._rewind_point is not None:
+                self._rewind(self._rewind_point)
             driver = self._driver = Process(self.run, f"driver {number}")
             self._state = self._job = None
             self._asking = 0
@@ -180,7 +195,11 @@ class World:
         savepoint = self._savepoint if run.begins_from_savepoint else None
         self._savepoint = None
         try:
-            status = self._wait_for_end(run, savepoint)
+            if self._rewound_to is not None and (self._is_rewinding or run.begins_from_savepoint):
+                # A supervisor starts the driver again with the arguments of the rewind.
+                status = self._wait_for_end(run, savepoint or self._rewound_to.place, rewinds=True)
+            else:
+                status = self._wait_for_end(run, savepoint)
         except Exception as error:
             self._error = error
             self._state = JobState.FAILED
@@ -190,13 +209,14 @@ class World:
             self._savepoint = status.savepoints[-1].place
         self._state = status.state
 
-    def _wait_for_end(self, run: Run, savepoint: str | None) -> JobStatus:
-        self._job = self._build(run).start(from_savepoint=savepoint)
+    def _wait_for_end(self, run: Run, savepoint: str | None, *, rewinds: bool = False) -> JobStatus:
+        self._job = self._build(run).start(from_savepoint=savepoint, allow_rewind=rewinds)
         try:
             return self._job.wait()
         except errors.SavepointRefused as error:
             # An attempt after that of the savepoint has ended the job.
             self.run.note(error)
+            self._give_up_rewind()
             self._job = self._build(run).start()
             return self._job.wait()
 
@@ -220,14 +240,43 @@ class World:
     def _put_back(self, run: Run) -> None:
         if self._backup is None or run.backup_step is None:
             return
-        for process in self.cluster.slots:
-            if not process.is_dead:
-                self.run.kill(process)
+        self._kill_slots()
         target, state = self._backup
         self._backup = None
         target.put_back(state)
         self.outcome.put_back += 1
         self.run.note("a target is put back")
+
+    def _kill_slots(self) -> None:
+        for process in self.cluster.slots:
+            if not process.is_dead:
+                self.run.kill(process)
+
+    def _note_savepoint(self, event: Any) -> None:
+        """Copy the targets, if none has committed more than the first savepoint knows of."""
+        if self._rewind_point is not None or not any(run.rewinds for run in self.plan.runs):
+            return
+        cut = (self._attempt, event.checkpoint)
+        proofs = [proof for target in self.targets.values() for proof in target.proofs]
+        if all((proof.attempt, proof.checkpoint) <= cut for proof in proofs):
+            states = {name: target.copy_state() for name, target in self.targets.items()}
+            self._rewind_point = RewindPoint(event.place, states)
+
+    def _rewind(self, point: RewindPoint) -> None:
+        """Put all targets back to the time of `point`; the next start begins from there."""
+        self._kill_slots()
+        self._before_rewind = {name: target.copy_state() for name, target in self.targets.items()}
+        for name, state in point.targets.items():
+            self.targets[name].put_back(state)
+        self._rewound_to, self._savepoint, self._is_rewinding = point, None, True
+        self.run.note(f"all targets are put back to {point.place}")
+
+    def _give_up_rewind(self) -> None:
+        """Give the targets their newer states again, because the rewind is refused."""
+        if self._is_rewinding:
+            for name, state in self._before_rewind.items():
+                self.targets[name].put_back(state)
+        self._rewound_to, self._is_rewinding = None, False
 
     def _spawn_user(self, driver: Process, ask: Callable[[], None]) -> None:
         def ask_and_count() -> None:
@@ -289,7 +338,16 @@ class World:
             self.outcome.checkpoints += 1
         if name == "AttemptBegan":
             self.outcome.attempts += 1
-        if name in {"CheckpointCompleted", "AttemptBegan"}:
+            self._attempt = event.attempt
+        if name == "CheckpointFailed":
+            self.outcome.aborted += 1
+        if name == "SavepointCompleted":
+            self._note_savepoint(event)
+        if self._is_rewinding and name in {"SavepointRestored", "CheckpointCompleted"}:
+            self._is_rewinding = False
+            self.outcome.rewinds += 1
+            self._oracle.forget_event_time()
+        if name in {"CheckpointCompleted", "AttemptBegan"} and not self._is_rewinding:
             self._check_decision()
         if name == "AttemptBegan":
             self._oracle.is_draining = False
@@ -297,6 +355,8 @@ class World:
             self._oracle.is_draining = True
         if name == "CheckpointTriggered" and event.kind is CheckpointKind.FINAL:
             self._ask_late()
+        if name == "AttemptEnded" and any(error in event.error for error in _MISTAKES):
+            self._found = self._found or Violation(f"an attempt ended by {event.error}")
         if name not in {"SlotReported", "CheckpointAcked", "SubtaskCommitted"}:
             self.run.note(event)
 
@@ -328,56 +388,18 @@ class World:
                 interval=plan.interval_s,
                 retained=plan.retained,
                 unaligned=plan.unaligned,
+                tolerable_failures=plan.declines,
             ),
             state_backend=HeapBackend(),
             restart=FixedDelay(attempts=1_000, delay_s=0.1),
-            settings=RuntimeSettings(stop_on_signals=False, poll_timeout_s=0.1),
+            settings=RuntimeSettings(
+                stop_on_signals=False, poll_timeout_s=0.1, channel_batches=plan.channel_batches
+            ),
             endpoint=None,
             listeners=(self._listen,),
         )
-        watermarks = WatermarkStrategy("at", max_out_of_orderness=DELAY_MS / 1_000)
-        records = pipeline.read(self.source, uid="records", watermarks=watermarks)
-        records.write(self._sink("raw"), uid="raw")
-        records.write(self._sink("copy"), uid="copy")
-        counted, late = self._count(records.filter(_has_time, uid="timed"))
-        counted.write(self._sink("windows"), uid="windows")
-        late.write(self._sink("late"), uid="late")
+        build_program(pipeline, plan, self.source, self.targets)
         return pipeline
-
-    def _count(self, timed: Stream) -> tuple[Stream, Stream]:
-        """Return the windows, and the records that are late for theirs."""
-        late = OutputTag("late", RECORDS)
-        windows = timed.key_by("key").window(TumblingEventTimeWindows(1.0), late=late)
-        counted = (
-            windows.aggregate(n=count(), ids=sum_("bit"), uid="counted")
-            if self.plan.content == "aggregate"
-            else windows.process(_Counted(), uid="counted")
-        )
-        return counted, counted.side_output(late)
-
-    def _sink(self, name: str) -> SimulatedSink:
-        return SimulatedSink(self.targets[name])
-
-
-class _Counted(ProcessWindowFunction):
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        del input_schema
-        moment = pa.timestamp("ms", "UTC")
-        columns = [("key", pa.int64()), ("window_start", moment), ("window_end", moment)]
-        return pa.schema([*columns, ("n", pa.int64()), ("ids", pa.int64())])
-
-    def process(self, key: Any, window: TimeWindow, records: list[dict[str, Any]]) -> Any:
-        return {
-            "key": key,
-            "window_start": window.start_ms,
-            "window_end": window.end_ms,
-            "n": len(records),
-            "ids": sum(record["bit"] for record in records),
-        }
-
-
-def _has_time(record: Any) -> bool:
-    return record["at"] is not None
 
 
 def run_schedule(seed: int, **changes: Any) -> Outcome:
