@@ -18,7 +18,8 @@ RunEnd: TypeAlias = Literal["none", "kill", "stop", "savepoint", "drain"]
 RequestKind: TypeAlias = Literal["checkpoint", "savepoint", "stop"]
 Way: TypeAlias = Literal["direct", "timers", "last rows", "join"]
 CallPlace: TypeAlias = Literal["timed", "windows", "copy", "copy and late"]
-_WAYS: Sequence[Way] = (*["direct"] * 6, "timers", "last rows", "join")
+_DIRECT: Sequence[Way] = ("direct",) * 6
+_WAYS: Sequence[Way] = (*_DIRECT, "timers", "last rows", "join")
 
 
 @dataclass(frozen=True, slots=True)
