@@ -52,7 +52,7 @@ def _parse() -> argparse.Namespace:
         "--minutes",
         type=float,
         metavar="M",
-        help="begin no schedule after M minutes (default: 3); all kinds strike at least once in 3",
+        help="begin no schedule after M minutes (default: 3); three schedules have all kinds",
     )
     length.add_argument("--hours", type=float, metavar="H", help="the same in hours")
     length.add_argument("--schedules", type=int, metavar="N", help="run N schedules")

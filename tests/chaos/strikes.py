@@ -330,22 +330,30 @@ class Faults:
         stop = self._stop = SavepointStop(self._drivers.spec, self._directory)
         driver = self._drivers.last
 
-        def is_over() -> bool:
-            return not stop.is_running and not (stop.find_savepoint() and driver.is_running)
-
-        def move() -> bool:
-            stop.end()
-            self._stop = None
-            savepoint = stop.find_savepoint()
-            if savepoint is None or driver.is_running:
-                self._stops_left -= 1
-                if self._stops_left:
-                    self._pending.append(_Pending(fault, 0.0))
+        def move_once_stopped() -> bool:
+            """Return True if the savepoint failed, or a driver that began from it runs."""
+            if stop.is_running:
                 return False
-            self._move(savepoint, fault)
-            return True
+            savepoint = stop.find_savepoint()
+            if savepoint is None:
+                return True
+            if self.is_moving and not driver.is_running:
+                self._stop = None
+                self._move(savepoint, fault)
+            # Crash points at the start from a savepoint stay armed until the job runs again.
+            return self._drivers.last is not driver and self._is_job_running()
 
-        return _Active(fault, 0.0, move, is_over)
+        def end() -> bool:
+            stop.end()
+            if not self.is_moving:
+                return True
+            self._stop = None
+            self._stops_left -= 1
+            if self._stops_left:
+                self._pending.append(_Pending(fault, 0.0))
+            return False
+
+        return _Active(fault, 0.0, end, move_once_stopped)
 
     def _was_reached(self, point: str) -> bool:
         return self.count_deaths()[point] > 0
