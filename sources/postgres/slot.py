@@ -31,6 +31,8 @@ _PLUGIN = "pgoutput"
 _NAME_MAX = 63
 _RETRY_S = 0.2
 _SESSION_NAME = "onceflow slot"
+_OTHER_NAME = ". Give slot= another name"
+"""The advice where no job is read on from the slot."""
 _DROP_OLD_SLOT = (
     "If the job's slot already exists and the table is not new in tables=, the slot lacks earlier"
     f" changes: drop the slot, {COPY_ANEW}"
@@ -79,12 +81,7 @@ _SERVER = """
 
 
 class _OtherSlot(ConfigError):
-    """A slot of another purpose has the name."""
-
-    def __init__(self, difference: str) -> None:
-        """`difference` says how the slot differs, without any advice."""
-        super().__init__(f"{difference}. Give slot= another name")
-        self.difference = difference
+    """A slot of another purpose has the name. The message ends with `_OTHER_NAME`."""
 
 
 class _NotPublished(ConfigError):
@@ -321,7 +318,7 @@ def find_slot(session: PostgresSession, name: str) -> SlotState | None:
     if plugin != _PLUGIN or database != own_database or two_phase or temporary:
         raise _OtherSlot(
             f"slot {name} exists and is not one that this source reads: plugin {plugin}, database"
-            f" {database}, two_phase {two_phase}, temporary {temporary}"
+            f" {database}, two_phase {two_phase}, temporary {temporary}{_OTHER_NAME}"
         )
     if confirmed is None and is_active:
         raise SourceUnavailable(
@@ -421,8 +418,9 @@ def _find_own_slot(session: PostgresSession, position: SlotPosition) -> SlotStat
     try:
         slot = find_slot(session, position.slot)
     except _OtherSlot as error:
+        difference = str(error).removesuffix(_OTHER_NAME)
         raise OffsetOutOfRange(
-            f"{error.difference}. The checkpoint's slot had this name. If url= leads to another"
+            f"{difference}. The checkpoint's slot had this name. If url= leads to another"
             f" database than before, correct it. If not, give slot= another name, {COPY_ANEW}"
         ) from None
     if slot is None:
