@@ -7,6 +7,7 @@ node (aggregate, sort, limit, join, window, subquery) is refused with an error t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +39,13 @@ _INSTEAD = {
     "Join": "stream.join(dataframe, on=…) joins with a table",
     "Window": "key_by(…).running(…) and process(…) see earlier records of a key",
 }
+_TEXTS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""The parts of a query that are no keywords: texts, quoted names, comments."""
+_IGNORED = re.compile(
+    r"\)\s*(FILTER|OVER)\s*[(\w]|\(\s*(DISTINCT)\b|\b(ORDER\s+BY|WITHIN\s+GROUP|(?:IGNORE|RESPECT)\s+NULLS)\b",
+    re.IGNORECASE,
+)
+"""The clauses of aggregates, which DataFusion ignores in calls of other functions."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,13 @@ class StreamSql:
             )
         if scans != 1:
             raise ConfigError(f"sql({self.query!r}) must read from {_TABLE!r}, once")
+        # The plan has no aggregate, window or sort to which such a clause could belong.
+        if ignored := _IGNORED.search(_TEXTS.sub("x", self.query)):
+            clause = " ".join(next(filter(None, ignored.groups())).upper().split())
+            raise ConfigError(
+                f"sql({self.query!r}): {clause} has no effect in a call of a function of single"
+                " rows. Leave it out; for a condition write CASE WHEN … THEN … END"
+            )
 
     def _optimize(self, frame: Any) -> Any:
         try:

@@ -91,6 +91,31 @@ def test_what_needs_several_rows_is_refused_by_the_name_of_its_plan(query: str, 
 
 
 @pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        ("upper(account) filter (WHERE id > 1)", "FILTER"),
+        ("upper(account) OVER ()", "OVER"),
+        ("upper(account) OVER w", "OVER"),
+        ("upper( DISTINCT account)", "DISTINCT"),
+        ("upper(account ORDER  BY id)", "ORDER BY"),
+        ("upper(account) IGNORE NULLS", "IGNORE NULLS"),
+        ("upper(account) respect nulls", "RESPECT NULLS"),
+        ("coalesce(account, 'x') WITHIN GROUP (ORDER BY id)", "WITHIN GROUP"),
+    ],
+)
+def test_a_clause_that_a_call_would_ignore_is_refused(call: str, named: str) -> None:
+    window = " WINDOW w AS (ORDER BY id)" if call.endswith(" w") else ""
+    with pytest.raises(ConfigError, match=rf"{named} has no effect"):
+        StreamSql(f"SELECT {call} AS name FROM stream{window}", SCHEMA).resolve_schema()
+
+
+def test_texts_names_and_comments_with_such_words_are_accepted() -> None:
+    query = """SELECT id, 'a) FILTER (b) ORDER BY c' AS "f(DISTINCT", (id) AS over  -- ORDER BY
+        /* IGNORE NULLS */ FROM stream WHERE id = 1"""
+    assert made(query) == [{"id": 1, "f(DISTINCT": "a) FILTER (b) ORDER BY c", "over": 1}]
+
+
+@pytest.mark.parametrize(
     ("query", "message"),
     [
         ("SELECT EXISTS (SELECT 1 FROM stream) AS e FROM stream", "not support"),
