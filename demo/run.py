@@ -342,12 +342,12 @@ class DemoRun:
         return status
 
 
-def transactions_with_staged_rows(storage: str) -> int:
+def transactions_with_staged_rows(storage: str, name: str = JOB) -> int:
     """Return how many transactions have rows in the job's storage that wait for their commit.
 
     Asks storage and not the sinks: what is there without rows is a sink's own mark.
     """
-    job = checkpoint_storage(storage).open(JOB)
+    job = checkpoint_storage(storage).open(name)
     areas = [job.staging(sink_id) for sink_id in job.list_staged_sinks(())]
     return sum(
         any(batch.num_rows for _, batch in area.read(transaction) or ())
