@@ -218,13 +218,7 @@ class SinkRecovery:
         in_doubt = [self._list_left(target) for target in self._targets]
         require_not_behind(self._log.view, self.ask_targets(), self._log_location)
         return tuple(
-            # List again, too: the target may have been restored while others were asked.
-            self._settle(
-                target,
-                self._plan_recovery(
-                    target, restored, tuple(dict.fromkeys((*left, *self._list_left(target))))
-                ),
-            )
+            self._settle(target, self._plan_recovery(target, restored, left))
             for target, left in zip(self._targets, in_doubt, strict=True)
         )
 

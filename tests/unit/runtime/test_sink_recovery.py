@@ -489,7 +489,6 @@ def test_people_read_which_question_recovery_waits_for(job: _Job, by: spi.Commit
         "the opening of sink uid-a",
         holds,
         has_committed,
-        holds,
         *([f"the commit of {Committable(_tx(1), 3)}"] if by is spi.CommittedBy.SLOTS else []),
         aborted,
         holds,
