@@ -14,6 +14,10 @@ A barrier that overtakes goes ahead of all batches. The batches that it overtake
     sender's side     batches that wait for credits when the barrier is sent
     receiver's side   batches that wait in the channel, or that still arrive, before the barrier
 
+An end of stream can be overtaken, too. What the receiver makes of it, such as the last windows, is
+behind the barrier. So a FINAL checkpoint is not the last one if its barrier has overtaken an end.
+At the sender, an end waits only behind batches, which are in flight.
+
 Only rows with a key can be given to another subtask after a restore. So in channels whose rows have
 no key, a barrier overtakes nothing: it waits for its turn on both sides and is never announced.
 
@@ -160,6 +164,8 @@ class _Recording(Generic[B]):
     """The overtaken batches, by channel."""
     open: set[int] = field(default_factory=set[int])
     """The channels on which the barrier has not arrived."""
+    ended_inputs: set[int] = field(default_factory=set[int])
+    """The inputs on which the barrier overtakes an end of stream."""
 
 
 class InputQueues(Generic[B]):
@@ -234,12 +240,11 @@ class InputQueues(Generic[B]):
                     return True
             self._queues[channel].append(element)
             return announced or not self._blocked[channel]
-        if (
-            recording is not None
-            and channel in recording.open
-            and not isinstance(element, EndOfStream)
-        ):
-            recording.batches[channel].append(element)
+        if recording is not None and channel in recording.open:
+            if isinstance(element, EndOfStream):
+                recording.ended_inputs.add(self._ends[channel].input)
+            else:
+                recording.batches[channel].append(element)
         self._queues[channel].append(element)
         return not self._blocked[channel]
 
@@ -321,9 +326,16 @@ class InputQueues(Generic[B]):
                         recording.open.discard(channel)
                         del queue[position]
                         break
-                elif not isinstance(element, EndOfStream):
+                elif isinstance(element, EndOfStream):
+                    recording.ended_inputs.add(self._ends[channel].input)
+                else:
                     overtaken.append(element)
         self._recording = recording
+
+    @property
+    def overtaken_ends(self) -> frozenset[int]:
+        """The inputs on which the recorded barrier has overtaken an end of stream so far."""
+        return frozenset() if self._recording is None else frozenset(self._recording.ended_inputs)
 
     def end_recording(self, checkpoint: CheckpointId) -> dict[int, tuple[B, ...]]:
         """Return the batches that the barrier of `checkpoint` overtook, by input, in replay order.

@@ -21,8 +21,9 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -206,12 +207,19 @@ class InputGate:
     methods. Mail is always taken first, then announced barriers, then elements.
     """
 
-    def __init__(self, ends: Sequence[in_flight.ChannelEnd], credit_count: int) -> None:
+    def __init__(
+        self,
+        ends: Sequence[in_flight.ChannelEnd],
+        credit_count: int,
+        schemas: Mapping[int, pa.Schema] = MappingProxyType({}),
+    ) -> None:
         """Create the gate.
 
         At most `credit_count` batches wait in each channel, and those that a barrier has pushed.
+        `schemas` are those of the inputs on whose channels barriers may overtake.
         """
         self.ends = ends
+        self._schemas = schemas
         self._credit_count = credit_count
         self._queues = in_flight.InputQueues[Batch](ends)
         self._release: list[Callable[[int], None]] = [lambda _: None] * len(ends)
@@ -340,9 +348,17 @@ class InputGate:
             self._queues.record(checkpoint, passed)
 
     def end_recording(self, checkpoint: CheckpointId) -> dict[int, tuple[Batch, ...]]:
-        """Return the overtaken batches by input, in the order in which they must be replayed."""
+        """Return the overtaken batches by input, in the order in which they must be replayed.
+
+        If the barrier has overtaken no batch of an input, but an end of stream, a batch without
+        rows stands for the end. Another FINAL checkpoint then follows.
+        """
         with self._ready:
-            return self._queues.end_recording(checkpoint)
+            ended = self._queues.overtaken_ends
+            batches = self._queues.end_recording(checkpoint)
+        for into in ended - batches.keys():
+            batches[into] = (Batch(pa.RecordBatch.from_pylist([], schema=self._schemas[into])),)
+        return batches
 
     def forget(self, checkpoint: CheckpointId) -> None:
         """Stop recording for `checkpoint`."""

@@ -80,7 +80,11 @@ class ChainBuilder:
         """The channels that were opened, also those of a build that failed."""
         self._dropped: list[str] = []
         self.gates: dict[str, InputGate] = {
-            chain.id: InputGate(self._ends(chain), self._plan.settings.channel_batches)
+            chain.id: InputGate(
+                self._ends(chain),
+                self._plan.settings.channel_batches,
+                {edge.input: edge.feed.schema for edge in chain.edges},
+            )
             for chain in self._chains
             if chain.edges
         }

@@ -139,7 +139,7 @@ def start(
     keeps_order: bool = True,
 ) -> Any:
     """Return a subtask that has made a step for each of `elements`."""
-    gate = InputGate([ChannelEnd(keeps_order=keeps_order)], len(elements))
+    gate = InputGate([ChannelEnd(keeps_order=keeps_order)], len(elements), {0: ROWS.schema})
     channel = LocalChannel(gate, 0)
     subtask: Any = ReceivingSubtask(
         SubtaskRef("chain", 0), gate, [operator], [], reports.append, AlignmentMode.ALIGNED, [0]
@@ -219,6 +219,23 @@ def test_no_barrier_overtakes_one_that_waits_for_results() -> None:
         subtask.gate.wake()
         subtask._step()
     assert [getattr(report, "checkpoint", report) for report in reports] == [1, 2]
+
+
+def test_a_final_barrier_that_overtakes_the_end_is_not_the_last_one() -> None:
+    """What the operator emits at the end, such as the last windows, is behind this barrier."""
+    operator, reports = Recording(), list[SubtaskReport]()
+    subtask = start(operator, reports, keeps_order=False)
+    subtask.gate.put(0, EndOfStream())
+    subtask.gate.put(0, Barrier(ONE, CheckpointKind.FINAL, 0, overtakes_after_s=0.0))
+    for _ in range(2):
+        subtask.gate.wake()
+        subtask._step()
+    assert operator.calls == ["snapshot, emission_ended=False", "end of time", "flush"]
+    (taken,) = reports
+    assert isinstance(taken, SnapshotTaken)
+    ((batch,),) = [part.batches for part in taken.overtaken]
+    assert batch.rows.schema == ROWS.schema
+    assert batch.rows.num_rows == 0
 
 
 def test_an_operator_that_waits_for_its_end_emits_nothing_at_a_watermark() -> None:
