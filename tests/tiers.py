@@ -29,6 +29,7 @@ ON_MYSQL = (
     "tests/integration/test_mysql_durability.py::",
     "tests/integration/test_mysql_sink.py::",
     "tests/integration/test_mysql_sink_modes.py::",
+    "tests/integration/test_mysql_sink_replicas.py::",
     "tests/integration/sql/test_sql_sink_crashes.py::",
     "tests/integration/sql/test_sql_moved_jobs.py::",
 )
@@ -49,8 +50,6 @@ LEFT_OUT = (
     # Servers that are set up in other ways, or of other versions.
     "tests/integration/test_doctor_kafka_versions.py::",
     "tests/integration/test_doctor_mysql.py::",
-    "tests/integration/test_mysql_durability.py::test_every_setting_that_a_crash_gets_through",
-    "tests/integration/test_mysql_sink_replicas.py::",
     "tests/spark_formats/test_registry_formats.py::",
     # What tests in containers find out about containers, and tests of the servers that tests start.
     "tests/containers/test_databases.py::",
@@ -84,6 +83,9 @@ SIBLINGS = (
     "tests/integration/sql/test_sql_sink_crashes.py::test_job_killed_at_a_step_writes_each_row_once[mariadb",
     "tests/integration/test_mysql_durability.py::test_server_that_forgets_commits_when_killed_is_refused_with_what_fixes_it[EmbeddedMariaDB",
     "tests/integration/test_mysql_durability.py::test_doctor_says_which_crash_is_not_covered[EmbeddedMariaDB",
+    "tests/integration/test_mysql_durability.py::test_every_setting_that_a_crash_gets_through_is_known[EmbeddedMariaDB",
+    "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMariaDB",
+    "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMySQL-ledger",
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[aggregate_by",
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[co_group",
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[process-stop",
@@ -218,7 +220,6 @@ SIBLINGS = (
     "tests/runtime/test_configured_job.py::test_a_job_runs_as_its_file_says_under_flinks_names_and_keeps_what_its_program_says[flink-conf.yaml",
     "tests/runtime/test_page.py::test_long_names_are_not_broken_in_the_middle_of_a_word[1024",
     "tests/runtime/test_retained_checkpoints.py::test_an_older_retained_checkpoint_is_begun_from_when_a_rewind_is_allowed[number",
-    "tests/runtime/test_savepoint_restore_kills.py::test_a_driver_that_dies_at_a_step_of_a_restore_starts_again_with_each_row_once[copied-True",
     "tests/spark_formats/test_batch_faults.py::test_a_reply_that_is_lost_on_the_way_from_the_database_does_no_harm[onceflow_batches",
     "tests/spark_formats/test_batch_kills.py::test_a_batch_that_is_killed_is_there_once_after_the_next[postgres-claimed",
     "tests/spark_formats/test_batch_kills.py::test_a_batch_that_is_killed_is_there_once_after_the_next[postgres-replied",
@@ -365,6 +366,7 @@ COSTLY = (
     "tests/unit/test_mutation.py::test_each_room_has_mutants_and_tests",
     "tests/unit/test_test_command.py::test_an_option_runs_the_default_selection",
     # Programs and servers for one test each.
+    "tests/integration/test_mysql_sink_replicas.py::test_replica_is_refused_as_a_target",
     "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_the_drivers_memory",
     "tests/runtime/test_settings_change.py::test_windows_of_another_size",
     "tests/unit/test_packaging.py::test_source_archive",
@@ -378,8 +380,6 @@ COSTLY = (
     "tests/integration/test_mysql_durability.py::test_mariadb_that_flushes_once_a_second",
     "tests/integration/test_postgres_changes_job.py::test_both_tables_are_equal",
     "tests/integration/test_postgres_changes_job.py::test_each_inserted_row",
-    # Random programs and the simulation unite streams, too.
-    "tests/runtime/test_union.py::test_united_records_come_once_through_kills_and_rescaling",
 )
 """Tests of which what they show is shown by a shorter one in the default run."""
 

@@ -48,7 +48,7 @@ from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.lookups import LookupReader, LookupSource
 from onceflow.core.spi.options import document_options, option
 
-logger = logging.getLogger("onceflow.sources")
+logger = logging.getLogger("onceflow.sources.mysql")
 _SESSION_NAME = "onceflow lookups"
 _CHUNK_BYTES = 4 * 1024 * 1024
 _LAST_OF_UTF8MB3 = "\uffff"
