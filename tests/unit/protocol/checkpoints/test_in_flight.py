@@ -12,7 +12,6 @@ from collections import deque
 import pytest
 
 from onceflow.core.protocol.checkpoints import alignment
-from onceflow.core.protocol.checkpoints.alignment import EndOfStream
 from onceflow.core.protocol.checkpoints.decisions import Barrier, CheckpointKind
 from onceflow.core.protocol.checkpoints.in_flight import (
     Announced,
@@ -59,8 +58,8 @@ def test_rows_behind_a_barrier_that_was_given_up_are_recorded_for_the_next(
 def test_an_end_before_the_barrier_is_overtaken_and_one_behind_it_is_not(is_waiting: bool) -> None:
     queues = InputQueues[str]([ChannelEnd(0), ChannelEnd(1), ChannelEnd(2)])
     queues.put(1, barrier(1))
-    queues.put(2, EndOfStream())
-    elements = [EndOfStream(), barrier(1)]
+    queues.put(2, alignment.EndOfStream())
+    elements: list[Element] = [alignment.EndOfStream(), barrier(1)]
     if is_waiting:
         for element in elements:
             queues.put(0, element)
@@ -68,7 +67,7 @@ def test_an_end_before_the_barrier_is_overtaken_and_one_behind_it_is_not(is_wait
     if not is_waiting:
         for element in elements:
             queues.put(0, element)
-    queues.put(1, EndOfStream())
+    queues.put(1, alignment.EndOfStream())
     assert queues.overtaken_ends == {0}
     assert queues.end_recording(CheckpointId(1)) == {}
     assert queues.overtaken_ends == frozenset()
