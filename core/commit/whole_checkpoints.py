@@ -187,9 +187,9 @@ def plan_global_recovery(
 ) -> GlobalRecoveryPlan:
     """Return the plan of attempt `attempt`, from the last decision and the target's own proof.
 
-    The caller has claimed the log for the attempt, then called `read_committed_through`, then
-    `in_doubt`. So no other process decides anything meanwhile. Idempotent. `gathers`: the sink has
-    a commit interval, so all decisions are one commit.
+    The caller has claimed the log for the attempt, then called `in_doubt`, then
+    `read_committed_through`. So no other process decides anything meanwhile. Idempotent.
+    `gathers`: the sink has a commit interval, so all decisions are one commit.
     """
     last = decided.checkpoint
     # Check this first. A log that is behind its target is an old copy, and transactions that it

@@ -167,6 +167,14 @@ def _forgets_times_when_it_grows(_: Any) -> Any:
     return encode_splits
 
 
+def _forgets_overtaken_ends(_: Any) -> Any:
+    def overtaken_ends(self: Any) -> frozenset[int]:
+        del self
+        return frozenset()
+
+    return property(overtaken_ends)
+
+
 def _late_requests_are_lost(_: Any) -> Any:
     return property(lambda self: ())
 
@@ -280,6 +288,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("recovery rolls nothing back", sink_recovery, "to_aborts", _aborts_all),
     Mutant("rows in flight are lost", chain_builder.ChainBuilder, "_replay", _replays_nothing),
     Mutant(
+        "an end of stream that a barrier overtakes is forgotten",
+        in_flight.InputQueues,
+        "overtaken_ends",
+        _forgets_overtaken_ends,
+    ),
+    Mutant(
         "an ack lists its own checkpoint alone",
         commits.CommitWorker,
         "record_pre_commit",
@@ -370,23 +384,24 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "recovery commits nothing": 18,
         "recovery rolls nothing back": 8,
         "rows in flight are lost": 489,
-        "an ack lists its own checkpoint alone": 231,
-        "the latest key group counts for all": 55,
+        "an end of stream that a barrier overtakes is forgotten": 6396,
+        "an ack lists its own checkpoint alone": 34,
+        "the latest key group counts for all": 65,
         "a drain brings windows to the end of time": 20,
         "owners are computed with 16 bits": 23,
         "known splits lose their event time when the source grows": 35,
         "requests end with the attempt": 68,
         "recovery commits what is in doubt alone": 28,
-        "recovery knows the last decision alone": 28,
-        "rows that wait for answers are in no snapshot": 60,
-        "a barrier pushes no rows before it through": 148,
+        "recovery knows the last decision alone": 327,
+        "rows that wait for answers are in no snapshot": 70,
+        "a barrier pushes no rows before it through": 155,
         "the job ends before the last answers": 8,
         "a watermark passes rows that wait for answers": 703,
         "timers are not restored": 16,
         "timers in processing time are lost at the end": 2,
         "the job ends before its last rows": 21,
-        "rows in flight of both inputs go to the first": 658,
-        "a repeated start goes back again": 426,
+        "rows in flight of both inputs go to the first": 667,
+        "a repeated start goes back again": 1965,
         "a rewind remembers what was committed since": 32,
     }
 )
