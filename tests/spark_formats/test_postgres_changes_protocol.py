@@ -328,9 +328,11 @@ def test_a_slot_that_is_lost_or_ahead_is_refused_by_name(
     database.execute("UPDATE t SET v = 'x'")
     query.run_to_end()
     database.execute("INSERT INTO t VALUES (1000, 'x')")
+    _await_free_slot(database)
     database.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
     with pytest.raises(OffsetOutOfRange, match=r"slot s is at .*, past .* another checkpointLoc"):
         query.run_batch()
+    _await_free_slot(database)
     database.execute("SELECT pg_drop_replication_slot('s')")
     with pytest.raises(OffsetOutOfRange, match="slot s does not exist any more"):
         query.run_batch()
@@ -448,7 +450,8 @@ def test_a_loss_is_repaired_as_its_error_advises(
         _files(query)[-1].unlink()
     elif lost == "slot":
         query.run_to_end()
-        await_true(lambda: _drop_slot(database))
+        _await_free_slot(database)
+        database.execute("SELECT pg_drop_replication_slot('s')")
         database.execute("INSERT INTO t VALUES (999, 'in between')")
     else:
         query.ends[-1] = query.ends[-1].replace('"batch": ', '"batch": 1')
@@ -459,7 +462,8 @@ def test_a_loss_is_repaired_as_its_error_advises(
     assert "table anew" in str(refused.value)
     query.crash()
     if "drop the slot" in str(refused.value):
-        await_true(lambda: _drop_slot(database))
+        _await_free_slot(database)
+        database.execute("SELECT pg_drop_replication_slot('s')")
     given = re.findall(rf"{advice} and (?:with )?(firstCopy)=(\w+)", str(refused.value))
     anew = Query(query.options["url"], tmp_path, **{"firstCopy": "none", **dict(given)})
     anew.run_to_end()
@@ -468,13 +472,10 @@ def test_a_loss_is_repaired_as_its_error_advises(
     assert anew.copy() == _table(database)
 
 
-def _drop_slot(database: psycopg.Connection[TupleRow]) -> bool:
-    """Drop the slot. Return False if its reader still uses it."""
-    try:
-        database.execute("SELECT pg_drop_replication_slot('s')")
-    except psycopg.errors.ObjectInUse:
-        return False
-    return True
+def _await_free_slot(database: psycopg.Connection[TupleRow]) -> None:
+    """Wait until the server has seen that the slot's last reader is gone."""
+    active = "SELECT FROM pg_replication_slots WHERE active"
+    await_true(lambda: not database.execute(active).fetchall())
 
 
 def test_ends_of_another_source_or_out_of_order_are_refused(query: Query) -> None:
