@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import psycopg
@@ -511,11 +512,20 @@ def test_columns_that_are_changed_between_two_chunks_end_the_copy(
     database.execute("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 40) AS n")
     source = source_of(server, chunk_rows=2, batch_rows=2)
     reader = source.reader(source.splits(), CONTEXT)
-    with contextlib.closing(reader):
+    with (
+        contextlib.closing(reader),
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(server.url, autocommit=True) as other,
+    ):
         assert len(_read(reader, 2)) == 2
-        database.execute("ALTER TABLE t ADD w int; UPDATE t SET w = 7 WHERE id = 40")
+        # It waits for a chunk that was read ahead and has no room for its rows yet.
+        change = "ALTER TABLE t ADD w int; UPDATE t SET w = 7 WHERE id = 40"
+        changed = pool.submit(database.execute, change)
+        waits = "SELECT FROM pg_locks WHERE NOT granted"
+        assert eventually(lambda: changed.done() or bool(other.execute(waits).fetchall()), 60)
         with pytest.raises(BadRecord, match="during its first copy.*pg_drop_replication_slot"):
             _read(reader, 41)
+        changed.result(60)
 
 
 def test_a_table_is_not_rewritten_between_the_snapshot_of_a_chunk_and_its_rows(

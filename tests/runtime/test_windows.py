@@ -378,7 +378,9 @@ def test_windows_in_processing_time_hold_each_record_once(
     job.wait_for(checkpoints=1)
     deadline = time.monotonic() + 90
     while (held := sum(row["n"] for row in sink.rows())) < source.records:
-        assert time.monotonic() < deadline, f"{held} of {source.records} records are in windows"
+        assert time.monotonic() < deadline, (
+            f"{held} of {source.records} records are in windows: {job.status()}"
+        )
         time.sleep(0.05)
     (tmp_path / "ends").touch()
     assert job.wait(60).state is JobState.FINISHED
