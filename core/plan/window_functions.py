@@ -8,6 +8,7 @@ have the numbers 1, 2, …; parts of the second have -1, -2, ….
 Invariants, for an open window and its key's event time w, which never decreases:
     a timer is set for end - 1 and for end - 1 + lateness, for each of the two that is after w. So
         adding a record to a known window needs no new timer
+    in processing time, w is the last millisecond that is over, and the timer is set for end
 """
 
 from __future__ import annotations
@@ -343,7 +344,8 @@ class WindowsOfRecords:
         for window in self._open.get() or []:
             # Several windows may share a timer: one may end when the lateness of another ends.
             due_ms = window[1] - 1
-            if due_ms == timer.at_ms:
+            # In processing time, a timer is at the end, and one that 0.1.0 has set is at end - 1.
+            if due_ms == timer.at_ms or (self.by_clock and due_ms < timer.at_ms):
                 self._emit(timer.key, window, made)
             if due_ms + self.lateness_ms <= timer.at_ms:
                 self._content.forget(window[2])
@@ -419,7 +421,8 @@ class WindowsOfRecords:
 
     def _register_at(self, moment: int) -> None:
         if self.by_clock:
-            self._timers.register_processing_time_timer(moment)
+            # A window still gets records in its last millisecond.
+            self._timers.register_processing_time_timer(moment + 1)
         else:
             self._timers.register_event_time_timer(moment)
 
@@ -432,7 +435,8 @@ class WindowsOfRecords:
 
     def _now(self) -> int:
         if self.by_clock:
-            return self._timers.current_processing_time()
+            # As a watermark, the last millisecond that is over.
+            return self._timers.current_processing_time() - 1
         return self._timers.current_watermark()
 
     def _at(self, record: Record, window_input: WindowInput) -> int:

@@ -26,6 +26,7 @@ from onceflow import (
     StateAccess,
     TimeWindow,
     TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
     ValueStateDescriptor,
     count,
     max_,
@@ -36,7 +37,7 @@ from onceflow.core.errors import StateIncompatible, UserFunctionError
 from onceflow.core.plan import window_functions
 from onceflow.core.plan.graph import Feed
 from onceflow.core.plan.join_functions import MergedColumns, WindowPairs
-from onceflow.core.plan.window_functions import KeptRecords
+from onceflow.core.plan.window_functions import KeptRecords, WindowInput
 from onceflow.core.plan.windows import WindowAssigner, window_schema
 from onceflow.core.plan.work import AggregateWindows, ProcessConnected, ProcessKeyed
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
@@ -50,6 +51,8 @@ from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, Resto
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.window_joins import connect_streams
 from onceflow.core.state import key_group_of
+from onceflow.core.state.api.context import StateClock
+from onceflow.core.state.states import keyed_states
 
 SCHEMA = pa.schema([("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
 AGGREGATES = {"total": sum_("amount"), "n": count(), "low": min_("amount"), "high": max_("amount")}
@@ -392,6 +395,38 @@ RICH = pa.schema(
         pa.field("place", pa.struct([("city", pa.string()), ("fee", pa.decimal128(9, 1))])),
     ]
 )
+
+
+def test_a_record_in_the_last_millisecond_by_the_clock_is_in_its_window(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 10.0
+    monkeypatch.setattr(keyed_states, "StateClock", lambda: StateClock(lambda: now_s))
+    clocked = WindowInput(INPUTS[0].key, None)
+    function = window_functions.WindowedFunction(
+        TumblingProcessingTimeWindows(1.0), 0, KeptRecords(Several(), SCHEMA), clocked
+    )
+    work = ProcessKeyed(clocked.key, function)
+    operator = KeyedProcessor("op", work, job.open(()), job.without_keys(0, 1), OUT)
+    made: list[Record] = []
+    operator.outputs.append(lambda batch: made.extend(batch.rows.to_pylist()))
+
+    def take(amount: int) -> None:
+        record = {"account": "a", "at": None, "amount": amount}
+        operator.receive(Batch(pa.RecordBatch.from_pylist([record], schema=SCHEMA)))
+
+    take(5)
+    now_s = 10.999
+    operator.on_time()
+    take(6)
+    assert made == []
+    now_s = 11.0
+    assert operator.due_in_s == 0
+    operator.on_time()
+    assert [(row["window_start"].timestamp(), row["n"], row["total"]) for row in made] == [
+        (10.0, 2, 11)
+    ]
+    assert operator.rejected == 0
 
 
 def test_records_of_a_window_come_back_with_the_types_of_their_columns(job: Job) -> None:

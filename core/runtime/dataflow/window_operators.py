@@ -276,12 +276,12 @@ class WindowAggregator(WindowOperator):
         """The seconds until the next window in processing time is due; None if there is none."""
         if self._clock is None or self._next_ms is None:
             return None
-        return max(0, self._next_ms - self._clock.now_ms()) / 1000
+        return max(0, self._next_ms - _last_over_ms(self._clock)) / 1000
 
     def on_time(self) -> None:
         """Emit the processing-time windows that are due."""
         if self._clock is not None:
-            self._advance(self._clock.now_ms())
+            self._advance(_last_over_ms(self._clock))
 
     def flush(self) -> None:
         """Emit the open windows in processing time, because no record follows."""
@@ -318,7 +318,7 @@ class WindowAggregator(WindowOperator):
 
     def _now(self) -> int:
         if self._clock is not None:
-            self._advance(self._clock.now_ms())
+            self._advance(_last_over_ms(self._clock))
         return self._watermark
 
     def _read_panes(self, rows: pa.RecordBatch) -> Ints:
@@ -440,6 +440,14 @@ class WindowAggregator(WindowOperator):
     def _emit(self, entries: Ints, ends: Ints, totals: Sequence[pa.Array]) -> None:
         moments = [pa.array(ends - self._windows.size_ms), pa.array(ends)]
         self._emit_windows(self._table.keys_of(entries), moments, totals)
+
+
+def _last_over_ms(clock: StateClock) -> int:
+    """Return the last millisecond that is over by the clock, as a watermark in processing time.
+
+    Records still arrive in the current one: as a watermark it would make them late for its window.
+    """
+    return clock.now_ms() - 1
 
 
 def _distinct(panes: Ints) -> list[int]:

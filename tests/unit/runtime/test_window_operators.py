@@ -309,13 +309,13 @@ def test_windows_of_the_clock_are_due_by_the_clock(monkeypatch: pytest.MonkeyPat
     with _running(TumblingProcessingTimeWindows(1.0)) as run:
         assert run.operator.due_in_s is None
         run.take((1, None, 5))
-        assert run.operator.due_in_s == 0.999
+        assert run.operator.due_in_s == 1.0
         run.operator.on_watermark(MAX_WATERMARK)
         run.operator.on_time()
         assert run.emitted() == []
         now_s = 10.5
         run.take((1, None, 6))
-        assert run.operator.due_in_s == pytest.approx(0.499)
+        assert run.operator.due_in_s == 0.5
         now_s = 11.2
         # A record that comes before the timer does not join a window that is over.
         assert run.take((1, None, 7)) == [(1, 10_000, 11_000, 2, 11)]
@@ -325,6 +325,25 @@ def test_windows_of_the_clock_are_due_by_the_clock(monkeypatch: pytest.MonkeyPat
         assert run.emitted() == [(1, 11_000, 12_000, 1, 7)]
         assert run.operator.due_in_s is None
         assert EVENT_TIME not in run.snapshot().lists
+
+
+def test_a_record_in_the_last_millisecond_by_the_clock_is_in_its_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 10.0
+    monkeypatch.setattr(
+        window_operators, "StateClock", lambda: clock.StateClock(wall_clock=lambda: now_s)
+    )
+    with _running(TumblingProcessingTimeWindows(1.0)) as run:
+        run.take((1, None, 5))
+        now_s = 10.999
+        run.operator.on_time()
+        assert run.take((1, None, 6)) == []
+        now_s = 11.0
+        assert run.operator.due_in_s == 0
+        run.operator.on_time()
+        assert run.emitted() == [(1, 10_000, 11_000, 2, 11)]
+        assert run.operator.rejected == 0
 
 
 def test_windows_of_the_clock_begin_at_their_offset(monkeypatch: pytest.MonkeyPatch) -> None:
