@@ -41,7 +41,7 @@ _LIMITS = {
     "wal_removed": "raise max_slot_wal_keep_size, ",
     "idle_timeout": "raise idle_replication_slot_timeout, ",
 }
-"""What to do so that a server does not invalidate the next slot for the same reason."""
+"""The advice that prevents the same invalidation of the next slot, by the server's reason."""
 logger = logging.getLogger("onceflow.sources.postgres")
 
 _SLOT = """

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
@@ -25,13 +26,18 @@ from tests.support.slot_ways import slot_ways
 from tests.support.waiting import await_status
 
 from onceflow import (
+    AggregateFunction,
     Checkpointing,
     FixedDelay,
     HeapBackend,
     JobState,
     LocalProcesses,
+    NoRestart,
     Pipeline,
+    Record,
     RocksDBBackend,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
     count,
     sum_,
 )
@@ -147,6 +153,45 @@ def test_the_last_rows_of_the_input_are_checkpointed_while_they_wait(
     sink.release()
     assert job.wait(60).state is JobState.FINISHED
     assert_each_once(sink, source)
+
+
+class _SlowCount(AggregateFunction[Record, int, Record]):
+    """Counts records, and takes twice as long for each as a FINAL barrier waits for rows."""
+
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Record, accumulator: int) -> int:
+        time.sleep(0.4)
+        return accumulator + 1
+
+    def get_result(self, accumulator: int) -> Record:
+        return {"n": accumulator}
+
+
+def test_the_last_window_is_there_though_a_barrier_overtakes_the_end_of_the_input(
+    tmp_path: Path,
+) -> None:
+    """The last barrier arrives during the first record, and overtakes after the second one."""
+    sink = DirectorySink(str(tmp_path / "out"))
+    pipeline = Pipeline(
+        LocalProcesses(),
+        name="last-window",
+        parallelism=1,
+        checkpointing=Checkpointing(
+            storage=str(tmp_path / "checkpoints"), interval=0.2, unaligned=True
+        ),
+        restart=NoRestart(),
+        settings=SETTINGS,
+    )
+    source = CountingSource(2, splits_count=1, accounts=1, batch_rows=1)
+    records = pipeline.read(source, uid="records", watermarks=WatermarkStrategy("id"))
+    windows = records.key_by("account").window(TumblingEventTimeWindows("1 s"))
+    schema = pa.schema([("n", pa.int64())])
+    counts = windows.aggregate_by(_SlowCount(), schema=schema, uid="n", accumulator_type=int)
+    counts.write(sink, uid="out")
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert [row["n"] for row in sink.rows()] == [2]
 
 
 def test_a_stop_leaves_no_rows_in_flight(cluster: AnyCluster, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -211,12 +210,12 @@ class InputGate:
         self,
         ends: Sequence[in_flight.ChannelEnd],
         credit_count: int,
-        schemas: Mapping[int, pa.Schema] = MappingProxyType({}),
+        schemas: Mapping[int, pa.Schema],
     ) -> None:
         """Create the gate.
 
         At most `credit_count` batches wait in each channel, and those that a barrier has pushed.
-        `schemas` are those of the inputs on whose channels barriers may overtake.
+        `schemas` are those of the rows, by input.
         """
         self.ends = ends
         self._schemas = schemas

@@ -322,7 +322,7 @@ class SourceSubtask(Subtask):
         report: Callable[[SubtaskReport], None],
         poll_timeout_s: float,
     ) -> None:
-        super().__init__(ref, InputGate((), 0), operators, edges, report)
+        super().__init__(ref, InputGate((), 0, {}), operators, edges, report)
         self._source = source
         self._poll_timeout_s = poll_timeout_s
         self._reading = True

@@ -41,7 +41,7 @@ def batch_of(number: int) -> Batch:
 
 
 def opened(channels: int, credit_count: int) -> tuple[InputGate, list[LocalChannel]]:
-    gate = InputGate([ChannelEnd()] * channels, credit_count)
+    gate = InputGate([ChannelEnd()] * channels, credit_count, {})
     ends = [LocalChannel(gate, number) for number in range(channels)]
     gate.open()
     return gate, ends
@@ -74,7 +74,7 @@ def test_mail_overtakes_elements() -> None:
 
 
 def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some() -> None:
-    sender = InputGate((), 0)
+    sender = InputGate((), 0, {})
     reader, (channel,) = opened(1, 1)
     channel.attach(sender.wake)
     assert not channel.send(Batch(ROWS))
@@ -91,7 +91,7 @@ def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some()
 
 
 def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
-    sender = InputGate((), 0)
+    sender = InputGate((), 0, {})
     _, (channel,) = opened(1, 0)
     channel.attach(sender.wake)
     assert channel.send(Batch(ROWS))
@@ -131,8 +131,8 @@ def test_a_barrier_that_overtakes_goes_ahead_on_both_sides_and_all_that_it_overt
 
 
 def test_senders_make_nothing_before_the_reader_has_taken_all_that_it_replays() -> None:
-    gate = InputGate([ChannelEnd()] * 2, 1)
-    sender, channel = InputGate((), 0), LocalChannel(gate, 0)
+    gate = InputGate([ChannelEnd()] * 2, 1, {})
+    sender, channel = InputGate((), 0, {}), LocalChannel(gate, 0)
     channel.attach(sender.wake)
     gate.replay([batch_of(0)], 0)
     gate.open()
@@ -307,7 +307,7 @@ def test_a_single_batch_in_flight_is_read_back() -> None:
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
 def test_a_barrier_of_a_forgotten_checkpoint_is_an_element_again(is_forgotten: bool) -> None:
-    gate = InputGate([ChannelEnd(keeps_order=False)] * 2, 8)
+    gate = InputGate([ChannelEnd(keeps_order=False)] * 2, 8, {})
     channels = [LocalChannel(gate, number) for number in range(2)]
     gate.open()
     gate.record(CheckpointId(1), [0])

@@ -44,7 +44,7 @@ class Receiver:
         self, network: Callable[[int], int] = lambda port: port, credit_count: int = 4
     ) -> None:
         self.losses: list[str] = []
-        self.gate = InputGate([ChannelEnd()] * 2, credit_count)
+        self.gate = InputGate([ChannelEnd()] * 2, credit_count, {})
         self.gate.open()
         self.server = DataServer("127.0.0.1", Credentials("secret"), OWN, self.losses.append, 5.0)
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{network(self.server.port)}")

@@ -46,7 +46,7 @@ class Freezing(RunningOperator):
 
 
 def test_snapshot_of_a_barrier_that_has_overtaken_rows_is_released_by_an_abort() -> None:
-    gate = InputGate([ChannelEnd()] * 2, 1)
+    gate = InputGate([ChannelEnd()] * 2, 1, {})
     left, _ = (LocalChannel(gate, number) for number in range(2))
     operator, reports = Freezing(), list[SubtaskReport]()
     subtask = ReceivingSubtask(
