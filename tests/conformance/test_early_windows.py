@@ -10,13 +10,21 @@ import pytest
 from tests.conformance.keyed_run import KeyedRun
 from tests.conformance.state_job import MAX_PARALLELISM, Job
 
-from onceflow import SlidingEventTimeWindows, TumblingEventTimeWindows, count, count_distinct, sum_
+from onceflow import (
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    count,
+    count_distinct,
+    sum_,
+)
 from onceflow.core.plan.windows import EarlyResults, PaneAssigner, window_schema
 from onceflow.core.plan.work import AggregateWindows
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.early_windows import EarlyWindowAggregator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
+from onceflow.core.state import key_group_of
 from onceflow.core.state.api.context import StateClock
 
 SCHEMA = pa.schema([("key", pa.string()), ("at", pa.int64()), ("v", pa.int64())])
@@ -26,7 +34,7 @@ Result = tuple[str, int, int, int, int]
 
 
 class Windows:
-    """One subtask of early windows, and a clock that the test sets."""
+    """Subtasks of early windows. `operator` is the first one."""
 
     def __init__(
         self,
@@ -34,19 +42,24 @@ class Windows:
         windows: PaneAssigner,
         early: EarlyResults,
         restored: Sequence[OperatorSnapshot] = (),
+        *,
+        lateness_ms: int = 0,
+        parallelism: int = 1,
     ) -> None:
-        work = AggregateWindows(("key",), windows, "at", 0, AGGREGATES, early=early)
-        results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
-        schema = window_schema(SCHEMA, ("key",), "at", results)
-        times = [element for one in restored for element in one.lists[EVENT_TIME]]
+        time = None if windows.by_clock else "at"
+        work = AggregateWindows(("key",), windows, time, lateness_ms, AGGREGATES, early=early)
+        results = {name: aggregate.result_type(SCHEMA) for name, aggregate in AGGREGATES.items()}
+        schema = window_schema(SCHEMA, ("key",), time, results)
+        key_groups = (job.context(index, parallelism).key_groups for index in range(parallelism))
+        times = [e for snapshot in restored for e in snapshot.lists.get(EVENT_TIME, ())]
         self._run = KeyedRun(
             job,
             lambda store: EarlyWindowAggregator(
-                "op", work, store, SCHEMA, schema, range(MAX_PARALLELISM), times
+                "op", work, store, SCHEMA, schema, next(key_groups), times
             ),
             SCHEMA,
             key="key",
-            parallelism=1,
+            parallelism=parallelism,
             restored=restored,
         )
         self.operator = self._run.operators[0]
@@ -121,8 +134,11 @@ def test_changed_windows_are_emitted_when_the_interval_has_passed(
     assert windows.operator.due_in_s == 0.5
     now_ms[0] += 500
     assert windows.on_time() == [*first[:2], ("b", 0, 2, 2, 1), first[3]]
+    assert windows.take(("c", 2, 4)) == []
+    now_ms[0] += 500
+    assert windows.on_time() == [("c", 0, 2, 5, 2)]
     assert windows.take(("c", 2, 4), ("a", 12, 1)) == []
-    assert windows.on_watermark(9) == [first[0], ("b", 0, 2, 2, 1), ("c", 0, 2, 5, 2)]
+    assert windows.on_watermark(9) == [first[0], ("b", 0, 2, 2, 1), ("c", 0, 3, 9, 2)]
     now_ms[0] += 500
     # The window of "c" has been emitted as a whole.
     assert windows.on_time() == [("a", 10, 2, 2, 1)]
@@ -139,3 +155,53 @@ def test_each_open_window_of_a_changed_key_is_emitted_if_windows_overlap(
     assert windows.take(("b", 13, 1)) == []
     now_ms[0] += 500
     assert windows.on_time() == [("b", 5, 2, 2, 1), ("b", 10, 2, 2, 1)]
+
+
+def test_a_window_is_emitted_once_for_a_batch_if_number_and_interval_are_given(
+    job: Job, now_ms: list[int]
+) -> None:
+    windows = Windows(job, TUMBLING, EarlyResults(2, 500))
+    assert windows.take(("a", 1, 5), ("a", 2, 5), ("b", 1, 1)) == [("a", 0, 2, 10, 1)]
+    now_ms[0] += 500
+    assert windows.on_time() == [("b", 0, 1, 1, 1)]
+
+
+def test_a_window_that_was_due_has_no_early_results(job: Job, now_ms: list[int]) -> None:
+    windows = Windows(job, TUMBLING, EarlyResults(2, 500), lateness_ms=100)
+    assert windows.take(("a", 1, 5)) == []
+    assert windows.on_watermark(9) == [("a", 0, 1, 5, 1)]
+    # Records within the allowed lateness replace the result at once.
+    assert windows.take(("a", 2, 5)) == [("a", 0, 2, 10, 1)]
+    assert windows.take(("a", 3, 5)) == [("a", 0, 3, 15, 1)]
+    now_ms[0] += 500
+    assert windows.on_time() == []
+
+
+@pytest.mark.parametrize("windows", [TUMBLING, SlidingEventTimeWindows(0.01, 0.005)], ids=repr)
+def test_a_window_that_was_due_in_another_subtask_has_no_early_results_after_a_restore(
+    job: Job, now_ms: list[int], windows: PaneAssigner
+) -> None:
+    first, second = sorted("ab", key=lambda key: key_group_of(key, MAX_PARALLELISM))
+    early = EarlyResults(None, 500)
+    before = Windows(job, windows, early, lateness_ms=100, parallelism=2)
+    assert before.take((first, 7, 5), (second, 7, 5)) == []
+    assert (first, 0, 1, 5, 1) in before.on_watermark(14)
+    after = Windows(job, windows, early, before.snapshot(), lateness_ms=100)
+    now_ms[0] += 500
+    emitted = after.on_time()
+    assert {row[0] for row in emitted} == {second}
+
+
+def test_early_results_of_windows_by_the_clock_are_due_before_the_windows(
+    job: Job, now_ms: list[int]
+) -> None:
+    windows = Windows(job, TumblingProcessingTimeWindows(10), EarlyResults(None, 500))
+    assert windows.take(("a", 1, 5)) == []
+    assert windows.operator.due_in_s == 0.5
+    now_ms[0] += 500
+    assert windows.on_time() == [("a", 1_000_000, 1, 5, 1)]
+    assert windows.operator.due_in_s == 9.499
+    assert windows.take(("a", 1, 5)) == []
+    now_ms[0] += 9_499
+    assert windows.on_time() == [("a", 1_000_000, 2, 10, 1)]
+    assert windows.operator.due_in_s is None
