@@ -200,8 +200,19 @@ def test_early_results_of_windows_by_the_clock_are_due_before_the_windows(
     assert windows.operator.due_in_s == 0.5
     now_ms[0] += 500
     assert windows.on_time() == [("a", 1_000_000, 1, 5, 1)]
-    assert windows.operator.due_in_s == 9.499
+    assert windows.operator.due_in_s == 9.5
     assert windows.take(("a", 1, 5)) == []
-    now_ms[0] += 9_499
+    now_ms[0] += 9_500
     assert windows.on_time() == [("a", 1_000_000, 2, 10, 1)]
     assert windows.operator.due_in_s is None
+
+
+def test_changed_windows_are_emitted_if_memory_does_not_hold_all_of_them(
+    job: Job, now_ms: list[int]
+) -> None:
+    windows = Windows(job, TUMBLING, EarlyResults(None, 500))
+    keys = [f"k{number}" for number in range(10, 60)]
+    for at in range(0, len(keys), 10):
+        assert windows.take(*((key, 1, 5) for key in keys[at : at + 10])) == []
+    now_ms[0] += 500
+    assert windows.on_time() == [(key, 0, 1, 5, 1) for key in keys]
