@@ -315,3 +315,21 @@ def test_a_barrier_of_a_forgotten_checkpoint_is_an_element_again(is_forgotten: b
         gate.forget(CheckpointId(1))
     channels[1].send(BARRIER)
     assert gate.take(0) == (Received(1, BARRIER) if is_forgotten else None)
+
+
+def test_an_overtaken_end_is_in_flight_on_the_input_without_overtaken_rows() -> None:
+    """Two streams are united into input 0, and end behind rows; the end of input 1 is alone."""
+    other = pa.schema([("y", pa.string())])
+    ends = [ChannelEnd(0), ChannelEnd(0), ChannelEnd(1)]
+    gate = InputGate(ends, 8, {0: ROWS.schema, 1: other})
+    gate.put(0, Batch(ROWS))
+    for channel in range(3):
+        gate.put(channel, EndOfStream())
+        gate.put(channel, OVERTAKES)
+    gate.record(CheckpointId(1), passed=[])
+    overtaken = gate.end_recording(CheckpointId(1))
+    assert overtaken[0] == (Batch(ROWS),)
+    (end,) = overtaken[1]
+    assert (end.rows.schema, end.rows.num_rows) == (other, 0)
+    assert set(overtaken) == {0, 1}
+    assert [rows.num_rows for rows in decode_batches(encode_batches([end]).to_pybytes())] == [0]
