@@ -105,7 +105,6 @@ class EarlyWindowAggregator(WindowAggregator):
             parts = zip(*(keys for _, keys in changed), strict=True)
             columns = read_key_columns([pa.concat_arrays(arrays) for arrays in parts])
             hashes = hash_key_columns(columns)
-            self._table.fetch(panes, columns, hashes)
             # Windows that are over by now have no entry any more.
             entries = np.unique(self._table.find(panes, columns, hashes))
             entries = entries[entries > 0]
