@@ -305,7 +305,7 @@ class GraphBuilder:
 
     def windows_of(self, feeds: Sequence[Feed]) -> tuple[UsedWindows, ...]:
         """Return the windows of all operators before `feeds`."""
-        windows = (operator.work.windows_used for _, operator in self._list_before(feeds))
+        windows = (operator.work.used_windows for _, operator in self._list_before(feeds))
         return tuple(used for used in windows if used is not None)
 
     def _list_before(self, feeds: Sequence[Feed]) -> Iterator[tuple[Feed, Operator]]:

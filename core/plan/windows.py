@@ -146,7 +146,7 @@ class EarlyResults:
     """The moments at which windows emit results before they are due."""
 
     records: int | None
-    """The number of records of a key and window between two results, or None for any number."""
+    """The number of records of a key and window from one result to the next, or None for any."""
     interval_ms: int | None
     """The time from a change of a window to its result, or None for no such result."""
 

@@ -112,7 +112,7 @@ class Work:
         return False
 
     @property
-    def windows_used(self) -> UsedWindows | None:
+    def used_windows(self) -> UsedWindows | None:
         """The windows and their allowed lateness; None if it emits no windows."""
         return None
 
@@ -303,9 +303,9 @@ class ProcessKeyed(_KeyedWork):
         return _has_on_end(self.function)
 
     @property
-    def windows_used(self) -> UsedWindows | None:
+    def used_windows(self) -> UsedWindows | None:
         """The windows and their allowed lateness, if the function divides records so."""
-        return _windows_used(self.function)
+        return _find_windows(self.function)
 
     def time_settings(self) -> dict[str, str]:
         """Return the settings of the windows, if the function divides records into windows."""
@@ -324,9 +324,9 @@ class ProcessConnected(_ConnectedWork):
         return _has_on_end(self.function)
 
     @property
-    def windows_used(self) -> UsedWindows | None:
+    def used_windows(self) -> UsedWindows | None:
         """The windows and their allowed lateness, if the function divides records so."""
-        return _windows_used(self.function)
+        return _find_windows(self.function)
 
     def time_settings(self) -> dict[str, str]:
         """Return the settings of the windows, if the function divides records into windows."""
@@ -541,7 +541,7 @@ class AggregateWindows(_KeyedWork):
         return OwnedState.OF_KEYS | OwnedState.EVENT_TIME
 
     @property
-    def windows_used(self) -> UsedWindows | None:
+    def used_windows(self) -> UsedWindows | None:
         """The windows, their allowed lateness, and whether they have early results."""
         return UsedWindows(self.windows, self.lateness_ms, self.early is not None)
 
@@ -648,7 +648,8 @@ def _has_on_end(
     return all(type(function).on_end is not base.on_end for base in _FUNCTIONS)
 
 
-def _windows_used(function: object) -> UsedWindows | None:
+def _find_windows(function: object) -> UsedWindows | None:
+    """Return the windows to which `function` assigns records, or None if it has no windows."""
     if isinstance(function, WindowsOfRecords):
         return UsedWindows(function.windows, function.lateness_ms)
     return None

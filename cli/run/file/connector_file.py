@@ -410,7 +410,7 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
     if window is not None:
         return _apply_window(stream, keys, window, uid, where)
     if given[0] in _KEYS_OF:
-        return _apply_keyed(stream.key_by(*(keys.key_by or ())), given[0], keys, uid, where)
+        return _apply_keyed_step(stream.key_by(*(keys.key_by or ())), given[0], keys, uid, where)
     if keys.sql is not None:
         return stream.sql(keys.sql, uid=uid)
     columns = ", ".join(keys.select or ("*",))
@@ -418,8 +418,10 @@ def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where:
     return stream.sql(f"SELECT {columns} FROM stream{condition}", uid=uid)
 
 
-def _apply_keyed(stream: KeyedStream, kind: str, keys: StepKeys, uid: str, where: str) -> Stream:
-    """Return the stream of a step with a key that is no window."""
+def _apply_keyed_step(
+    stream: KeyedStream, kind: str, keys: StepKeys, uid: str, where: str
+) -> Stream:
+    """Return the stream of a step that has a key and no window."""
     by = parse_orders(keys.by or ())
     match kind:
         case "running":

@@ -1,11 +1,12 @@
 """Windows of aggregates that also emit their results before they are due.
 
-A result comes early when a key and window has another number of records, or when a time has passed
-since it changed. Each result replaces the one before, and the result of the due window is the last
-one. At most one early result is emitted for each key, window and batch.
+An early result is emitted each time a key and window has received a number of records, or when an
+interval has passed since the first change after the last such results. Each result replaces the
+previous result of its key and window. The result of the due window is the last one. A batch causes
+at most one early result of each key and window.
 
-The changed windows are in memory. After a restore each window that is open counts as changed, so
-that a table of the results lacks no change for longer than the time.
+The list of changed windows is in memory only. After a restore each open window counts as changed,
+so a table of the results is never behind by more than the interval, if there is one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RECORDS = "onceflow.records"
 
 
 class EarlyWindowAggregator(WindowAggregator):
-    """An operator that emits windows like `WindowAggregator`, and results of open windows before.
+    """An operator that emits windows like `WindowAggregator`, and early results of open windows.
 
     Used by the chain's thread.
     """
@@ -48,7 +49,7 @@ class EarlyWindowAggregator(WindowAggregator):
         super().__init__(uid, work, store, input_schema, schema, key_groups, restored)
         self._timer = StateClock()
         self._changed: list[tuple[Ints, list[pa.Array]]] = []
-        """Panes and keys that have changed since the last early results."""
+        """Panes and keys that have changed since the last results of the interval."""
         self._all_changed = bool(self._panes)
         self._early_due_ms: int | None = None
         if self._all_changed:
@@ -76,9 +77,9 @@ class EarlyWindowAggregator(WindowAggregator):
         super().on_time()
         if self._early_due_ms is not None and self._early_due_ms <= self._timer.now_ms():
             self._early_due_ms = None
-            self._emit_changed()
+            self._emit_changed_windows()
 
-    def _note_changed(self, entries: Ints, now: int) -> None:
+    def _emit_early(self, entries: Ints, now: int) -> None:
         changed, counts = np.unique(entries, return_counts=True)
         if self._early.records is not None:
             after = self._table.numbers(self._inputs.count, changed)
@@ -95,7 +96,7 @@ class EarlyWindowAggregator(WindowAggregator):
         if self._early.interval_ms is not None:
             self._early_due_ms = self._timer.now_ms() + self._early.interval_ms
 
-    def _emit_changed(self) -> None:
+    def _emit_changed_windows(self) -> None:
         """Emit the open windows that have changed since the last early results."""
         changed, self._changed = self._changed, []
         if self._all_changed and self._panes:

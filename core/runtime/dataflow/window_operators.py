@@ -229,8 +229,11 @@ class WindowAggregator(WindowOperator):
         """Return the columns of the panes. Those of the aggregates are the first ones."""
         return list_totals(work.aggregates, input_schema, work.key)
 
-    def _note_changed(self, entries: Ints, now: int) -> None:
-        """Handle that the batch's rows were added to these entries, which may repeat."""
+    def _emit_early(self, entries: Ints, now: int) -> None:
+        """Emit early results of entries to which rows were added, and which may repeat.
+
+        This class has none.
+        """
 
     def _group_of_hashes(self, hashes: Hashes) -> Groups:
         return self._table.group_of_hashes(hashes)
@@ -256,7 +259,7 @@ class WindowAggregator(WindowOperator):
         # The earliest window of the earliest pane shows if any window has fired before.
         if self._windows.ends_of(touched[0])[0] - 1 <= now:
             self._fire_again(np.unique(entries), touched, now)
-        self._note_changed(entries, now)
+        self._emit_early(entries, now)
         self._table.finish(entries)
         next_ms = self._windows.next_ms(touched, self._watermark)
         if next_ms is not None and (self._next_ms is None or next_ms < self._next_ms):
