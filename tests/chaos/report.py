@@ -35,12 +35,12 @@ class ChaosReport:
     """The directory with the logs of each red schedule, by its seed."""
 
     @property
-    def planned(self) -> Counter[FaultKind]:
+    def planned_faults(self) -> Counter[FaultKind]:
         """The faults of the schedules by kind."""
         return Counter(fault.kind for o in self.outcomes for fault in o.schedule.faults)
 
     @property
-    def delivered(self) -> Counter[FaultKind]:
+    def delivered_faults(self) -> Counter[FaultKind]:
         """The faults that really struck, by kind."""
         strikes = (strike for outcome in self.outcomes for strike in outcome.strikes)
         return Counter(strike.fault.kind for strike in strikes if strike.was_delivered)
@@ -53,17 +53,17 @@ class ChaosReport:
     @property
     def missed_kinds(self) -> tuple[FaultKind, ...]:
         """The kinds that were asked for and never struck."""
-        return tuple(kind for kind in self.kinds if not self.delivered[kind])
+        return tuple(kind for kind in self.kinds if not self.delivered_faults[kind])
 
     @property
-    def red(self) -> tuple[Outcome, ...]:
+    def failed_outcomes(self) -> tuple[Outcome, ...]:
         """The schedules that were not exact."""
         return tuple(outcome for outcome in self.outcomes if not outcome.is_exact)
 
     @property
     def is_ok(self) -> bool:
         """True if every schedule was exact and each kind struck at least once."""
-        return bool(self.outcomes) and not self.red and not self.missed_kinds
+        return bool(self.outcomes) and not self.failed_outcomes and not self.missed_kinds
 
     def repeat_command(self, outcome: Outcome) -> str:
         """Return the command that runs the schedule of `outcome` again."""
@@ -85,10 +85,13 @@ def to_json(report: ChaosReport) -> dict[str, object]:
                 "again": report.repeat_command(outcome),
                 "logs": report.logs.get(outcome.schedule.seed),
             }
-            for outcome in report.red
+            for outcome in report.failed_outcomes
         ],
         "faults": {
-            kind.value: {"planned": report.planned[kind], "delivered": report.delivered[kind]}
+            kind.value: {
+                "planned": report.planned_faults[kind],
+                "delivered": report.delivered_faults[kind],
+            }
             for kind in report.kinds
         },
         "never_delivered": [kind.value for kind in report.missed_kinds],
@@ -123,7 +126,7 @@ def describe_failure(outcome: Outcome) -> str:
 def summarize(report: ChaosReport) -> str:
     """Return the last lines for a person."""
     counts = _count_rows(report.outcomes)
-    struck = sum(report.delivered.values())
+    struck = sum(report.delivered_faults.values())
     first = (
         f"{len(report.outcomes)} schedules from seed {report.seed} in {report.seconds:.0f} s: "
         f"{struck} faults, {_total(report, 'recoveries')} recoveries, "
@@ -132,7 +135,7 @@ def summarize(report: ChaosReport) -> str:
         f"{counts['leftovers']} leftovers"
     )
     lines = [first]
-    for outcome in report.red:
+    for outcome in report.failed_outcomes:
         lines.append(f"RED seed {outcome.schedule.seed}: {describe_failure(outcome)}")
         lines.append(f"    again: {report.repeat_command(outcome)}")
         if logs := report.logs.get(outcome.schedule.seed):
@@ -163,7 +166,10 @@ def to_html(report: ChaosReport) -> str:
         "<h2>Faults</h2>",
         _table(
             ("kind", "planned", "delivered"),
-            [(kind.value, report.planned[kind], report.delivered[kind]) for kind in report.kinds],
+            [
+                (kind.value, report.planned_faults[kind], report.delivered_faults[kind])
+                for kind in report.kinds
+            ],
         ),
         "<h2>Crash points</h2>",
         _table(

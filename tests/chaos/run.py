@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from demo.run import transactions_with_staged_rows
@@ -177,7 +178,13 @@ class ScheduleRun:
             ProduceError: The broker did not take every record.
         """
         drivers.start()
-        self._wait(drivers, faults, "the first checkpoint", _START_DEADLINE_S, _has_begun(drivers))
+        self._wait(
+            drivers,
+            faults,
+            "the first checkpoint",
+            _START_DEADLINE_S,
+            partial(_has_checkpoint, drivers),
+        )
         topics = [(topic, self._schedule.partitions) for topic in spec.topics]
         total = self._schedule.records * len(topics)
         with ExitStack() as stack:
@@ -298,12 +305,9 @@ class ScheduleRun:
         return sum(map(len, topics)), verdicts
 
 
-def _has_begun(drivers: Drivers) -> Callable[[], bool]:
-    def has_begun() -> bool:
-        status = drivers.look()
-        return status is not None and status.state == "running" and status.checkpoints > 0
-
-    return has_begun
+def _has_checkpoint(drivers: Drivers) -> bool:
+    status = drivers.look()
+    return status is not None and status.state == "running" and status.checkpoints > 0
 
 
 def _last_line(driver: ChaosDriver) -> str:

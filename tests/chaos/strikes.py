@@ -325,7 +325,7 @@ class Faults:
         has_checkpoint = status is not None and status.checkpoints > 0
         if self.is_moving or not has_checkpoint or not self._is_job_running():
             return None
-        if fault.variant in REACHABLE_POINTS and not self._was_reached(fault.variant):
+        if fault.variant in REACHABLE_POINTS and not self._has_died_at(fault.variant):
             (self._points / fault.variant).touch()
         stop = self._stop = SavepointStop(self._drivers.spec, self._directory)
         driver = self._drivers.last
@@ -355,7 +355,7 @@ class Faults:
 
         return _Active(fault, 0.0, end, move_once_stopped)
 
-    def _was_reached(self, point: str) -> bool:
+    def _has_died_at(self, point: str) -> bool:
         return self.count_deaths()[point] > 0
 
     def _move(self, savepoint: str, fault: Fault) -> None:

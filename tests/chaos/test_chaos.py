@@ -68,7 +68,7 @@ def test_sink_that_forgets_commits_is_red_with_lost_rows(servers: Servers, tmp_p
     assert outcome.sinks[0].in_doubt > 0
 
 
-def an_outcome(*strikes: Strike) -> Outcome:
+def make_outcome(*strikes: Strike) -> Outcome:
     return Outcome(
         schedule=small_schedule(7),
         strikes=strikes,
@@ -82,14 +82,14 @@ def an_outcome(*strikes: Strike) -> Outcome:
 
 @pytest.mark.parametrize("was_delivered", [True, False])
 def test_kind_that_never_struck_fails_the_run_by_name(was_delivered: bool) -> None:
-    outcome = an_outcome(Strike(SLOT_KILLS[0], was_delivered))
+    outcome = make_outcome(Strike(SLOT_KILLS[0], was_delivered))
     report = ChaosReport((outcome,), (FaultKind.SLOTS,), 7, 1.0, {})
     assert report.is_ok == was_delivered
     assert ("NEVER DELIVERED: slots" in summarize(report)) != was_delivered
 
 
 def test_red_schedule_names_the_command_that_repeats_it() -> None:
-    outcome = replace(an_outcome(Strike(SLOT_KILLS[0], was_delivered=True)), failure="it hangs")
+    outcome = replace(make_outcome(Strike(SLOT_KILLS[0], was_delivered=True)), failure="it hangs")
     report = ChaosReport((outcome,), (FaultKind.SLOTS,), 7, 1.0, {7: "/kept/logs"})
     command = "script/chaos --schedules 1 --seed 7 --kinds slots"
     assert not report.is_ok
@@ -115,5 +115,5 @@ def test_model_tells_lost_doubled_and_foreign_rows_apart() -> None:
     assert str(third) in difference.examples[0]
     assert compare(expected, expected.rows).is_exact
     assert "1 rows lost, 1 doubled, 1 never expected" in describe_failure(
-        replace(an_outcome(), sinks=(SinkVerdict(SinkKind.POSTGRES, difference, 0),))
+        replace(make_outcome(), sinks=(SinkVerdict(SinkKind.POSTGRES, difference, 0),))
     )
