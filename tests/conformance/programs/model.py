@@ -100,6 +100,11 @@ def _arrivals(program: Program) -> list[Arrival]:
     return list(_in_splits(program))
 
 
+def _list_records(program: Program) -> list[Row]:
+    """Return the records in the order of `_arrivals`."""
+    return [arrival.record for arrival in _arrivals(program)]
+
+
 def _in_splits(program: Program) -> Iterator[Arrival]:
     is_single = len(program.sides) == 1 and len(program.sides[0]) == 1
     for number, side in enumerate(program.sides):
@@ -150,7 +155,7 @@ def _check_running(program: Program, history: History, rows: Sequence[Row]) -> N
     evens: Counter[Any] = Counter()
     distinct: dict[Any, set[int]] = defaultdict(set)
     firsts: dict[Any, int] = {}
-    for one in (arrival.record for arrival in _arrivals(program)):
+    for one in _list_records(program):
         key, version = plain(one["key"]), history.version_of(one["id"])
         counts[key] += 1
         totals[key, version.total] += one["v"]
@@ -161,15 +166,20 @@ def _check_running(program: Program, history: History, rows: Sequence[Row]) -> N
             len(distinct[key]), firsts.setdefault(key, one["id"]), one["id"],
             plain(one["extra"]), added_to(one) if version.added else None,
         ] += 1  # fmt: skip
+    _equal(_count_running(rows), expected)
+
+
+def _count_running(rows: Sequence[Row]) -> Counter[Any]:
+    """Return how often each record is there with each of its aggregates."""
     names = ("key", "id", "n", "total", "even", "distinct", "first", "last", "extra", "added")
-    _equal(Counter(tuple(plain(row.get(name)) for name in names) for row in rows), expected)
+    return Counter(tuple(plain(row.get(name)) for name in names) for row in rows)
 
 
 def _check_frames(program: Program, history: History, rows: Sequence[Row]) -> None:
     """Raise AssertionError unless each record has the aggregates over its last records."""
     expected: Counter[Any] = Counter()
     of_keys: dict[Any, list[Row]] = defaultdict(list)
-    for one in (arrival.record for arrival in _arrivals(program)):
+    for one in _list_records(program):
         frame = of_keys[plain(one["key"])]
         frame.append(one)
         if program.frame_order is not None:
@@ -181,14 +191,13 @@ def _check_frames(program: Program, history: History, rows: Sequence[Row]) -> No
             sum(value % 2 == 0 for value in values), len(set(filter(_is_chosen, values))),
             frame[0]["id"], frame[-1]["id"], plain(one["extra"]), _added_of(history, one),
         ] += 1  # fmt: skip
-    names = ("key", "id", "n", "total", "even", "distinct", "first", "last", "extra", "added")
-    _equal(Counter(tuple(plain(row.get(name)) for name in names) for row in rows), expected)
+    _equal(_count_running(rows), expected)
 
 
 def _check_ranks(program: Program, history: History, rows: Sequence[Row]) -> None:
     """Raise AssertionError unless the last record of each rank is the one that has it."""
     of_keys: dict[Any, list[Row]] = defaultdict(list)
-    for one in (arrival.record for arrival in _arrivals(program)):
+    for one in _list_records(program):
         of_keys[plain(one["key"])].append(one)
     expected = Counter(
         (key, rank, one["id"], plain(one["extra"]), _added_of(history, one))
@@ -320,7 +329,7 @@ def _check_clock(program: Program, history: History, rows: Sequence[Row]) -> Non
     assert not windows or max(windows.values()) == 1, windows.most_common(3)
     expected: Counter[Any] = Counter()
     found: Counter[Any] = Counter()
-    for one in (arrival.record for arrival in _arrivals(program)):
+    for one in _list_records(program):
         key = plain(one["key"])
         if program.kind == "clock lists":
             expected[key, one["id"]] += 1

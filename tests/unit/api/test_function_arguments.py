@@ -143,7 +143,7 @@ def test_the_advised_cast_of_a_column_is_accepted_word_for_word(name: str) -> No
     assert sql.resolve_schema().field(0).type == pa.float64()
 
 
-def query_nested(argument: str, takes: pa.DataType, source: str = "stream") -> StreamSql:
+def make_query(argument: str, takes: pa.DataType, source: str = "stream") -> StreamSql:
     """Return the query of f(`argument`) over rows with numbers at several places."""
     number = pa.int64()
     columns = [("c", number), ("i", pa.int32()), ("s", pa.struct([("a", number)]))]
@@ -177,9 +177,9 @@ def test_the_advised_cast_of_an_expression_is_accepted_word_for_word(
     argument: str, takes: pa.DataType, source: str
 ) -> None:
     with pytest.raises(ConfigError, match="is .*int64") as refused:
-        query_nested(argument, takes, source).resolve_schema()
+        make_query(argument, takes, source).resolve_schema()
     advised = str(refused.value).partition("or write ")[2].partition(" to round")[0]
-    query_nested(advised, takes, source).resolve_schema()
+    make_query(advised, takes, source).resolve_schema()
 
 
 @pytest.mark.parametrize(
@@ -201,19 +201,19 @@ def test_an_argument_that_is_never_converted_is_refused_with_the_call_to_write(
     argument: str, takes: pa.DataType
 ) -> None:
     with pytest.raises(ConfigError, match=r"Call it as f\(.*….*\) to round") as refused:
-        query_nested(argument, takes).resolve_schema()
+        make_query(argument, takes).resolve_schema()
     advised = str(refused.value).partition("Call it as f(")[2].partition(") to round")[0]
-    sql = query_nested(advised.replace("…", argument), takes)
+    sql = make_query(advised.replace("…", argument), takes)
     assert sql.resolve_schema().field(0).type == takes
 
 
 def test_the_type_of_a_case_is_that_of_all_its_branches() -> None:
     large = 2**53 + 1
     with pytest.raises(ConfigError, match="is int64. The function takes double"):
-        query_nested(f"CASE WHEN c = {large} THEN c ELSE i END", pa.float64()).resolve_schema()
+        make_query(f"CASE WHEN c = {large} THEN c ELSE i END", pa.float64()).resolve_schema()
     with pytest.raises(ConfigError, match="is int64. The function takes double"):
-        query_nested(f"CASE WHEN c < {large} THEN i ELSE c END", pa.float64()).resolve_schema()
-    query_nested("CASE WHEN c = 1 THEN 1 ELSE 0.5 END", pa.float64()).resolve_schema()
+        make_query(f"CASE WHEN c < {large} THEN i ELSE c END", pa.float64()).resolve_schema()
+    make_query("CASE WHEN c = 1 THEN 1 ELSE 0.5 END", pa.float64()).resolve_schema()
 
 
 def test_an_argument_that_only_the_optimizer_refuses_is_a_config_error() -> None:

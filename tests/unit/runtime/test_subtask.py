@@ -222,7 +222,7 @@ def test_no_barrier_overtakes_one_that_waits_for_results() -> None:
 
 
 def test_a_final_barrier_that_overtakes_the_end_is_not_the_last_one() -> None:
-    """What the operator emits at the end, such as the last windows, is behind this barrier."""
+    """The operator emits its last rows, such as the last windows, behind this barrier."""
     operator, reports = Recording(), list[SubtaskReport]()
     subtask = start(operator, reports, keeps_order=False)
     subtask.gate.put(0, EndOfStream())
