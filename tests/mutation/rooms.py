@@ -25,7 +25,7 @@ class Room:
 
 _SIMULATION = (
     f"{_SCHEDULES}_the_schedules_that_catch_broken_variants",
-    f"{_SCHEDULES}_random_schedules[200]",
+    f"{_SCHEDULES}_random_schedules",
 )
 
 _RUNTIME_SCHEDULES = (
@@ -33,7 +33,7 @@ _RUNTIME_SCHEDULES = (
 )
 _RUNTIME_SIMULATION = (
     f"{_RUNTIME_SCHEDULES}_the_schedules_that_have_caught_mistakes",
-    f"{_RUNTIME_SCHEDULES}_random_schedules[30]",
+    f"{_RUNTIME_SCHEDULES}_random_schedules",
 )
 
 
@@ -70,8 +70,8 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
                     f"{_UNIT}/runtime/test_slot_commits.py",
                 ),
                 _SIMULATION,
-                ("tests/conformance/test_reference_sink_conforms.py",),
-                ("tests/runtime/test_gathered_commits.py", "tests/runtime/test_recovery.py"),
+                ("tests/conformance/test_begun_commits_conform.py",),
+                ("tests/runtime/test_recovery.py",),
             ),
         ),
         "log": Room(
@@ -90,7 +90,11 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
             (
                 _DATAFLOW_UNITS,
                 _RUNTIME_SIMULATION,
-                ("tests/conformance/test_state_windows.py",),
+                (
+                    "tests/conformance/test_state_windows.py",
+                    "tests/conformance/test_early_windows.py",
+                    "tests/conformance/test_last_rows.py",
+                ),
                 (f"{_UNIT}/runtime",),
                 ("tests/runtime/test_windows.py", "tests/runtime/test_unaligned.py"),
                 ("tests/runtime/test_joins.py", "tests/runtime/test_discovery.py"),
@@ -114,15 +118,27 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
                 _RUNTIME_SIMULATION,
                 (f"{_UNIT}/runtime",),
                 ("tests/runtime/test_recovery.py", "tests/runtime/test_unaligned.py"),
-                ("tests/runtime/test_gathered_commits.py", "tests/runtime/test_faults.py"),
+                ("tests/runtime/test_faults.py",),
             ),
         ),
         "state": Room(
-            ("core/state/*.py", "core/state/heap/*.py", "core/state/rocksdb/*.py"),
+            ("core/state/**/*.py",),
             (
                 (f"{_UNIT}/state",),
                 ("tests/conformance/test_state_backends_conform.py",),
-                ("tests/conformance/test_state_programs.py",),
+                ("tests/conformance/test_state_batches.py",),
+                (
+                    "tests/conformance/test_state_aggregates.py",
+                    "tests/conformance/test_state_decimals.py",
+                    "tests/conformance/test_distinct_counts.py",
+                ),
+                ("tests/conformance/test_state_snapshots.py",),
+                (
+                    "tests/conformance/test_state_ttl.py",
+                    "tests/conformance/test_state_running_ttl.py",
+                    "tests/conformance/test_state_timers.py",
+                ),
+                ("tests/conformance/test_random_programs.py",),
             ),
         ),
         "sinks": Room(
@@ -136,7 +152,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
             (
                 (f"{_UNIT}/sinks",),
                 ("tests/conformance/test_sqlite_sink_conforms.py",),
-                ("tests/conformance/test_file_sink_conforms.py",),
+                ("tests/integration/test_file_sink_crashes.py",),
             ),
         ),
         "kafka-source": Room(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,20 @@ def test_each_room_has_mutants_and_tests(name: str) -> None:
     room = ROOMS[name]
     assert len(read_mutants(room)) > 300
     for stage in room.stages:
-        assert all((ROOT / argument.partition("::")[0]).exists() for argument in stage)
+        for argument in stage:
+            path, _, test = argument.partition("::")
+            assert (ROOT / path).exists()
+            assert not test or f"def {test}(" in (ROOT / path).read_text(), argument
+
+
+@pytest.mark.servers
+def test_each_argument_of_a_stage_has_tests_of_the_default_run() -> None:
+    arguments = {argument for room in ROOMS.values() for stage in room.stages for argument in stage}
+    marks = ("-m", "not slow and not servers")
+    command = (*(sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0"), *marks, *arguments)
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tests = [line for line in listed.splitlines() if "::" in line]
+    assert all(any(test.startswith(argument) for test in tests) for argument in arguments)
 
 
 def test_the_journal_remembers_verdicts_until_the_file_changes(tmp_path: Path) -> None:
