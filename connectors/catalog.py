@@ -1,7 +1,8 @@
 """The catalogs that find connectors by name or by the scheme of a URL.
 
 They contain our own connectors and those of installed packages. A package describes its connector
-(`SinkConnector`, `SourceConnector`, a `StateBackend` class). It names the description by an entry
+(`SinkConnector`, `SourceConnector`, `LookupConnector`, a
+`StateBackend` class). It names the description by an entry
 point, once for each name and each scheme of a URL:
 
     [project.entry-points."onceflow.sinks"]
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from onceflow.core.errors import ConfigError, MissingExtra
 from onceflow.core.imports import naming_extras
-from onceflow.core.spi.connector import SinkConnector, SourceConnector
+from onceflow.core.spi.connector import LookupConnector, SinkConnector, SourceConnector
 
 if TYPE_CHECKING:  # what only a look-up needs is imported by the first one
     from importlib.metadata import EntryPoint
@@ -158,6 +159,9 @@ SINKS: ConnectorCatalog[SinkConnector] = ConnectorCatalog(
 )
 SOURCES: ConnectorCatalog[SourceConnector] = ConnectorCatalog(
     "source connector", "onceflow.sources", lambda value: isinstance(value, SourceConnector)
+)
+LOOKUPS: ConnectorCatalog[LookupConnector] = ConnectorCatalog(
+    "lookup connector", "onceflow.lookups", lambda value: isinstance(value, LookupConnector)
 )
 STATE_BACKENDS: ConnectorCatalog[type[StateBackend]] = ConnectorCatalog(
     "state backend", "onceflow.state_backends", _is_backend

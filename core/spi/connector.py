@@ -23,6 +23,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.target_records import LogFacts, TargetRecord
 from onceflow.core.spi import Sink, Source
+from onceflow.core.spi.lookups import LookupSource
 from onceflow.core.spi.sink import Committer, CommitterContext
 
 
@@ -202,6 +203,14 @@ class SourceConnector:
     parallelism."""
     read_url: Callable[[str], Mapping[str, object]] | None = None
     """A function that returns the options in a URL, if the class has no option `url`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupConnector:
+    """The description of a kind of table that records are joined with."""
+
+    lookup: Callable[..., LookupSource]
+    """The class of the table."""
 
 
 def require(findings: Iterable[Finding], about: str, log: logging.Logger) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.held_up import await_checkpoint, kill_a_slot
 
-from onceflow import LocalProcesses
+from onceflow import JobState, LocalProcesses
+from onceflow.cli.run.file.connector_file import read_connector_file
 from onceflow.core.errors import BadRecord, ConfigError
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.sources import PostgresTable
@@ -224,3 +226,38 @@ def test_records_are_joined_once_with_the_rows_of_their_time(
     assert set(by_account["9"]) <= {None, 3}
     assert all(set(found) <= {1, 2} for name, found in by_account.items() if name != "9")
     assert {found for amounts in by_account.values() for found in amounts} >= {1, 2}
+
+
+def test_a_connector_file_joins_records_with_a_table(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database.execute("CREATE TABLE owners (account text PRIMARY KEY, owner text)")
+    database.execute("INSERT INTO owners VALUES ('acct-000001', 'Ada')")
+    monkeypatch.setenv("SERVER", server.url)
+    file = tmp_path / "named.toml"
+    file.write_text(f"""
+        name = "named"
+        checkpointing.storage = "{tmp_path}/checkpoints"
+        [sources.payments]
+        connector = "datagen"
+        rows = 300
+        accounts = 2
+        [steps.named.lookup_join]
+        url = "${{env:SERVER}}"
+        table = "owners"
+        on = "account"
+        how = "left"
+        [sinks.out]
+        url = "sqlite:///{tmp_path}/out.db"
+        table = "out"
+        create = true
+    """)
+    status = read_connector_file(file).build(LocalProcesses(tmp_path / "logs")).run(60)
+    assert status.state is JobState.FINISHED
+    with closing(sqlite3.connect(tmp_path / "out.db")) as target:
+        rows = target.execute("SELECT id, account, owner FROM out ORDER BY id").fetchall()
+    assert [number for number, _, _ in rows] == list(range(300))
+    assert {row[1:] for row in rows} == {("acct-000000", None), ("acct-000001", "Ada")}

@@ -4,7 +4,7 @@
 
     [sources.UID]    connector, its options; watermarks or output_watermarks, dead_letters
     [steps.UID]      input; sql, or filter and select, or key_by with running, over, deduplicate,
-                     top_n or window
+                     top_n or window, or lookup_join
     [sinks.UID]      input; connector or url, its options; sink_id, on_bad_row, dead_letters
     [spark]          master, and Spark's own settings without `spark.`
 
@@ -34,14 +34,16 @@ from onceflow.core.plan.aggregates import (
     sum_,
 )
 from onceflow.core.plan.event_time import WatermarkStrategy
+from onceflow.core.plan.lookup_tables import JoinType
 from onceflow.core.plan.windows import WindowAssigner
 from onceflow.core.plan.work import Emission, Keep, Order, desc
 from onceflow.core.spi import OnBadRow
-from onceflow.core.spi.options import DURATION, NAMES, choice, option
+from onceflow.core.spi.options import COUNT, DURATION, NAMES, choice, option
 from onceflow.core.state import StateTtlConfig
 
 SECTIONS = ("sources", "steps", "sinks")
-NAME_KEY, SPARK, DEAD_LETTERS, WINDOW = "name", "spark", "dead_letters", "window"
+NAME_KEY, SPARK, DEAD_LETTERS = "name", "spark", "dead_letters"
+WINDOW, LOOKUP_JOIN = "window", "lookup_join"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class SourceKeys:
 class StepKeys:
     """The keys of a step's table.
 
-    A step is one of: SQL, filter and select, running, over, deduplicate, top_n, window.
+    A step is one of: SQL, filter and select, running, over, deduplicate, top_n, window,
+    lookup_join.
     """
 
     input: tuple[str, ...] | None = field(
@@ -157,6 +160,29 @@ class StepKeys:
     early_interval: float | None = field(
         default=None,
         metadata=option("Of window: how long after a change results come early", DURATION),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupKeys:
+    """The keys of the table `lookup_join` of a step, in addition to its connector's options."""
+
+    connector: str | None = field(
+        default=None,
+        metadata=option("The kind of database. Not needed with a url, whose scheme says it"),
+    )
+    on: tuple[str, ...] = field(
+        metadata=option("Columns that are equal in the records and in the table", NAMES)
+    )
+    how: JoinType = field(
+        default="inner",
+        metadata=option("Records without a row are dropped (inner), or get nulls (left)"),
+    )
+    ttl: float = field(
+        default=60.0, metadata=option("How long the rows of a key are kept; 0: not", DURATION)
+    )
+    keys_max: int = field(
+        default=100_000, metadata=option("The number of keys whose rows are kept", COUNT)
     )
 
 

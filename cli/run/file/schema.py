@@ -13,12 +13,12 @@ from onceflow.cli.run.file.parameters import (
     list_parameters,
     schema_of_table,
 )
-from onceflow.connectors.catalog import SINKS, SOURCES, ConnectorCatalog
+from onceflow.connectors.catalog import LOOKUPS, SINKS, SOURCES, ConnectorCatalog
 from onceflow.core.errors import ConfigError
 from onceflow.core.settings.known_settings import OPTIONS, Kind, Option
-from onceflow.core.spi.connector import SinkConnector, SourceConnector
+from onceflow.core.spi.connector import LookupConnector, SinkConnector, SourceConnector
 
-_T = TypeVar("_T", SinkConnector, SourceConnector)
+_T = TypeVar("_T", SinkConnector, SourceConnector, LookupConnector)
 
 _TYPE_OF_KIND: Mapping[Kind, Schema] = {
     Kind.DURATION: {"type": ["string", "number"]},
@@ -132,10 +132,19 @@ def _make_step() -> Schema:
     table["properties"][layout.WINDOW] = {
         "anyOf": [_make_window(name, kind) for name, kind in layout.WINDOWS.items()]
     }
+    table["properties"][layout.LOOKUP_JOIN] = {"anyOf": list(_list_lookups())}
     kinds = (
-        *("sql", "running", "over", "deduplicate", "top_n", layout.WINDOW, "filter", "select"),
+        *("sql", "running", "over", "deduplicate", "top_n", "filter", "select"),
+        *(layout.WINDOW, layout.LOOKUP_JOIN),
     )
     return table | {"anyOf": [{"required": [kind]} for kind in kinds]}
+
+
+def _list_lookups() -> Iterable[Schema]:
+    own = list_parameters(layout.LookupKeys)
+    for names, connector in _list_connectors(LOOKUPS):
+        options = list_parameters(connector.lookup)
+        yield _choose(schema_of_table({**own, **options}), names, has_url="url" in options)
 
 
 def _make_window(name: str, kind: type[Any]) -> Schema:

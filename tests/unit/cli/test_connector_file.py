@@ -7,10 +7,12 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.support.two_outputs import TwoOutputs
 from typer.testing import CliRunner
@@ -21,6 +23,7 @@ from onceflow.cli.run.cluster import OpenedCluster
 from onceflow.cli.run.file.connector_file import ConnectorFile, read_connector_file
 from onceflow.cli.run.file.layout import (
     DEAD_LETTERS,
+    LookupKeys,
     SinkKeys,
     SourceKeys,
     StepKeys,
@@ -29,14 +32,25 @@ from onceflow.cli.run.file.layout import (
 from onceflow.cli.run.file.parameters import list_parameters
 from onceflow.cli.run.file.schema import make_schema
 from onceflow.cli.run.target import load_target
-from onceflow.connectors.catalog import SINKS, SOURCES
+from onceflow.connectors.catalog import LOOKUPS, SINKS, SOURCES
 from onceflow.core.api import stream
 from onceflow.core.api.stream import KeyedStream
+from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.graph import GraphBuilder, Operator
-from onceflow.core.plan.work import AggregateLastRows, Emission, KeepTop, Order, RunAggregates, Work
+from onceflow.core.plan.work import (
+    AggregateLastRows,
+    Emission,
+    JoinLookup,
+    KeepTop,
+    Order,
+    RunAggregates,
+    Work,
+)
 from onceflow.core.settings.configuration_file import parse_toml
-from onceflow.core.spi.connector import SourceConnector
+from onceflow.core.spi.connector import LookupConnector, SourceConnector
+from onceflow.core.spi.lookups import LookupReader, LookupSource
+from onceflow.core.spi.options import option
 from onceflow.sinks import FileSink, KafkaSink, PostgresSink
 from onceflow.sources import KafkaSource
 
@@ -71,6 +85,20 @@ def addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("STORAGE", str(tmp_path / "checkpoints"))
     monkeypatch.setenv("DATA", str(tmp_path))
+
+
+@pytest.fixture
+def works(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    """The works that a pipeline gets while a test builds it."""
+    added: list[Work] = []
+    add = GraphBuilder.add
+
+    def add_and_list(graph: GraphBuilder, work: Work, *args: Any, **kwargs: Any) -> Operator:
+        added.append(work)
+        return add(graph, work, *args, **kwargs)
+
+    monkeypatch.setattr(GraphBuilder, "add", add_and_list)
+    return added
 
 
 @pytest.fixture(scope="module")
@@ -281,18 +309,74 @@ def test_a_step_may_keep_one_record_of_each_key(tmp_path: Path) -> None:
     ids=["over", "top_n"],
 )
 def test_a_step_may_take_records_of_each_key_by_their_order(
-    tmp_path: Path, step: str, work: Work, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, step: str, work: Work, works: list[Work]
 ) -> None:
-    added: list[Work] = []
-    add = GraphBuilder.add
-
-    def add_and_note(graph: GraphBuilder, work: Work, *args: Any, **kwargs: Any) -> Operator:
-        added.append(work)
-        return add(graph, work, *args, **kwargs)
-
-    monkeypatch.setattr(GraphBuilder, "add", add_and_note)
     build(tmp_path, PLAIN.replace("running = ", step))
-    assert work in added
+    assert work in works
+
+
+LOOKUP = """
+[steps.named]
+[steps.named.lookup_join]
+url = "numbers://here"
+on = "id"
+how = "left"
+ttl = "5 s"
+keys_max = 7
+password = "${env:BANK}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(LookupSource):
+    """A table in memory."""
+
+    url: str
+    password: str = field(metadata=option("The password", secret=True))
+
+    def describe(self, on: Sequence[str]) -> pa.Schema:
+        return schema_of("id BIGINT, name STRING")
+
+    def open(self, on: Sequence[str], name: str) -> LookupReader:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOOKUPS._registered, "numbers", LookupConnector(lookup=Numbers))
+
+
+@pytest.mark.usefixtures("numbers")
+def test_a_step_may_look_records_up_in_a_table(tmp_path: Path, works: list[Work]) -> None:
+    build(tmp_path, PLAIN.replace("[sinks", f"{LOOKUP}[sinks"))
+    (work,) = [work for work in works if isinstance(work, JoinLookup)]
+    assert work.source == Numbers(url="numbers://here", password="${env:BANK}")
+    assert (work.columns.on, work.columns.how, work.ttl_s, work.keys_max) == (("id",), "left", 5, 7)
+
+
+@pytest.mark.usefixtures("numbers")
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('on = "id"', "", "steps.named.lookup_join: on must be given"),
+        ('on = "id"', 'on = "nothing"', "steps.named.lookup_join: .*'nothing'"),
+        ('how = "left"', 'how = "outer"', "how='outer' must be one of inner, left"),
+        ("password", "pasword", "'pasword' is not a parameter here; did you mean 'password'"),
+        ("numbers:", "number:", "did you mean 'numbers'"),
+        ('url = "numbers://here"', "", "connector or url must be given"),
+        (
+            "[steps.named]",
+            '[steps.named]\nsql = "SELECT id FROM stream"',
+            "sql and lookup_join are",
+        ),
+        ("[steps.named]", "[steps.named]\nrows = 5", "rows belongs to a step with over"),
+    ],
+)
+def test_a_lookup_that_is_described_wrongly_is_refused(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(tmp_path, PLAIN.replace("[sinks", f"{LOOKUP.replace(old, new)}[sinks"))
 
 
 def test_windows_of_a_file_may_have_early_results(tmp_path: Path) -> None:
@@ -424,6 +508,7 @@ def test_keys_of_tables_are_arguments_in_python() -> None:
     assert all(hasattr(Stream, name) for name in methods)
     of_keys = {"running", "over", "deduplicate", "top_n"}
     assert all(hasattr(KeyedStream, name) for name in of_keys)
+    assert list_parameters(LookupKeys).keys() - own <= names_of(Stream.lookup_join)
     steps = list_parameters(StepKeys).keys() - own - methods - of_keys - {"select", "aggregate"}
     keyed = (
         *(KeyedStream.running, KeyedStream.over, KeyedStream.deduplicate),
