@@ -100,7 +100,7 @@ class QueuedChanges:
         oid = table.oid.to_bytes(4, "big")
         self._plain_starts = {kind + oid + mark: op for kind, mark, op in _PLAIN_MARKS}
         names = [column.name for column in table.columns]
-        self._key_indexes = [names.index(name) for name in table.key]
+        self._key_indexes = [names.index(name) for name in table.key or names]
 
     @property
     def count(self) -> int:
@@ -200,7 +200,7 @@ class QueuedChanges:
         self.complete = 0
 
     def key(self, row: Sequence[Value]) -> tuple[Value, ...]:
-        """Return the values of the key in `row`."""
+        """Return the values of the key in `row`; all of its values if the table has no key."""
         return tuple(row[at] for at in self._key_indexes)
 
     def fill_key(self, new: list[Value], old: Sequence[Value]) -> None:

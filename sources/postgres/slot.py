@@ -14,11 +14,12 @@ import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession
 from onceflow.clients.postgres.replication import format_lsn, parse_lsn
-from onceflow.clients.sql.session import SqlError, StatementRefused
+from onceflow.clients.sql.session import ReadOnly, SqlError, StatementRefused
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SinkError, SourceUnavailable
 from onceflow.sources.postgres.position import COPY_ANEW, SlotPosition, drop_statement
@@ -54,9 +55,18 @@ _PUBLICATION = """
     SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.oid || '.' || p.xmin
     FROM pg_catalog.pg_publication AS p WHERE p.pubname = {publication}
 """
+# The fourth column changes whenever the server may have left out changes of the table: a table may
+# be published by its name, with all tables, or by its schema or a table that it is a partition of.
 _PUBLISHED = """
     SELECT c.oid::bigint, t.schemaname::text, t.tablename::text,
-           coalesce(' ' || r.oid || '.' || r.xmin, ''),
+           CASE WHEN r.oid IS NOT NULL THEN ' ' || r.oid || '.' || r.xmin
+                WHEN p.puballtables THEN ''
+                ELSE (
+                    SELECT string_agg(' ' || reason.version, '' ORDER BY reason.version)
+                    FROM (SELECT c.oid UNION SELECT relid
+                          FROM pg_catalog.pg_partition_ancestors(c.oid)) AS member(oid)
+                    CROSS JOIN LATERAL ({reasons}) AS reason(version)
+                ) END,
            coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs') IS NOT NULL
     FROM pg_catalog.pg_publication_tables AS t
     JOIN pg_catalog.pg_publication AS p ON p.pubname = t.pubname
@@ -66,6 +76,26 @@ _PUBLISHED = """
     WHERE t.pubname = {publication}
     ORDER BY 2, 3
 """
+_BY_NAME_OR_ROOT = """
+    SELECT 'table ' || m.oid || '.' || m.xmin FROM pg_catalog.pg_publication_rel AS m
+    WHERE m.prpubid = p.oid AND m.prrelid = member.oid
+    UNION ALL
+    SELECT 'partition ' || i.inhparent || '.' || i.xmin FROM pg_catalog.pg_inherits AS i
+    JOIN pg_catalog.pg_class AS k ON k.oid = i.inhrelid
+    WHERE i.inhrelid = member.oid AND k.relispartition
+"""
+# A table that leaves its schema and comes back has another record of its dependency.
+_BY_SCHEMA = """
+    SELECT 'schema ' || m.oid || '.' || m.xmin || '.' || d.xmin
+    FROM pg_catalog.pg_class AS k
+    JOIN pg_catalog.pg_publication_namespace AS m ON m.pnnspid = k.relnamespace
+    LEFT JOIN pg_catalog.pg_depend AS d ON d.objid = k.oid AND d.objsubid = 0
+        AND d.classid = 'pg_catalog.pg_class'::regclass
+        AND d.refclassid = 'pg_catalog.pg_namespace'::regclass
+    WHERE k.oid = member.oid AND m.pnpubid = p.oid
+"""
+_SCHEMAS_FROM = 150000
+"""PostgreSQL 15, the first that publishes schemas."""
 _PRESENT_LSN = """
     SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
            ELSE pg_catalog.pg_current_wal_flush_lsn() END::text
@@ -177,8 +207,17 @@ def find_publication(session: PostgresSession, name: str) -> Sequence[TableName]
     """Return the tables of publication `name`, or None if there is no such publication."""
     if not session.query(_PUBLICATION.format(publication=literal(name))):
         return None
-    rows = session.query(_PUBLISHED.format(publication=literal(name)))
+    rows = _list_published(session, name)
     return [TableName(str(schema), str(table)) for _, schema, table, _, _ in rows]
+
+
+def _list_published(session: PostgresSession, name: str) -> Sequence[tuple[Any, ...]]:
+    reasons = [_BY_NAME_OR_ROOT]
+    if session.server_version >= _SCHEMAS_FROM:
+        reasons.append(_BY_SCHEMA)
+    return session.query(
+        _PUBLISHED.format(publication=literal(name), reasons="UNION ALL".join(reasons))
+    )
 
 
 def check_publication(
@@ -196,7 +235,7 @@ def check_publication(
     if not rows:
         return None
     ((has_all_kinds, version),) = rows
-    published = session.query(_PUBLISHED.format(publication=literal(name)))
+    published = _list_published(session, name)
     members = {int(oid): (str(member), bool(limited)) for oid, _, _, member, limited in published}
     alter = f"ALTER PUBLICATION {quote(name)}"
     for table in tables:
@@ -227,11 +266,21 @@ def check_publication(
 def create_publication(
     session: PostgresSession, name: str, tables: Sequence[SourceTable]
 ) -> Mapping[int, str]:
-    """Create publication `name` of `tables`, and return its version for each, by OID."""
-    session.execute(
-        f"CREATE PUBLICATION {quote(name)} FOR TABLE {_list_names(tables)}"
-        " WITH (publish_via_partition_root = true)"
-    )
+    """Create publication `name` of `tables`, and return its version for each, by OID.
+
+    Raises:
+        ConfigError: The user's transactions are read-only.
+    """
+    try:
+        session.execute(
+            f"CREATE PUBLICATION {quote(name)} FOR TABLE {_list_names(tables)}"
+            " WITH (publish_via_partition_root = true)"
+        )
+    except ReadOnly as error:
+        raise ConfigError(
+            f"publication {name} cannot be created: {error}. Create it yourself, or run ALTER ROLE"
+            " … SET default_transaction_read_only = off for the user of the job"
+        ) from error
     return require_versions(session, name, tables)
 
 

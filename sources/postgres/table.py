@@ -64,7 +64,7 @@ _COLUMNS = """
     WHERE a.attrelid = {table} AND a.attnum > 0 AND NOT a.attisdropped
 """
 _KEY = """
-    SELECT a.attname::text
+    SELECT a.attname::text, i.indimmediate
     FROM pg_catalog.pg_index AS i
     CROSS JOIN LATERAL unnest((i.indkey::int2[])[0:i.indnkeyatts - 1])
         WITH ORDINALITY AS k(attnum, at)
@@ -242,11 +242,12 @@ def describe_table(
             " tables at the end of the inheritance"
         )
     condition = "i.indisreplident" if identity == "i" else "i.indisprimary"
-    key = tuple(
-        str(column) for (column,) in session.query(_KEY.format(table=oid, condition=condition))
-    )
+    parts = session.query(_KEY.format(table=oid, condition=condition))
+    key = tuple(str(column) for column, _ in parts)
     if is_followed:
         _check_identity(table.name, identity, key, kind)
+        if not all(is_immediate for _, is_immediate in parts):
+            raise _make_deferrable_error(table.name, key)
     facts = {row[0]: row[1:] for row in session.query(_COLUMNS.format(table=oid))}
     readable = [c for c in table.columns if has_generated or not c.generated]
     types = _choose_types(table.name, {c.name: _own(c.type) for c in readable}, columns)
@@ -324,6 +325,21 @@ def _check_identity(name: TableName, identity: str, key: Sequence[str], kind: st
         f"table {name} has {state}, so a change does not say which row it concerns, and Postgres"
         f" would refuse every UPDATE and DELETE of a published table. Add a primary key, or run:"
         f" {advice}"
+    )
+
+
+def _make_deferrable_error(name: TableName, key: Sequence[str]) -> ConfigError:
+    """Return the error for a primary key that the server checks at the end of a transaction.
+
+    With the default replica identity, Postgres would refuse UPDATE and DELETE of all programs. With
+    FULL, an update may give a row the key of another row, whose later delete removes both.
+    """
+    columns = ", ".join(map(quote, key))
+    return ConfigError(
+        f"the primary key of table {name} is DEFERRABLE, so two rows may have one key within a"
+        " transaction, and a target that applies one change after the other would lose a row."
+        f" Create a key that is not: CREATE UNIQUE INDEX my_key ON {identifier(name)} ({columns}),"
+        f" and run ALTER TABLE {identifier(name)} REPLICA IDENTITY USING INDEX my_key"
     )
 
 

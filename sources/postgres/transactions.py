@@ -7,8 +7,9 @@ that were returned before are skipped: the server sends a transaction's changes 
 each time.
 
     insert                  c
-    update                  u; d of the old key first, if the update changed the key. A large value
-                            that it left as it was comes from the old row, or is not known
+    update                  u; d of the old key first, if the update changed the key. Without a key,
+                            the whole row is the key. A large value that it left as it was comes
+                            from the old row, or is not known
     delete                  d
     truncate                refused: it changes no single row
     message, origin, type   ignored

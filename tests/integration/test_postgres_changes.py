@@ -326,12 +326,17 @@ def test_a_prepared_transaction_is_read_when_it_is_committed(
     reader.close()
 
 
+_DEFERRABLE = "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v text)"
+
+
 @pytest.mark.parametrize(
     ("statements", "options", "match"),
     [
         ("", {"table": "absent"}, "there is no table absent"),
         ("DROP TABLE t; CREATE TABLE t (v text)", {}, "has no primary key.*IDENTITY FULL"),
         ("ALTER TABLE t REPLICA IDENTITY NOTHING", {}, "REPLICA IDENTITY NOTHING"),
+        (_DEFERRABLE, {}, "is DEFERRABLE.*USING INDEX"),
+        (f"{_DEFERRABLE}; ALTER TABLE t REPLICA IDENTITY FULL", {}, "is DEFERRABLE.*USING INDEX"),
         ("ALTER TABLE t ADD w regclass", {}, "'w'.*regclass.*give schema= with the other columns"),
         ("", {"schema": "id INT, w INT"}, "no column 'w' that can be read"),
         ("", {"schema": "id BIGINT"}, "'id'.*not read as int64: give int32, or string"),
@@ -495,6 +500,19 @@ def test_the_copy_of_a_table_without_a_key_is_not_continued(
     followed = source.reader(whole, CONTEXT)
     assert _read(followed, 1) == [{"v": "later", "_op": "c"}]
     followed.close()
+
+
+def test_an_update_of_a_table_without_a_key_deletes_the_old_row(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """Any column may be the key of the target, which would keep the row with the old value."""
+    database.execute("DROP TABLE t; CREATE TABLE t (id int, v text)")
+    database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    source = source_of(server, first_copy="none")
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("INSERT INTO t VALUES (1, 'a'); UPDATE t SET id = 2; UPDATE t SET id = 2")
+        rows = [(row["_op"], row["id"], row["v"]) for row in _read(reader, 4)]
+    assert rows == [("c", 1, "a"), ("d", 1, "a"), ("u", 2, "a"), ("u", 2, "a")]
 
 
 def test_the_repr_of_a_source_has_no_password() -> None:

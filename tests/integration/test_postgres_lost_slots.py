@@ -161,6 +161,71 @@ def test_a_publication_that_lacked_changes_for_a_moment_ends_the_job(
         source.discover(splits)
 
 
+_IN_SCHEMA = (
+    "CREATE SCHEMA app; ALTER TABLE t SET SCHEMA app; SET search_path = app, public;"
+    "CREATE PUBLICATION p FOR TABLES IN SCHEMA app"
+)
+_OF_ROOT = (
+    "DROP TABLE t; CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+    "CREATE TABLE t PARTITION OF root FOR VALUES FROM (0) TO (9);"
+)
+
+
+@pytest.mark.parametrize(
+    ("published", "table", "broken", "repaired"),
+    [
+        pytest.param(
+            _IN_SCHEMA,
+            "app.t",
+            "ALTER PUBLICATION p DROP TABLES IN SCHEMA app",
+            "ALTER PUBLICATION p ADD TABLES IN SCHEMA app",
+            id="without-the-schema",
+        ),
+        pytest.param(
+            _IN_SCHEMA,
+            "app.t",
+            "ALTER TABLE app.t SET SCHEMA public",
+            "ALTER TABLE t SET SCHEMA app",
+            id="in-another-schema",
+        ),
+        pytest.param(
+            f"{_OF_ROOT} CREATE PUBLICATION p FOR TABLE root",
+            "t",
+            "ALTER TABLE root DETACH PARTITION t",
+            "ALTER TABLE root ATTACH PARTITION t FOR VALUES FROM (0) TO (9)",
+            id="detached",
+        ),
+        pytest.param(
+            f"{_OF_ROOT} CREATE PUBLICATION p FOR TABLE root",
+            "t",
+            "ALTER PUBLICATION p DROP TABLE root",
+            "ALTER PUBLICATION p ADD TABLE root",
+            id="without-the-root",
+        ),
+    ],
+)
+def test_a_table_that_was_not_published_for_a_moment_ends_the_job(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    published: str,
+    table: str,
+    broken: str,
+    repaired: str,
+) -> None:
+    """A publication may have the table by its schema, or as a partition of another table."""
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(database.execute, "DROP SCHEMA IF EXISTS app CASCADE")
+        cleanup.callback(database.execute, "DROP PUBLICATION IF EXISTS p")
+        database.execute(published.encode())
+        options = {"first_copy": "none", "publication": "p", "table": table}
+        splits = source_of(server, **options).splits()
+        assert source_of(server, **options).discover(splits) == splits
+        for statement in (broken, "INSERT INTO t VALUES (1, 'lost')", repaired):
+            database.execute(statement.encode())
+        with pytest.raises(OffsetOutOfRange, match="was altered, or dropped and created again"):
+            source_of(server, **options).discover(splits)
+
+
 def test_other_tables_of_a_publication_come_and_go(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:

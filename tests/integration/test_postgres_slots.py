@@ -264,6 +264,10 @@ def test_a_start_is_refused_by_name_and_creates_nothing(
     refuse('role "nobody" does not exist', _url(server, "nobody"))
     refuse("server does not support SSL", server.url + "?sslmode=require")
     refuse("there is no table nothing", table="nothing")
+    with psycopg.connect(server.url, autocommit=True) as owner:
+        owner.execute("ALTER ROLE postgres SET default_transaction_read_only = on")
+        refuse("onceflow_job_t cannot be created: .*default_transaction_read_only = off")
+        owner.execute("ALTER ROLE postgres RESET default_transaction_read_only")
     database.execute("ALTER TABLE t REPLICA IDENTITY NOTHING")
     refuse("table public.t has REPLICA IDENTITY NOTHING")
     database.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
