@@ -151,7 +151,9 @@ class ReplicationStream:
             StreamRefused: The server refuses it, for example because another reader is active.
             SourceUnavailable: The server did not answer within `timeout_s`.
         """
-        options = f"proto_version '1', publication_names {literal(quote(publication)).strip()}"
+        # Commands of replication have no E'': a backslash in a text stands for itself.
+        names = quote(publication).replace("'", "''")
+        options = f"proto_version '1', publication_names '{names}'"
         command = (
             f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)}"
             f" ({options}, binary '{'true' if texts is None else 'false'}')"

@@ -12,6 +12,7 @@ columns at a time. Text is searched for NUL by memchr, and int64 for bigint is n
 from __future__ import annotations
 
 import binascii
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -48,6 +49,8 @@ TEXT_FORMS = frozenset(
 )
 """The server's types without an exact Arrow type, whose text is exact. The text of types that are
 in no list names an object of this one database, such as a table, or has no input function."""
+# Types of PostGIS whose output functions write 15 digits of a number at most.
+_ROUNDED_TEXTS = re.compile(r"(.+\.)?box[23]d(\[\])?")
 # Types that also have an Arrow type. It lacks some of their values, such as infinite dates.
 _TEMPORAL = frozenset({"date", "timestamp", "timestamptz", "time", "interval"})
 # The forms that the output functions write. Another text could be rounded or cut by the input
@@ -136,14 +139,18 @@ def takes_text_form(target: PostgresType) -> bool:
         return target.unit_us == 1
     if target.name == "numeric":
         return target.scale is None or target.scale >= 0
-    return target.name in TEXT_FORMS or target.name in _TEMPORAL or not target.name
+    if not target.name:
+        return has_exact_text(target)
+    return target.name in TEXT_FORMS or target.name in _TEMPORAL
 
 
 def has_exact_text(source: PostgresType) -> bool:
     """Return True if the input function of `source` reads the text of each value back exactly."""
     name = source.element or source.name
     known = (TEXT_FORMS, _TEMPORAL, _TEXTS, _INTEGERS, _MANTISSA_BITS, ("bool", "bytea", "uuid"))
-    return not source.name or any(name in names for names in known)
+    if not source.name:
+        return _ROUNDED_TEXTS.fullmatch(source.base) is None
+    return any(name in names for names in known)
 
 
 def _list_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
