@@ -163,7 +163,7 @@ def test_tables_of_one_name_and_names_with_dots_and_quotes_are_told_apart(
     database.execute('CREATE TABLE "Sh.op"."A ""q"".x" (id int PRIMARY KEY)')
     names = ["a", '"Sh.op".a', '"Sh.op"."A ""q"".x"']
     # Commands of replication have other rules for backslashes than SQL.
-    source = _source(server, tables=names, publication="it's \\ \"one\"")
+    source = _source(server, tables=names, publication='it\'s \\ "one"')
     reader = source.reader(source.splits(), _CONTEXT)
     with contextlib.closing(reader):
         assert _rows(reader, 1, until=lambda: not _position(reader).is_copying) == []
