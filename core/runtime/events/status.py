@@ -103,7 +103,9 @@ class SubtaskCheckpointStats:
     alignment_ms: float
     """The time from the first barrier to the last; 0 with a single input."""
     sync_ms: float
+    """The time of the sink's pre-commit and of the copy of the state."""
     async_ms: float
+    """The time of the upload."""
     size_bytes: int
     """The size of its state and of rows in flight."""
     uploaded_bytes: int = 0
@@ -127,7 +129,9 @@ class CheckpointStats:
     sync_ms: float
     async_ms: float
     append_ms: float
+    """The part of `duration_ms` for the append to the log."""
     size_bytes: int
+    """The size of the state and of rows in flight."""
     uploaded_bytes: int = 0
     """The bytes of `size_bytes` that were uploaded: neither inline nor stored before."""
     committed_ms: float | None = None
@@ -241,6 +245,7 @@ class JobStatus:
     state: JobState = JobState.STARTING
     attempt: int = 0
     restores: int = 0
+    """The number of starts from a checkpoint or from the beginning."""
     slots: tuple[SlotStatus, ...] = ()
     checkpoints_completed: int = 0
     checkpoints_failed: int = 0
