@@ -1,4 +1,4 @@
-"""The conversion of Avro records to Arrow columns, in batches. docs/sources.md has the costs."""
+"""The conversion of Avro records to Arrow columns, in batches."""
 
 from __future__ import annotations
 

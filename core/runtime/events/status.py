@@ -71,8 +71,7 @@ FAILURES_LENGTH = 20
 """The number of aborted checkpoints that are remembered with their acks."""
 
 SUBTASK_HISTORY_LENGTH = 10_000
-"""The number of acks remembered over all checkpoints: about 2 MB. Older checkpoints keep
-only sums."""
+"""The number of acks that are remembered: about 2 MB. Older checkpoints keep only sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,7 @@ class SubtaskCheckpointStats:
     ack_ms: float
     """The time from the trigger until the driver received the ack."""
     start_delay_ms: float
-    """The time from the trigger to the first barrier, by two machines' clocks; 0 if they
-    disagree."""
+    """The time from the trigger to the first barrier, by two clocks; 0 if they disagree."""
     alignment_ms: float
     """The time from the first barrier to the last; 0 with a single input."""
     sync_ms: float
@@ -245,7 +243,6 @@ class JobStatus:
     state: JobState = JobState.STARTING
     attempt: int = 0
     restores: int = 0
-    """The number of starts from a checkpoint or from the beginning."""
     slots: tuple[SlotStatus, ...] = ()
     checkpoints_completed: int = 0
     checkpoints_failed: int = 0
@@ -258,8 +255,7 @@ class JobStatus:
     savepoints: tuple[SavepointStats, ...] = ()
     """The last completed savepoints, oldest first."""
     restored_savepoint: str = ""
-    """The location of the savepoint from which this process began the job; empty if there
-    is none."""
+    """The savepoint from which this process began the job; empty if there is none."""
     attempts: tuple[AttemptStats, ...] = ()
     last_error: str = ""
     last_error_at_s: float = 0.0
@@ -271,8 +267,7 @@ class JobStatus:
     offsets: Mapping[str, tuple[SplitOffsets, ...]] = field(
         default_factory=dict[str, tuple[SplitOffsets, ...]]
     )
-    """The offsets of each source's splits: the next position at the last checkpoint, and
-    the end."""
+    """The next position of each source's splits at the last checkpoint, and their end."""
     progress: Mapping[str, SourceProgress] = field(default_factory=dict[str, SourceProgress])
     """The distance from the end of the server's data, by source that measures bytes and times."""
     blockers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

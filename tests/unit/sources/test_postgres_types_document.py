@@ -11,7 +11,7 @@ import pytest
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.sources.postgres.columns import default_type
 
-_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sources.md"
+_DOCUMENT = Path(__file__).resolve().parents[3] / "docs/reference/source-types.md"
 
 
 def _of(name: str, **limits: Any) -> PostgresType:
