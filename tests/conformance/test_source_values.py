@@ -2,8 +2,8 @@
 
 Each cell is a format, a column type and all edges of its values. An encoder that is not the
 product's writes them. What the job gets is exactly the value, or a bad record that says why. A
-value that Python has is never refused, and neither is a type that `docs/reference/source-types.md` lists for its
-format.
+value that Python has is never refused, and neither is a type that the documents list for its
+format (`docs/reference/source-types.md`).
 """
 
 from __future__ import annotations
