@@ -1,0 +1,49 @@
+package onceflow.scoreboard;
+
+import org.apache.flink.connector.jdbc.JdbcConnectionOptions.JdbcConnectionOptionsBuilder;
+import org.apache.flink.connector.jdbc.JdbcExactlyOnceOptions;
+import org.apache.flink.connector.jdbc.JdbcExecutionOptions;
+import org.apache.flink.connector.jdbc.JdbcStatementBuilder;
+import org.apache.flink.connector.jdbc.core.datastream.sink.JdbcSink;
+import org.apache.flink.connector.jdbc.core.datastream.sink.JdbcSinkBuilder;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.postgresql.xa.PGXADataSource;
+
+/** The tables, written by the sink of Flink 2's JDBC connector: "append", "upsert" and "xa". */
+final class Tables {
+  private final String way;
+  private final String url;
+
+  Tables(String way, String url) {
+    this.way = way;
+    this.url = url;
+  }
+
+  <T> void write(DataStream<T> rows, String statement, String uid, JdbcStatementBuilder<T> values) {
+    boolean isXa = way.equals("xa");
+    JdbcSinkBuilder<T> builder =
+        JdbcSink.<T>builder()
+            .withQueryStatement(statement, values)
+            .withExecutionOptions(
+                JdbcExecutionOptions.builder()
+                    .withBatchSize(1000)
+                    .withBatchIntervalMs(200)
+                    // The documentation asks for no retries with XA.
+                    .withMaxRetries(isXa ? 0 : 5)
+                    .build());
+    rows.sinkTo(isXa ? exactlyOnce(builder) : builder.buildAtLeastOnce(
+            new JdbcConnectionOptionsBuilder().withUrl(url).withDriverName("org.postgresql.Driver").build()))
+        .uid(uid);
+  }
+
+  private <T> JdbcSink<T> exactlyOnce(JdbcSinkBuilder<T> builder) {
+    String database = url;
+    return builder.buildExactlyOnce(
+        JdbcExactlyOnceOptions.builder().withTransactionPerConnection(true).build(),
+        () -> {
+          PGXADataSource source = new PGXADataSource();
+          source.setUrl(database);
+          return source;
+        });
+  }
+}
