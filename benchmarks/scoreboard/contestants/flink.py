@@ -73,6 +73,7 @@ class Flink(Contestant):
             self.settings = (
                 *self.settings,
                 "withMaxRetries(0), withTransactionPerConnection(true), as asked for Postgres",
+                "totals by the at-least-once sink with ON CONFLICT",
             )
 
     @property

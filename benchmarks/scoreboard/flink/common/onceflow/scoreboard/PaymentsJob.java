@@ -46,7 +46,7 @@ public final class PaymentsJob {
       statement.setLong(3, payment.amount);
       statement.setLong(4, payment.ts);
     });
-    tables.write(totals, UPSERT_TOTAL, "totals-table", (statement, total) -> {
+    tables.upsert(totals, UPSERT_TOTAL, "totals-table", (statement, total) -> {
       statement.setString(1, total.account);
       statement.setLong(2, total.total);
       statement.setLong(3, total.n);

@@ -19,8 +19,21 @@ final class Tables {
     this.url = url;
   }
 
+  /** Writes by the sink of the way. */
   <T> void write(DataStream<T> rows, String statement, String uid, JdbcStatementBuilder<T> values) {
-    boolean isXa = way.equals("xa");
+    write(rows, statement, uid, values, way.equals("xa"));
+  }
+
+  /**
+   * Writes at least once, whatever the way: an upsert by key needs no more. In XA a row that a prepared transaction has
+   * locked would block the next upsert of the same key, and with it the task that commits the prepared transaction.
+   */
+  <T> void upsert(DataStream<T> rows, String statement, String uid, JdbcStatementBuilder<T> values) {
+    write(rows, statement, uid, values, false);
+  }
+
+  private <T> void write(
+      DataStream<T> rows, String statement, String uid, JdbcStatementBuilder<T> values, boolean isXa) {
     JdbcSinkBuilder<T> builder =
         JdbcSink.<T>builder()
             .withQueryStatement(statement, values)
