@@ -193,6 +193,17 @@ def read_column_types(session: Session, name: TableName) -> dict[str, tuple[str,
     return {str(column): (_text(shown), str(charset or "")) for column, shown, charset in rows}
 
 
+def list_referenced(session: Session, name: TableName) -> frozenset[TableName]:
+    """Return the tables to which foreign keys of the table called `name` refer."""
+    database = "DATABASE()" if name.schema is None else literal(name.schema)
+    rows = session.query(
+        "SELECT unique_constraint_schema, referenced_table_name"
+        " FROM information_schema.referential_constraints"
+        f" WHERE constraint_schema = {database} AND table_name = {literal(name.name)}"
+    )
+    return frozenset(TableName(str(schema), str(table)) for schema, table in rows)
+
+
 def has_index(session: Session, name: TableName, columns: Sequence[str]) -> bool:
     """Return True if an index begins with `columns`, in any order."""
     rows = session.query(

@@ -262,6 +262,18 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
+def list_referenced(session: Session, name: TableName) -> frozenset[TableName]:
+    """Return the tables to which foreign keys of the table called `name` refer."""
+    rows = session.query(
+        "SELECT DISTINCT n.nspname::text, c.relname::text FROM pg_catalog.pg_constraint AS k"
+        " JOIN pg_catalog.pg_class AS c ON c.oid = k.confrelid"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " WHERE k.contype = 'f'"
+        f" AND k.conrelid = pg_catalog.to_regclass({literal(identifier(name))})"
+    )
+    return frozenset(TableName(str(schema), str(table)) for schema, table in rows)
+
+
 def find_child(session: Session, name: TableName) -> str:
     """Return a table that inherits from the ordinary table called `name`.
 

@@ -66,6 +66,8 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("57P", ConnectionLost),
     ("23505", DuplicateKey),
     ("21", RowRefused),
+    # A sequence that numbers the rows has reached its end.
+    ("2200H", StatementInvalid),
     ("22", RowRefused),
     ("23", RowRefused),
     ("44", RowRefused),

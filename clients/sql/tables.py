@@ -106,9 +106,10 @@ class CheckConstraint:
 
     name: str
     expression: str
-    """The condition in SQL, over the bare names of columns."""
+    """The condition in SQL, over the bare names of columns. In SQLite, where a table has one entry
+    for all its constraints, the statement that creates the table."""
     columns: frozenset[str]
-    """The columns in the expression."""
+    """The columns in the expression; empty in SQLite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,10 @@ class Target:
 
     table: Table
     fits: tuple[ColumnFit, ...]
+    depth: int = 0
+    """The length of the longest chain of foreign keys from this table to other tables."""
+    refers: bool = False
+    """True if a foreign key of this table may refer to rows that the same writer has written."""
 
     @property
     def name(self) -> TableName:

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from onceflow.clients.sql.session import Session
-from onceflow.clients.sql.tables import Table, TableColumn, TableName
+from onceflow.clients.sql.tables import CheckConstraint, Table, TableColumn, TableName
 from onceflow.core.spi.connector import Area
 
 _TEMPORAL = re.compile(r"\s*(DATE|DATETIME|TIMESTAMP|TIME)\b", re.IGNORECASE)
@@ -88,12 +88,12 @@ def find_table(session: Session, name: TableName) -> Table | None:
     if name.schema not in (None, "", "main"):
         return None
     known = session.query(
-        f"SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') "
+        f"SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view') "
         f"AND name = {literal(name.name)} COLLATE NOCASE"
     )
     if not known:
         return None
-    table, kind = known[0]
+    table, kind, definition = known[0]
     shown = TableName(None, str(table))
     columns = session.query(f"PRAGMA table_xinfo({literal(shown.name)})")
     is_strict = _is_strict(session, shown.name)
@@ -121,7 +121,15 @@ def find_table(session: Session, name: TableName) -> Table | None:
         unfit=_VIEW if kind == "view" else None,
         unique_keys=tuple(keys),
         grantee="",
+        # SQLite does not list constraints: they are only in the definition of the table.
+        checks=(CheckConstraint(shown.name, str(definition), frozenset()),),
     )
+
+
+def list_referenced(session: Session, name: TableName) -> frozenset[TableName]:
+    """Return the tables to which foreign keys of the table called `name` refer."""
+    rows = session.query(f"PRAGMA foreign_key_list({literal(name.name)})")
+    return frozenset(TableName(None, str(row[2])) for row in rows)
 
 
 def _is_strict(session: Session, table: str) -> bool:

@@ -183,6 +183,14 @@ class SQLiteEndpoint:
         return SQLiteSession(connection)
 
 
+def open_memory() -> SQLiteSession:
+    """Return a session of a new, empty database in memory, which ends with the session.
+
+    It enforces no foreign keys.
+    """
+    return SQLiteSession(sqlite3.connect(":memory:", isolation_level=None))
+
+
 def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> SQLiteEndpoint:
     """Return the endpoint of `url`: `sqlite:////absolute/path`, or the path alone.
 

@@ -109,6 +109,10 @@ class MySQLDialect(Dialect):
         return catalog.read_column_facts(session, name)
 
     @override
+    def list_referenced(self, session: Session, name: TableName) -> frozenset[TableName]:
+        return catalog.list_referenced(session, name)
+
+    @override
     def describe_altered_keys(self, session: Session, table: Table) -> str:
         """Return a text also for an added index: ON DUPLICATE KEY matches any unique index."""
         then = (table.unique_keys, table.other_unique)

@@ -274,6 +274,14 @@ class Dialect(ABC):
             for column in table.columns
         }
 
+    def list_referenced(self, session: Session, name: TableName) -> frozenset[TableName]:
+        """Return the tables to which foreign keys of the table called `name` refer.
+
+        Empty if the server does not enforce foreign keys.
+        """
+        del session, name
+        return frozenset()
+
     def describe_altered_keys(self, session: Session, table: Table) -> str:
         """Describe how the comparison of keys has changed since `table` was read.
 

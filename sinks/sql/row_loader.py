@@ -144,6 +144,9 @@ class OpenTransaction(Destination):
     def put(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
         session = self._transactions.begin()
         put = partial(self._executor.put, session, target)
+        if target.refers:
+            # A foreign key does not see a row that is prepared and not yet committed.
+            batches = self._after_earlier(batches)
         return self._apply_batches(session, target, batches, lambda rows: put([rows]))
 
     @override
@@ -369,8 +372,7 @@ class BatchedInserts(RowLoader):
     def _send(self) -> None:
         """Send the waiting rows, table by table in an order that all writers share."""
         # If two writers locked tables in different orders, each could wait for the other.
-        for name in sorted(self._waiting, key=str):
-            target, batches = self._waiting[name]
+        for target, batches in sorted(self._waiting.values(), key=lambda each: _order(each[0])):
             self._placed += self._destination.put(target, [pa.concat_batches(batches)])
         self._waiting.clear()
         self._waiting_rows = self._waiting_bytes = 0
@@ -401,10 +403,17 @@ class BufferedChanges(RowLoader):
     @override
     def finish(self) -> int:
         applied = 0
-        for changes in self._buffer.changes():
-            target = self._targets[changes.table]
-            # Deletes first: a key may have a delete and a later put.
-            applied += self._destination.delete(target, changes.deletes())
+        tables = [(self._targets[changes.table], changes) for changes in self._buffer.changes()]
+        tables.sort(key=lambda each: _order(each[0]))
+        # Deletes first: a key may have a delete and a later put. If tables refer to each other, the
+        # rows that refer are deleted before all others.
+        is_linked = any(target.depth for target, _ in tables)
+        if is_linked:
+            for target, changes in reversed(tables):
+                applied += self._destination.delete(target, changes.deletes())
+        for target, changes in tables:
+            if not is_linked:
+                applied += self._destination.delete(target, changes.deletes())
             applied += self._destination.put(target, changes.puts())
             applied += self._destination.update(target, changes.updates())
         self._buffer.clear()
@@ -414,3 +423,11 @@ class BufferedChanges(RowLoader):
     def close(self) -> None:
         self._buffer.clear()
         self._destination.give_up()
+
+
+def _order(target: Target) -> tuple[int, str]:
+    """Return the place of a table among others: after all tables to which its foreign keys refer.
+
+    It depends on nothing else, so all writers share the order.
+    """
+    return target.depth, str(target.name)

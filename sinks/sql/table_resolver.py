@@ -31,6 +31,9 @@ from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
+_DEPTH_MAX = 32
+"""The limit of `Target.depth`, which tables have whose foreign keys form a cycle."""
+
 
 def match_columns(
     dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules
@@ -269,7 +272,25 @@ class TableResolver:
         if table is None:
             raise missing(settings, name, self._schema)
         require_writable(table)
-        return Target(table, match_columns(dialect, table, self._schema, self._rules))
+        fits = match_columns(dialect, table, self._schema, self._rules)
+        return Target(table, fits, *self._find_references(table.name))
+
+    def _find_references(self, name: TableName) -> tuple[int, bool]:
+        """Return `depth` and `refers` of the target called `name`."""
+        session, dialect = self._open_session(), self._settings.dialect
+        own = dialect.list_referenced(session, name)
+        if self._rules.table_column is None:
+            return 0, name in own
+        depth, level = 0, own - {name}
+        while level and depth < _DEPTH_MAX:
+            depth += 1
+            level = frozenset(
+                other
+                for table in level
+                for other in dialect.list_referenced(session, table)
+                if other != table
+            )
+        return depth, bool(own)
 
     def _lacks_columns(self, table: Table) -> bool:
         return any(

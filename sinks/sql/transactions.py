@@ -51,7 +51,7 @@ class Transactions:
         return self.session
 
     def order_changes(self) -> None:
-        """Prepare for `await_earlier`. The caller changes rows by key, in all transactions."""
+        """Prepare for `await_earlier`, which the caller may call in any transaction."""
 
     def await_earlier(self) -> None:
         """Wait until this writer's earlier transactions have ended, if they may hide rows.

@@ -263,10 +263,11 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
         destination = row_loader.OpenTransaction(
             transactions, executor, self._bad_rows, self._context.schema
         )
-        if rules.uses_key:
+        if rules.uses_key or target.refers or rules.table_column is not None:
             transactions.order_changes()
+        if rules.uses_key:
             return row_loader.BufferedChanges(rules, destination, self._validator.unchanged_sets)
-        if self._bad_rows.fail and rules.table_column is None:
+        if self._bad_rows.fail and rules.table_column is None and not target.refers:
             return row_loader.StreamedInserts(transactions, executor.inserts(target))
         return row_loader.BatchedInserts(destination)
 

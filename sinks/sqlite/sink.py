@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.clients.sql.session import Session, SqlEndpoint
-from onceflow.clients.sql.tables import Table, TableColumn, TableName, Target
+from onceflow.clients.sql.tables import CheckConstraint, Table, TableColumn, TableName, Target
 from onceflow.clients.sqlite import catalog
 from onceflow.clients.sqlite.catalog import quote
 from onceflow.clients.sqlite.connection import LIBRARY_VERSION, SQLiteEndpoint, endpoint_of, own
@@ -39,6 +39,7 @@ from onceflow.sinks.sql.dialect import (
 )
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sql.write_mode import WriteMode
+from onceflow.sinks.sqlite.row_check import SQLiteRowCheck, find_row_check, insert, list_values
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect as Compiler
@@ -66,7 +67,7 @@ class SQLiteDmlExecutor(DmlExecutor):
                 f"{quote(name)} = excluded.{quote(name)}" for name in others
             )
         conflict = f"ON CONFLICT ({', '.join(map(quote, self.key))}) {put}"
-        own(session).execute_many(f"{_insert(target)} {conflict}", _values(rows, names))
+        own(session).execute_many(f"{_insert(target)} {conflict}", list_values(rows, names))
 
     @override
     def update(self, session: Session, target: Target, rows: pa.RecordBatch) -> int:
@@ -74,19 +75,19 @@ class SQLiteDmlExecutor(DmlExecutor):
         others = [fit.name for fit in target.fits if fit.name not in self.key]
         if others:
             assigned = ", ".join(f"{quote(name)} = ?" for name in others)
-            statement = f"UPDATE {table} SET {assigned} WHERE {match}"
-            values = _values(rows, [*others, *self.key])
+            statement = f"UPDATE OR ABORT {table} SET {assigned} WHERE {match}"
+            values = list_values(rows, [*others, *self.key])
             count = own(session).execute_many(statement, values)
             if count == rows.num_rows:
                 return count
         # A trigger may skip the update of a row that the table has.
         statement = f"SELECT count(*) FROM {table} WHERE {match}"
-        return own(session).count_many(statement, _values(rows, self.key))
+        return own(session).count_many(statement, list_values(rows, self.key))
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         statement = f"DELETE FROM {quote(target.name.name)} WHERE {self._match_key()}"
-        own(session).execute_many(statement, _values(rows, self.key))
+        own(session).execute_many(statement, list_values(rows, self.key))
 
     def _match_key(self) -> str:
         # The unique index compares every byte, but the column itself may ignore case.
@@ -99,7 +100,7 @@ class _Inserts(InsertStream):
 
     @override
     def write(self, begin: Callable[[], Session], rows: pa.RecordBatch) -> None:
-        own(begin()).execute_many(self._statement, _values(rows, rows.schema.names))
+        own(begin()).execute_many(self._statement, list_values(rows, rows.schema.names))
 
     @override
     def finish(self, session: Session) -> None:
@@ -111,13 +112,7 @@ class _Inserts(InsertStream):
 
 
 def _insert(target: Target) -> str:
-    names = ", ".join(quote(fit.name) for fit in target.fits)
-    marks = ", ".join("?" * len(target.fits))
-    return f"INSERT INTO {quote(target.name.name)} ({names}) VALUES ({marks})"
-
-
-def _values(rows: pa.RecordBatch, names: Sequence[str]) -> Iterable[Sequence[object]]:
-    return zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+    return insert(target.name, [fit.name for fit in target.fits])
 
 
 _VERSION_MIN = (3, 24, 0)
@@ -192,6 +187,16 @@ class SQLiteDialect(Dialect):
     @override
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> SQLiteDmlExecutor:
         return SQLiteDmlExecutor(mode, key)
+
+    @override
+    def list_referenced(self, session: Session, name: TableName) -> frozenset[TableName]:
+        return catalog.list_referenced(session, name)
+
+    @override
+    def find_row_check(
+        self, target: Target, names: Sequence[str], constraints: Sequence[CheckConstraint]
+    ) -> SQLiteRowCheck | None:
+        return find_row_check(target.name, names, constraints)
 
     @override
     def look_at_server(self, session: Session) -> SQLiteServer:

@@ -197,29 +197,83 @@ def test_a_row_whose_update_a_trigger_skips_is_not_missing(tmp_path: Path) -> No
     assert job.query('SELECT id, v, n FROM "odd ü table" ORDER BY id') == expected
 
 
-@pytest.mark.parametrize("write_mode", ["insert", "upsert", "ignore", "update"])
-def test_a_check_is_named_by_the_commit_until_it_accepts_the_row(
-    tmp_path: Path, write_mode: str
+def test_a_check_of_an_update_is_named_by_the_commit_until_it_accepts_the_row(
+    tmp_path: Path,
 ) -> None:
-    key: dict[str, Any] = {} if write_mode == "insert" else {"primary_key": ("id",)}
-    job = _Job(tmp_path, table="t", write_mode=write_mode, **key)
+    """An update may find no row, so nothing is known before the decision."""
+    job = _Job(tmp_path, table="t", write_mode="update", primary_key=("id",))
     columns = "(id INTEGER PRIMARY KEY, v TEXT"
     job.query(f"CREATE TABLE t {columns}, CONSTRAINT short CHECK (length(v) < 5))")
-    if write_mode == "update":
-        job.query("INSERT INTO t VALUES (1, 'old')")
+    job.query("INSERT INTO t VALUES (1, 'old')")
     committable = job.open().prepare(1, [{"id": 1, "v": "too long"}])
     for _ in range(2):
         outcome = job.committer().commit(committable)
         assert isinstance(outcome, committables.RetryLater)
         assert "CHECK constraint failed: short" in outcome.reason
         assert outcome.until_fixed
-    assert job.query("SELECT * FROM t") == ([(1, "old")] if write_mode == "update" else [])
+    assert job.query("SELECT * FROM t") == [(1, "old")]
     job.query(f"CREATE TABLE u {columns})")
     job.query("INSERT INTO u SELECT * FROM t")
     job.query("DROP TABLE t")
     job.query("ALTER TABLE u RENAME TO t")
     assert job.committer().commit(committable) == committables.Committed()
     assert job.query("SELECT * FROM t") == [(1, "too long")]
+
+
+@pytest.mark.parametrize("settings", [{}, {"write_mode": "upsert", "primary_key": ("id",)}])
+def test_a_row_that_a_check_refuses_is_a_bad_row_before_it_is_decided(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    job = _Job(tmp_path, table="t", **settings)
+    job.query(
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, w TEXT DEFAULT 'w',"
+        " g INTEGER GENERATED ALWAYS AS (length(v)) NOT NULL,"
+        " CONSTRAINT short CHECK (length(v || w) < 5))"
+    )
+    writer = job.open().writer(OnBadRow.DEAD_LETTER)
+    given = {1: "fine", 2: "abc", 3: "", 4: None}
+    writer.write(job.batch([{"id": number, "v": text} for number, text in given.items()]))
+    (committable,) = writer.pre_commit(CheckpointId(1))
+    rejected = {
+        row["id"]: reason
+        for part in writer.take_rejected()
+        for row, reason in zip(part.rows.to_pylist(), part.reasons, strict=True)
+    }
+    assert rejected.keys() == {1, 4}
+    assert "CHECK constraint failed: short" in rejected[1]
+    assert "NOT NULL constraint failed: t.g" in rejected[4]
+    assert job.committer().commit(committable) == committables.Committed()
+    assert job.query("SELECT id, v FROM t ORDER BY id") == [(2, "abc"), (3, "")]
+
+
+@pytest.mark.parametrize("clause", ["IGNORE", "REPLACE"])
+@pytest.mark.parametrize("write_mode", ["insert", "upsert", "update"])
+def test_a_conflict_clause_of_the_table_neither_drops_nor_replaces_a_row(
+    tmp_path: Path, write_mode: str, clause: str
+) -> None:
+    key: dict[str, Any] = {} if write_mode == "insert" else {"primary_key": ("id",)}
+    job = _Job(tmp_path, table="t", write_mode=write_mode, **key)
+    job.query(f"CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT UNIQUE ON CONFLICT {clause})")
+    job.query("INSERT INTO t VALUES (9, 'a')")
+    if write_mode == "update":
+        job.query("INSERT INTO t VALUES (1, 'old')")
+    before = job.query("SELECT * FROM t ORDER BY id")
+    outcome = job.open().committer().commit(job.prepare(1, [{"id": 1, "v": "a"}]))
+    assert isinstance(outcome, committables.RetryLater)
+    assert "UNIQUE constraint failed: t.v" in outcome.reason
+    assert job.query("SELECT * FROM t ORDER BY id") == before
+
+
+def test_rows_come_after_the_rows_of_other_tables_to_which_they_refer(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("parent", pa.int64()), ("to", pa.string())])
+    job = _Job(tmp_path, schema, table="parents", table_column="to")
+    job.query("CREATE TABLE parents (id INTEGER PRIMARY KEY, parent INTEGER)")
+    job.query(
+        "CREATE TABLE children (id INTEGER PRIMARY KEY, parent INTEGER REFERENCES parents (id))"
+    )
+    rows = [{"id": 1, "parent": None, "to": "parents"}, {"id": 2, "parent": 1, "to": "children"}]
+    job.open().write(1, rows)
+    assert job.query("SELECT * FROM children") == [(2, 1)]
 
 
 def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Path) -> None:

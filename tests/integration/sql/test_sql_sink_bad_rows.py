@@ -14,8 +14,8 @@ from tests.integration.sink_kit import SCHEMA, rows
 from tests.integration.sql.databases import Database, SqlJob
 
 from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy
-from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
-from onceflow.core.protocol.committables import Committed
+from onceflow.core.errors import BadRow, PreCommitFailed, SinkError, TargetRefused
+from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter
 from onceflow.core.storage import FileStagingArea
@@ -30,6 +30,9 @@ class Dialect:
     trigger: tuple[str, ...]
     """Refuses the row 7: it is not liked."""
     said_of_division: str
+    numbering: tuple[str, ...]
+    """Give the table a column that the server numbers, and that has two numbers left."""
+    said_of_numbers: str
     judging: tuple[str, ...]
     """Statements that give the table a column `account` whose texts only the server can check."""
     judged: tuple[tuple[str, str], ...]
@@ -47,6 +50,10 @@ _MYSQL = Dialect(
         ),
     ),
     said_of_division="Division by 0",
+    numbering=(
+        "ALTER TABLE ledger ADD n tinyint NOT NULL AUTO_INCREMENT UNIQUE, AUTO_INCREMENT = 126",
+    ),
+    said_of_numbers="(error 1467)",
     judging=("ALTER TABLE ledger MODIFY account varchar(40) CHARACTER SET latin1",),
     judged=(("é", ""), ("ł", "charset latin1"), ("€", ""), ("a", "")),
 )
@@ -62,6 +69,11 @@ DIALECTS = {
             f"{_TRIGGER} EXECUTE FUNCTION stop()",
         ),
         said_of_division="division by zero",
+        numbering=(
+            "CREATE SEQUENCE numbers MAXVALUE 2",
+            "ALTER TABLE ledger ADD n bigint NOT NULL DEFAULT nextval('numbers')",
+        ),
+        said_of_numbers="reached maximum value",
         judging=(
             "ALTER TABLE ledger ALTER account TYPE inet USING NULL",
             "ALTER TABLE ledger ADD CONSTRAINT local CHECK (account << '10.0.0.0/8')",
@@ -78,6 +90,7 @@ DIALECTS = {
     "mariadb": dataclasses.replace(
         _MYSQL,
         judging=("ALTER TABLE ledger MODIFY account json",),
+        said_of_numbers="(error 167)",
         judged=(("[1]", ""), (_DEEP, "CONSTRAINT `account`"), ("2", "")),
     ),
 }
@@ -280,6 +293,28 @@ def test_what_is_no_rows_fault_fails_the_writer_and_rejects_nothing(database: Da
         with pytest.raises(PreCommitFailed, match=re.escape(database.said_of_missing("ledger"))):
             writer.pre_commit(CheckpointId(1))
         assert list(writer.take_rejected()) == []
+
+
+def test_a_server_that_has_no_number_left_for_new_rows_rejects_none(
+    database: Database, staging: FileStagingArea, mode: str
+) -> None:
+    dialect = DIALECTS[database.name]
+    sink = database.sink(table="ledger", create=True, commit_mode=mode)
+    with SqlJob(sink, staging=staging, on_bad_row=OnBadRow.DEAD_LETTER) as job:
+        writer = job.check().writer()
+        database.query(*dialect.numbering)
+        writer.write(rows([1, 2, 3, 4]))
+        if mode == "two_phase":
+            with pytest.raises(TargetRefused, match=re.escape(dialect.said_of_numbers)):
+                writer.pre_commit(CheckpointId(1))
+        else:
+            (committable,) = writer.pre_commit(CheckpointId(1))
+            outcome = job.committer().commit(committable)
+            assert isinstance(outcome, RetryLater)
+            assert dialect.said_of_numbers in outcome.reason
+            assert outcome.until_fixed
+        assert not writer.take_rejected()
+    assert database.ids_in() == []
 
 
 @pytest.mark.parametrize("policy", list(OnBadRow))

@@ -16,12 +16,13 @@ from tests.integration.sink_kit import SCHEMA, rows
 from tests.integration.sql.databases import Database, MariaDB, MySQL, SqlJob
 
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.protocol.committables import Aborted, Committed
+from onceflow.core.protocol.committables import Aborted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow
 from onceflow.core.storage import FileStagingArea
 
 ROUTED = pa.schema([("id", pa.int64()), ("value", pa.string()), ("to", pa.string())])
+FAMILY = pa.schema([("id", pa.int64()), ("parent", pa.int64()), ("to", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,80 @@ def test_rows_of_all_tables_are_seen_together_or_not_at_all(
     assert database.ids_in("main") == [1, 6]
     assert database.ids_in("a") == [2, 4]
     assert database.prepared() == []
+
+
+def _families(*given: tuple[int, int | None, str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(FAMILY.names, row, strict=True)) for row in given], schema=FAMILY
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"write_mode": "upsert", "primary_key": ("id",)}])
+def test_rows_come_after_the_rows_of_other_tables_to_which_they_refer(
+    database: Database, staging: FileStagingArea, mode: str, settings: dict[str, Any]
+) -> None:
+    """The names of the tables have the opposite order."""
+    database.query(
+        "CREATE TABLE z (id bigint PRIMARY KEY, parent bigint)",
+        "CREATE TABLE m (id bigint PRIMARY KEY, parent bigint,"
+        " FOREIGN KEY (parent) REFERENCES z (id))",
+        "CREATE TABLE a (id bigint PRIMARY KEY, parent bigint,"
+        " FOREIGN KEY (parent) REFERENCES m (id))",
+    )
+    if settings:
+        settings = {**settings, "operation_column": "_op"}
+    schema = FAMILY.append(pa.field("_op", pa.string())) if settings else FAMILY
+    sink = database.sink(table="z", table_column="to", commit_mode=mode, **settings)
+    with SqlJob(sink, schema=schema, staging=staging, on_bad_row=OnBadRow.DEAD_LETTER) as job:
+        writer, committer = job.check().writer(), job.committer()
+
+        def commit(checkpoint: int, operation: str, *tables: str) -> None:
+            rows = _families(*((1, None if table == "z" else 1, table) for table in tables))
+            if settings:
+                rows = rows.append_column("_op", pa.array([operation] * len(tables)))
+            writer.write(rows)
+            (committable,) = writer.pre_commit(CheckpointId(checkpoint))
+            assert not writer.take_rejected()
+            assert committer.commit(committable) == Committed()
+
+        commit(1, "c", "z", "m", "a")
+        assert [database.ids_in(table) for table in ("z", "m", "a")] == [[1]] * 3
+        if settings:
+            commit(2, "d", "a", "m", "z")
+            assert [database.ids_in(table) for table in ("z", "m", "a")] == [[]] * 3
+
+
+@pytest.mark.parametrize("on_bad_row", [OnBadRow.FAIL, OnBadRow.DEAD_LETTER])
+@pytest.mark.parametrize("table_column", ["to", None])
+def test_a_row_refers_to_a_row_that_is_prepared_and_not_yet_committed(
+    database: Database, table_column: str | None, on_bad_row: OnBadRow
+) -> None:
+    database.query(
+        "CREATE TABLE t (id bigint PRIMARY KEY, parent bigint,"
+        " FOREIGN KEY (parent) REFERENCES t (id))",
+        "CREATE TABLE u (id bigint PRIMARY KEY, parent bigint,"
+        " FOREIGN KEY (parent) REFERENCES t (id))",
+    )
+    columns = FAMILY.names if table_column else FAMILY.names[:2]
+    sink = database.sink(table="t", table_column=table_column, commit_mode="two_phase")
+    schema = pa.schema([FAMILY.field(name) for name in columns])
+    with SqlJob(sink, schema=schema, on_bad_row=on_bad_row) as job:
+        writer, committer = job.check().writer(), job.committer()
+        writer.write(_families((1, None, "t")).select(columns))
+        (first,) = writer.pre_commit(CheckpointId(1))
+
+        def write_second() -> Committable:
+            writer.write(_families((2, 1, "u"), (3, 1, "t")).select(columns))
+            (second,) = writer.pre_commit(CheckpointId(2))
+            return second
+
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(write_second)
+            database.await_lock_wait()
+            assert committer.commit(first) == Committed()
+            assert committer.commit(second.result(60)) == Committed()
+        assert not writer.take_rejected()
+    assert database.ids_in("t") == ([1, 3] if table_column else [1, 2, 3])
 
 
 def test_unknown_table_stops_the_job_by_name_and_says_how_to_create_it(
