@@ -1,0 +1,597 @@
+"""A driver of a world: production's claims, recovery, attempt loop and global commits.
+
+    begin --claimed, restore point--> attempt --loop ends--> closing --threads have ended--> begin
+      |                                                         +--the job is done--> finished
+      +--fenced--> over
+
+Its threads are those of production: one claims and begins, one recovers and sweeps, one appends,
+and one for each sink commits whole checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from tests.exploration import calls
+from tests.exploration.calls import Calls, Ended, Thread
+from tests.exploration.ports import SinkOfWorld, VersionCommitter, graph_of, open_log
+from tests.exploration.slot import NEVER_S, SOURCE, SPLITS, Answer, encode_position
+from tests.simulation.variant import Variant
+
+from onceflow.core import errors
+from onceflow.core.commit.queue import CommitRetryPolicy, StepFailed, WaitUntil
+from onceflow.core.commit.whole_checkpoints import GlobalCommit
+from onceflow.core.protocol import messages
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.decisions import (
+    AppendDecision,
+    Barrier,
+    CheckpointKind,
+    NotifyAbort,
+    NotifyComplete,
+)
+from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+    retain_ledger_from,
+)
+from onceflow.core.protocol.committables import CommitOutcome, Committed, Lost, Unknown
+from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef, committer_ref
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import newest_attempt, require_not_behind
+from onceflow.core.protocol.loops import attempt_facts
+from onceflow.core.protocol.loops.attempt_facts import AttemptDecision, AttemptFact
+from onceflow.core.protocol.loops.slots import AttemptSettings
+from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
+from onceflow.core.storage.log.decision_log import ClaimedLog
+
+TIMEOUT_S = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The job that a driver runs."""
+
+    slots: int
+    rows: int
+    sinks: tuple[SinkOfWorld, ...]
+    checkpoints: int
+    """The number of checkpoints on request, over all attempts, before the one that ends the job."""
+
+
+# --- steps and effects ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """Take a message of a slot, or the end of its stream."""
+
+    fact: attempt_facts.SlotMessageReceived | attempt_facts.SlotGone
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCheckpoint:
+    """Take the user's request for a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOut:
+    """Let the time pass at which a pending checkpoint is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let the time pass at which something else is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendAll:
+    """The effect that a message goes to each slot of the attempt."""
+
+    message: messages.DriverMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The effect that the slots of an attempt begin, from a decision."""
+
+    attempt: AttemptId
+    restored: CompletedCheckpoint
+    message: messages.Deploy
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOver:
+    """The effect that the slots of the attempt are told to leave."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The effect that the job has finished, or was stopped."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The effect that the driver gives up the job."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The effect that the trace says something."""
+
+    text: str
+
+
+DriverEffect: TypeAlias = SendAll | Deployed | AttemptOver | Finished | Fenced | Note
+
+# --- procedures ----------------------------------------------------------------------------------
+
+
+def _no_staging(sink_id: str) -> None:
+    del sink_id
+
+
+def open_recovery(asked: Calls, plan: Plan, view: LogView) -> SinkRecovery:
+    storage: Any = SimpleNamespace(log="log", log_id="log", staging=_no_staging)
+    log = ClaimedLog(open_log(asked), view)
+    return SinkRecovery(graph_of(asked, plan.sinks), {}, "job", log, storage, NEVER_S)
+
+
+def claim(asked: Calls, plan: Plan, owner: str, mine: LogView | None) -> LogView:
+    """Claim the log. `mine` is the log as this driver has claimed it before."""
+    log = open_log(asked)
+    if mine is not None:
+        return ClaimedLog(log, mine).claim_again().view
+    sinks = [sink.sink_id for sink in plan.sinks]
+    return log.claim("host:1", sinks, drawn=owner).view
+
+
+def find_restore_point(asked: Calls, plan: Plan, view: LogView, compares: bool) -> LogView:
+    """Compare the log with the targets once, and decide checkpoint 0. Mirrors `LogOwner`."""
+    log = open_log(asked)
+    claimed = ClaimedLog(log, view)
+    if compares:
+        records = open_recovery(asked, plan, view).ask_targets()
+        require_not_behind(view, records, "log")
+        if (newest := newest_attempt(records)) >= view.attempt:
+            claimed = claimed.claim_above(newest)
+    if not claimed.view.completed:
+        claimed.append(genesis_of(plan, claimed.attempt))
+    return claimed.view
+
+
+def check_owned(asked: Calls, view: LogView) -> None:
+    """Raise Fenced if another driver owns the job: then that is why the attempt failed."""
+    ClaimedLog(open_log(asked), view).check_owned()
+
+
+def recover(asked: Calls, plan: Plan, view: LogView) -> None:
+    """Open and recover the sinks."""
+    recovery = open_recovery(asked, plan, view)
+    recovery.open()
+    recovery.recover(view.completed[-1])
+
+
+def sweep(asked: Calls, plan: Plan, view: LogView) -> None:
+    """Roll back what slots of older attempts have prepared since the recovery."""
+    open_recovery(asked, plan, view).sweep(view.completed[-1])
+
+
+def append(asked: Calls, view: LogView, completed: CompletedCheckpoint) -> LogView:
+    """Decide a checkpoint."""
+    log = ClaimedLog(open_log(asked), view)
+    log.append(completed)
+    return log.view
+
+
+def commit_whole(asked: Calls, sink_id: str, commit: GlobalCommit) -> CommitOutcome:
+    committer = VersionCommitter(asked, sink_id)
+    return committer.commit_checkpoint(commit.checkpoint, commit.committables)
+
+
+def genesis_of(plan: Plan, attempt: AttemptId) -> CompletedCheckpoint:
+    elements = tuple(encode_position(split, 0) for split in range(plan.slots))
+    operators = (OperatorSnapshot(SOURCE, lists={SPLITS: elements}),)
+    snapshots = (SubtaskSnapshot(SubtaskRef(SOURCE, 0), operators),)
+    return CompletedCheckpoint(GENESIS, attempt, plan.slots, plan.slots, snapshots, 0, 0)
+
+
+def positions_of(completed: CompletedCheckpoint) -> tuple[bytes, ...]:
+    """Return the encoded position of each split."""
+    return tuple(e for _, o in completed.operator(SOURCE) for e in o.lists[SPLITS])
+
+
+def _wall_ms() -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Coordinators:
+    """Builds the coordinator of an attempt, as `AttemptContext` does."""
+
+    plan: Plan
+    view: LogView
+    variant: Variant
+
+    def __call__(self, now_s: float) -> CheckpointCoordinator:
+        plan, view = self.plan, self.view
+        subtasks = frozenset(SubtaskRef(SOURCE, index) for index in range(plan.slots))
+        whole = [sink.sink_id for sink in plan.sinks if sink.kind == "versions"]
+        return self.variant.coordinator(
+            CheckpointSettings(None, timeout_s=TIMEOUT_S, tolerable_failures=9),
+            attempt=view.attempt,
+            subtasks=subtasks,
+            sources=subtasks,
+            parallelism=plan.slots,
+            max_parallelism=plan.slots,
+            retained=view.completed[-1:],
+            next_checkpoint=view.next_checkpoint,
+            now_s=now_s,
+            wall_ms=_wall_ms,
+            committers=frozenset(map(committer_ref, whole))
+            if self.variant.waits_for_whole
+            else frozenset(),
+        )
+
+
+# --- the driver ----------------------------------------------------------------------------------
+
+
+class DriverProcess:
+    """One driver process, from its start to its end."""
+
+    def __init__(self, plan: Plan, owner: str, variant: Variant) -> None:
+        self.plan, self.owner, self.variant = plan, owner, variant
+        self.phase = "begin"
+        self.view: LogView | None = None
+        """The log as this driver has claimed it, with its own appends."""
+        self.loop: Any = None
+        self.now_s = 0.0
+        self.threads: dict[str, Thread] = {}
+        self.whole: dict[str, Any] = {}
+        self.deployed = 0
+        """The attempt whose slots were begun last."""
+        self.appending: CompletedCheckpoint | None = None
+        self.targets_agree = self.is_swept = self.is_done = False
+        self.failure: BaseException | None = None
+        self._effects: list[DriverEffect] = []
+
+    @property
+    def requests(self) -> dict[str, calls.Request]:
+        """The requests that wait for their answers, by thread."""
+        return {name: t.request for name, t in self.threads.items() if t.request is not None}
+
+    @property
+    def attempt(self) -> int:
+        return self.view.attempt if self.view is not None else 0
+
+    @property
+    def sends_to(self) -> int:
+        """The attempt whose slots receive what the driver sends."""
+        return self.deployed
+
+    @property
+    def choices(self) -> tuple[RequestCheckpoint | Wait, ...]:
+        """The steps that the driver may take by itself, and that cost no fault."""
+        if self.phase != "attempt":
+            return ()
+        found: list[RequestCheckpoint | Wait] = []
+        coordinator = self._coordinator
+        if coordinator is not None and not self.is_done:
+            idle = not coordinator.pending and not coordinator.requested
+            # The last decision's number says how many there were, in whatever attempt.
+            assert self.view is not None
+            if idle and self.view.next_checkpoint <= self.plan.checkpoints:
+                found.append(RequestCheckpoint())
+            wake_s = coordinator.next_wake_s()
+            if wake_s is not None and not coordinator.pending and wake_s > self.now_s:
+                found.append(Wait())
+        elif self.loop is not None and 0 < self.loop.wait_s(self.now_s) < 1.0:
+            found.append(Wait())
+        return tuple(found)
+
+    @property
+    def may_time_out(self) -> bool:
+        """True if a checkpoint is pending whose time may pass."""
+        coordinator = self._coordinator
+        appends = "append" in self.threads
+        return self.phase == "attempt" and not appends and bool(coordinator and coordinator.pending)
+
+    @property
+    def _coordinator(self) -> CheckpointCoordinator | None:
+        return self.loop._coordinator if self.loop is not None else None
+
+    def step(
+        self, event: Start | Hear | RequestCheckpoint | TimeOut | Wait | Answer
+    ) -> tuple[DriverEffect, ...]:
+        """Take one step; return its effects on others."""
+        match event:
+            case Start():
+                self._begin()
+            case Hear(fact):
+                self._tell(fact)
+            case RequestCheckpoint():
+                self._tell(attempt_facts.CheckpointRequested(CheckpointKind.MANUAL))
+            case TimeOut() | Wait():
+                self._advance()
+            case Answer(thread, answer):
+                self._go_on(thread, self.threads.pop(thread).run(answer))
+        self._turn()
+        effects, self._effects = tuple(self._effects), []
+        return effects
+
+    # --- the beginning and the end of attempts ---------------------------------------------------
+
+    def _begin(self) -> None:
+        self.phase, self.loop, self.now_s, self.whole = "begin", None, 0.0, {}
+        self.is_swept = self.is_done = False
+        self._go_on("claim", Thread(claim, (self.plan, self.owner, self.view)).run())
+
+    def _claimed(self, end: Ended) -> None:
+        if end.error is not None:
+            self._fail(end.error)
+            return
+        self.view = end.result
+        arguments = self.plan, self.view, not self.targets_agree
+        self._go_on("restore point", Thread(find_restore_point, arguments).run())
+
+    def _restored(self, end: Ended) -> None:
+        if end.error is not None:
+            self._fail(end.error)
+            return
+        self.view, self.targets_agree = end.result, True
+        self._run()
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop if another driver owns the job, and begin again otherwise. Mirrors `RestartLoop`."""
+        self.phase, self.failure = "closing", error
+        if isinstance(error, errors.Fenced):
+            self._stop(error)
+        elif self.view is None:
+            self._restart()
+        else:
+            self._go_on("check", Thread(check_owned, (self.view,)).run())
+
+    def _restart(self) -> None:
+        error, self.failure = self.failure, None
+        if getattr(error, "retry", "") == "never":
+            raise errors.InvariantViolation(f"the job fails for good: {error}")
+        self._note(f"begins again, after {type(error).__name__}")
+        self._begin()
+
+    def _run(self) -> None:
+        plan, view = self.plan, self.view
+        assert view is not None
+        self.phase = "attempt"
+        self._note(f"has claimed attempt {view.attempt}")
+        build = _Coordinators(plan, view, self.variant)
+        self.loop = self.variant.attempt_loop(self._settings(view.attempt), build, {})
+        for index in range(plan.slots):
+            self._tell(messages.Hello(view.attempt, index, index, 0, "", "", {}))
+        self._go_on("sinks", Thread(recover, (plan, view)).run())
+
+    def _settings(self, attempt: AttemptId) -> AttemptSettings:
+        return AttemptSettings(
+            job="job",
+            attempt=attempt,
+            parallelism=self.plan.slots,
+            versions={},
+            storage="",
+            storage_token="",
+            one_machine=True,
+            start_timeout_s=NEVER_S,
+            heartbeat_interval_s=NEVER_S,
+            heartbeat_timeout_s=4 * NEVER_S,
+            commit_deadline_s=NEVER_S,
+            cancel_timeout_s=NEVER_S,
+        )
+
+    def _stop(self, error: BaseException) -> None:
+        self.phase, self.loop, self.whole, self.failure = "over", None, {}, None
+        self._effects.append(Fenced(str(error)))
+
+    def _close(self, reason: str) -> None:
+        """End the attempt: tell its slots to leave, and wait for the threads."""
+        self.phase, self.loop, self.whole = "closing", None, {}
+        self._effects.append(AttemptOver(reason))
+
+    # --- facts and decisions ---------------------------------------------------------------------
+
+    def _tell(self, fact: AttemptFact) -> None:
+        if self.phase == "attempt":
+            self._carry_out(self.loop.on(fact, self.now_s))
+
+    def _turn(self) -> None:
+        """Call `tick` until nothing new is due, and go on once all threads have ended."""
+        if self.phase == "attempt":
+            self._carry_out(self.loop.tick(self.now_s))
+        if self.phase == "closing" and not self.threads:
+            if self.is_done:
+                self.phase = "finished"
+                self._effects.append(Finished(AttemptId(self.attempt)))
+            elif self.failure is not None:
+                self._fail(self.failure)
+
+    def _advance(self) -> None:
+        coordinator = self._coordinator
+        wake_s = coordinator.next_wake_s() if coordinator is not None else None
+        self.now_s = wake_s if wake_s is not None else self.now_s + self.loop.wait_s(self.now_s)
+
+    def _carry_out(self, decisions: Iterable[AttemptDecision]) -> None:
+        for decision in decisions:
+            if self.phase != "attempt":
+                return
+            self._do(decision)
+
+    def _do(self, decision: AttemptDecision) -> None:
+        match decision:
+            case attempt_facts.SendHeartbeats():
+                self._tell(attempt_facts.OutboxesMeasured({}))
+            case attempt_facts.LookAtRecovery():
+                self._tell(attempt_facts.RecoveryStep("", self.now_s))
+            case attempt_facts.DeploySlots():
+                self._deploy()
+            case Barrier(checkpoint, kind):
+                self._note(f"triggers checkpoint {checkpoint} ({kind.value})")
+                self._send_all(decision)
+            case NotifyAbort(checkpoint):
+                self._note(f"aborts checkpoint {checkpoint}")
+                self._send_all(decision)
+            case messages.GloballyCommitted() | messages.Shutdown():
+                self._send_all(decision)
+            case AppendDecision(completed):
+                if self.variant.whole_before_decision:
+                    self._commit_whole(completed)
+                self.appending = completed
+                self._go_on("append", Thread(append, (self.view, completed)).run())
+            case NotifyComplete():
+                self._complete(decision)
+            case attempt_facts.CloseAttempt():
+                self.is_done = True
+                self._close("the job is done")
+            case attempt_facts.EndAttempt(error):
+                self._note(f"ends attempt {self.attempt}: {type(error).__name__}")
+                self.failure = error
+                self._close(str(error))
+            case _:
+                pass  # slots connect with their attempt, and nothing is published or deleted
+
+    def _deploy(self) -> None:
+        assert self.view is not None
+        restored = self.view.completed[-1]
+        operator = messages.RestoredOperator(SOURCE, lists={SPLITS: positions_of(restored)})
+        deploy = messages.Deploy(
+            (), restored.checkpoint, self.view.next_checkpoint, (operator,), (), b""
+        )
+        self.whole = {
+            sink.sink_id: self.variant.global_queue(
+                sink.sink_id, CommitRetryPolicy(deadline_s=NEVER_S), restored.checkpoint
+            )
+            for sink in self.plan.sinks
+            if sink.kind == "versions"
+        }
+        self.deployed = self.attempt
+        self._effects.append(Deployed(AttemptId(self.attempt), restored, deploy))
+
+    def _send_all(self, message: messages.DriverMessage) -> None:
+        self._effects.append(SendAll(message))
+
+    def _complete(self, decision: NotifyComplete) -> None:
+        """Tell the slots, commit whole checkpoints, and sweep once. Mirrors `_after_complete`."""
+        log, retained = self.view, self.loop.completed
+        assert log is not None
+        needed = {
+            sink_id: retain_ledger_from(retained, log.list_committed_last(sink_id))
+            for sink_id in log.memory.sinks
+        }
+        self._send_all(messages.Complete(decision.checkpoint, needed))
+        if not self.variant.whole_before_decision:
+            self._commit_whole(retained[-1])
+        if not self.is_swept and "sinks" not in self.threads and self.variant.sweep:
+            self.is_swept = True
+            self._go_on("sinks", Thread(sweep, (self.plan, log)).run())
+
+    # --- threads ---------------------------------------------------------------------------------
+
+    def _go_on(self, name: str, thread: Thread | Ended) -> None:
+        if isinstance(thread, Thread):
+            self.threads[name] = thread
+            return
+        match name:
+            case "claim":
+                self._claimed(thread)
+            case "restore point":
+                self._restored(thread)
+            case "check" if isinstance(thread.error, errors.Fenced):
+                self._stop(thread.error)
+            case "check":
+                self._restart()
+            case "append":
+                self._appended(thread)
+            case "sinks":
+                self._recovered(thread)
+            case sink_id:
+                self._whole_committed(sink_id, thread)
+
+    def _recovered(self, end: Ended) -> None:
+        if isinstance(end.error, errors.PreparedTransactionLost):
+            self._note("finds a decided transaction lost")
+        if self.phase != "attempt" or self.loop is None:
+            return
+        if self.is_swept:
+            # A sweep that has failed is tried again after the next decision.
+            self.is_swept = end.error is None
+        else:
+            self._tell(attempt_facts.RecoveryEnded(AttemptId(self.attempt), end.error))
+
+    def _appended(self, end: Ended) -> None:
+        completed, self.appending = self.appending, None
+        assert completed is not None
+        error = end.error
+        if error is None:
+            self.view = end.result
+        elif isinstance(error, self.variant.taken_for_refused):
+            error = errors.StorageError(str(error))
+        self._tell(attempt_facts.AppendEnded(AttemptId(self.attempt), completed, 0.0, error))
+
+    def _commit_whole(self, completed: CompletedCheckpoint) -> None:
+        for sink_id, queue in self.whole.items():
+            queue.add_decision(completed, self.now_s)
+            self._commit_next(sink_id)
+
+    def _commit_next(self, sink_id: str) -> None:
+        queue = self.whole.get(sink_id)
+        if queue is None or sink_id in self.threads:
+            return
+        step = queue.next_commit(self.now_s)
+        if isinstance(step, WaitUntil):
+            step = queue.next_commit(step.at_s)
+        if isinstance(step, GlobalCommit):
+            self._go_on(sink_id, Thread(commit_whole, (sink_id, step)).run())
+        elif step is None:
+            self._tell(
+                attempt_facts.GlobalCommitEnded(
+                    AttemptId(self.attempt), sink_id, sink_id, queue.committed_through
+                )
+            )
+
+    def _whole_committed(self, sink_id: str, end: Ended) -> None:
+        queue = self.whole.get(sink_id)
+        if queue is None:
+            return
+        assert end.error is None, end.error
+        outcome: CommitOutcome = end.result
+        if self.variant.unknown_is_committed and isinstance(outcome, Unknown):
+            outcome = Committed()
+        if self.variant.lost_is_committed and isinstance(outcome, Lost):
+            outcome = Committed()
+        head = queue.next_commit(NEVER_S)
+        ended = queue.outcome(head, outcome, self.now_s)
+        if isinstance(ended, StepFailed):
+            lost = ended.kind == "lost"
+            error = (errors.PreparedTransactionLost if lost else errors.CommitFailed)(ended.message)
+            fact = attempt_facts.GlobalCommitEnded(
+                AttemptId(self.attempt), sink_id, sink_id, queue.committed_through, error
+            )
+            self._tell(fact)
+            return
+        self._commit_next(sink_id)
+
+    def _note(self, text: str) -> None:
+        self._effects.append(Note(text))

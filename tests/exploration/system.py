@@ -1,0 +1,633 @@
+"""The transition system of a world: which steps a state allows, and what each leads to.
+
+A state is a tuple of numbers and short tuples. Processes, messages, the log and targets are in it
+by their codes. A step of a process depends only on its code and on the event. So it is computed
+once, by production's code, and looked up from then on.
+
+Orders of steps that lead to the same states are left out (`World.reduces`). Each such rule says
+why it loses nothing, and a test compares small worlds with and without the rules.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from tests.exploration import calls, driver, servers, slot
+from tests.exploration.canonical import Codes, copy_of
+from tests.exploration.describe import describe
+from tests.exploration.driver import DriverProcess, Plan
+from tests.exploration.ports import NoReply
+from tests.exploration.servers import Log, Target, Violation
+from tests.exploration.slot import SlotProcess
+from tests.exploration.worlds import World
+from tests.simulation.variant import Variant
+
+from onceflow.core.errors import InvariantViolation, OnceflowError, SinkError, StorageError
+from onceflow.core.protocol import messages
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.loops import attempt_facts
+from onceflow.core.protocol.loops.slot import DriverLost
+from onceflow.core.storage.filesystems.filesystem import CreationUnknown
+
+DOWN = GONE = -1
+"""In place of the code of a process that does not exist."""
+
+
+class DriverState(NamedTuple):
+    """A driver: the code of its process, and how often it was started."""
+
+    process: int = DOWN
+    starts: int = 0
+
+
+class SlotState(NamedTuple):
+    """A slot: the code of its process, its streams, and the driver that it talks to."""
+
+    attempt: int
+    number: int
+    driver: int
+    """-1 if its driver is dead."""
+    process: int
+    inbox: tuple[int, ...] = ()
+    outbox: tuple[int, ...] = ()
+
+
+class State(NamedTuple):
+    """A state of the world. `log` and `targets` are codes."""
+
+    drivers: tuple[DriverState, ...]
+    slots: tuple[SlotState, ...]
+    log: int
+    targets: tuple[int, ...]
+    faults: int
+    """The number of faults that may still happen."""
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that a state allows."""
+
+    text: str
+    move: Callable[[], State]
+    """Returns the state after the step; raises if the step breaks a law."""
+    is_fault: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A way in which a server acts on a request."""
+
+    text: str
+    move: Callable[[], tuple[State, int]]
+    """Returns the state after it, and the code of the answer."""
+    is_fault: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the explorer knows of a process."""
+
+    value: Any
+    choices: tuple[int, ...]
+    """The codes of the steps that the process may take by itself."""
+    requests: tuple[tuple[str, int, Any], ...]
+    """Each request with its thread and its code."""
+
+
+Effects: TypeAlias = tuple[Any, ...]
+BROKEN = (Violation, InvariantViolation, AssertionError, ValueError, OnceflowError)
+"""The errors by which a step breaks a law, or production notices that it is broken."""
+
+_CHANGES = (
+    calls.Prepare,
+    calls.CommitTransaction,
+    calls.RollBack,
+    calls.ApplyStaged,
+    calls.CommitVersion,
+)
+_READS = (calls.OpenTarget, calls.ReadTarget, calls.ListInDoubt, calls.ReadThrough)
+
+
+class System:
+    """The steps of one world under one variant."""
+
+    def __init__(self, world: World, variant: Variant) -> None:
+        self.world, self.variant = world, variant
+        self.plan = Plan(world.slots, world.rows, world.sinks, world.checkpoints)
+        self.codes = Codes()
+        self.tells = False
+        """True if steps have texts."""
+        self._moves: dict[tuple[int, int], tuple[int, Effects]] = {}
+        self._views: dict[int, View] = {}
+        self._events: dict[Any, int] = {}
+        self._asked: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._sinks = {sink.sink_id: number for number, sink in enumerate(world.sinks)}
+        self._lost_driver = self.codes.code(DriverLost("its process has died"))
+
+    def initial(self) -> State:
+        rows = self.world.slots * self.world.rows
+        targets = tuple(
+            self.codes.code(Target(sink.sink_id, sink.kind, visible=(0,) * rows))
+            for sink in self.world.sinks
+        )
+        drivers = (DriverState(),) * self.world.drivers
+        return State(drivers, (), self.codes.code(Log()), targets, self.world.faults)
+
+    def look(self, process: int) -> View:
+        """Return what the process with this code may do."""
+        view = self._views.get(process)
+        if view is None:
+            value = self.codes.value(process)
+            requests = tuple((t, self.codes.code(r), r) for t, r in value.requests.items())
+            view = View(value, tuple(map(self.codes.code, value.choices)), requests)
+            self._views[process] = view
+        return view
+
+    def advance(self, process: int, event: int) -> tuple[int, Effects]:
+        """Return the code of a process after `event`, and the effects on others."""
+        key = process, event
+        known = self._moves.get(key)
+        if known is None:
+            copy = copy_of(self.codes.value(process))
+            effects = copy.step(self.codes.value(event))
+            known = self._moves[key] = self.codes.code(copy), effects
+        return known
+
+    def check_codes(self, count: int) -> None:
+        """Step processes that have one code and came about in other ways; compare what follows.
+
+        Raises:
+            AssertionError: A code leaves out something on which a step depends.
+        """
+        others = self.codes.others
+        moves = [(process, event) for process, event in self._moves if process in others]
+        for process, event in random.Random(len(moves)).sample(moves, min(count, len(moves))):
+            copy = copy_of(others[process])
+            try:
+                effects = copy.step(self.codes.value(event))
+            except BROKEN as error:
+                raise AssertionError(f"one code, and only one raises: {error}") from error
+            after, expected = self._moves[process, event]
+            codes = self.codes.code(copy), self.codes.code(effects)
+            assert codes == (after, self.codes.code(expected)), f"one code, two steps: {event}"
+
+    def _event(self, kind: Callable[..., object], *arguments: int | str) -> int:
+        """Return the code of the event `kind` of values that are given by their codes."""
+        key = kind, *arguments
+        known = self._events.get(key)
+        if known is None:
+            values = [a if isinstance(a, str) else self.codes.value(a) for a in arguments]
+            known = self._events[key] = self.codes.code(kind(*values))
+        return known
+
+    def _describe(self, code: int) -> str:
+        return describe(self.codes.value(code)) if self.tells else ""
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def steps(self, state: State) -> Sequence[Step]:
+        """Return each step that `state` allows."""
+        if self.world.reduces and (local := self._local_steps(state)) is not None:
+            return local
+        found: list[Step] = []
+        for number in range(len(state.drivers)):
+            found += self._driver_steps(state, number)
+        for index in range(len(state.slots)):
+            found += self._slot_steps(state, index)
+        log: Log = self.codes.value(state.log)
+        if log.late is not None:
+            found.append(Step("a late request reaches the log", lambda: self._arrive(state, log)))
+        return found
+
+    def _local_steps(self, state: State) -> Sequence[Step] | None:
+        """Return steps that may be taken before all others, or None."""
+        for index, one in enumerate(state.slots):
+            if one.process != GONE and one.inbox and not self.look(one.process).requests:
+                return self._first_receive(state, index)
+        for index, one in enumerate(state.slots):
+            if one.outbox and (step := self._quiet_hear(state, index)) is not None:
+                return (step,)
+        for number, its in enumerate(state.drivers):
+            if its.process != DOWN and self._has_all_messages(state, number):
+                return self._driver_steps(state, number)
+        if len(state.drivers) == 1 and state.drivers[0].process != DOWN:
+            lists = self._private_list(state)
+            if lists is not None:
+                return lists
+        return self._calm_request(state)
+
+    def _first_receive(self, state: State, index: int) -> Sequence[Step]:
+        """Return the steps of a slot that has a message and waits for no target.
+
+        Each of its steps changes only the slot itself, takes the first message of its inbox, or
+        adds to its outbox. Other processes add to the inbox behind that message, and take from the
+        outbox before what is added. So in every run, the first of these steps may be moved to the
+        front. A fault elsewhere may use up the faults that are left, but then the death of this
+        slot did not happen in that run. If the slot can only receive, and sends nothing, its death
+        before the step leads to the same state as its death after it.
+        """
+        one = state.slots[index]
+        if not self.look(one.process).choices:
+            receive = self._receive(state, index)
+            process, effects = self.advance(one.process, self._event(slot.Receive, one.inbox[0]))
+            if not effects and process != one.process:
+                return (receive,)
+        return self._slot_steps(state, index)
+
+    def _quiet_hear(self, state: State, index: int) -> Step | None:
+        """Return the step in which a driver hears a message that only counts, if it is one.
+
+        The message adds a slot to a set: those that run, have acked, have committed or have ended
+        their input, and the set is not complete. Or the message belongs to an attempt that is over.
+        Nothing else that the driver may do depends on it, and its place among the driver's other
+        steps changes no state after both.
+        """
+        one = state.slots[index]
+        if one.driver < 0 or not self.variant.slot_checks_attempt:
+            return None
+        process = state.drivers[one.driver].process
+        if process == DOWN:
+            return None
+        fact = self.codes.value(one.outbox[0])
+        counts = isinstance(fact, attempt_facts.SlotMessageReceived) and isinstance(
+            fact.message,
+            (messages.Running, messages.Acked, messages.CommittedThrough, messages.SourceExhausted),
+        )
+        value = self.look(process).value
+        is_old = value.attempt > one.attempt or value.phase in {"over", "finished"}
+        if not (counts or is_old):
+            return None
+        _, effects = self.advance(process, self._event(driver.Hear, one.outbox[0]))
+        return None if effects else self._hear(state, index)
+
+    def _has_all_messages(self, state: State, number: int) -> bool:
+        """Return True if a driver waits for no server, and has a message of each of its slots.
+
+        Then the steps that it may take now are all that it may take next: messages that still
+        arrive stand behind those. Its steps change its slots' inboxes behind what is there. So in
+        every run, the first of its steps may be moved to the front.
+        """
+        view = self.look(state.drivers[number].process)
+        own = [s for s in state.slots if s.driver == number]
+        return (
+            view.value.phase == "attempt"
+            and not view.requests
+            and len(own) >= self.world.slots
+            and all(s.outbox for s in own)
+        )
+
+    def _private_list(self, state: State) -> Sequence[Step] | None:
+        """Return the steps in which the only driver lists the log, if it is about to.
+
+        No other process changes the log, so the answer is the same at any time. The driver's death
+        before this step leads to the same state as its death after it.
+        """
+        log: Log = self.codes.value(state.log)
+        if log.late is not None:
+            return None
+        for thread, code, request in self.look(state.drivers[0].process).requests:
+            if isinstance(request, calls.ListRecords):
+                replies = self._answers(state, code, request)
+                return [self._answer_driver(state, 0, thread, reply) for reply in replies]
+        return None
+
+    def _calm_request(self, state: State) -> Sequence[Step] | None:
+        """Return the step in which a target answers a slot, if no other step depends on it.
+
+        No fault is left, one driver is left, and it only coordinates the attempt of all slots that
+        are left. So no attempt begins any more: the target is not opened, and nothing is listed or
+        rolled back. Requests of two subtasks are about different transactions. Messages that the
+        slot receives before the answer or after it lead to the same state.
+        """
+        if state.faults or not state.slots:
+            return None
+        if self.codes.value(state.log).late is not None:
+            return None
+        number = state.slots[0].driver
+        if any(one.process == DOWN for one in state.drivers):
+            return None
+        values = [self.look(one.process).value for one in state.drivers]
+        idle = [v.phase in {"over", "finished"} for n, v in enumerate(values) if n != number]
+        own = values[number]
+        if not all(idle) or own.phase != "attempt" or "sinks" in own.threads:
+            return None
+        if any((s.driver, s.attempt) != (number, own.attempt) for s in state.slots):
+            return None
+        for index, one in enumerate(state.slots):
+            if one.process == GONE:
+                continue
+            for thread, code, request in self.look(one.process).requests:
+                replies = self._answers(state, code, request)
+                return [self._answer_slot(state, index, thread, reply) for reply in replies]
+        return None
+
+    # --- slots -----------------------------------------------------------------------------------
+
+    def _slot_steps(self, state: State, index: int) -> list[Step]:
+        one = state.slots[index]
+        if one.process == GONE:
+            return []
+        found: list[Step] = []
+        view = self.look(one.process)
+        name = f"slot {one.number} of attempt {one.attempt}"
+        if one.inbox:
+            found.append(self._receive(state, index))
+        for choice in view.choices:
+            text = f"{name} {self._describe(choice)}"
+            found.append(Step(text, lambda c=choice: self._move_slot(state, index, c)))  # type: ignore[misc]
+        for thread, code, request in view.requests:
+            for reply in self._answers(state, code, request):
+                found.append(self._answer_slot(state, index, thread, reply))  # noqa: PERF401
+        if state.faults and self._lost_driver not in one.inbox:
+            found.append(Step(f"{name} dies", lambda: self._end_slot(state, index), is_fault=True))
+        return found
+
+    def _receive(self, state: State, index: int) -> Step:
+        one = state.slots[index]
+        text = f"slot {one.number} of attempt {one.attempt} receives {self._describe(one.inbox[0])}"
+        event = self._event(slot.Receive, one.inbox[0])
+        return Step(text, lambda: self._move_slot(state, index, event, takes=1))
+
+    def _answer_slot(self, state: State, index: int, thread: str, reply: Reply) -> Step:
+        one = state.slots[index]
+
+        def move() -> State:
+            after, answer = reply.move()
+            return self._move_slot(after, index, self._event(slot.Answer, thread, answer))
+
+        text = f"slot {one.number} of attempt {one.attempt} {reply.text}"
+        return Step(text, move, reply.is_fault)
+
+    def _move_slot(self, state: State, index: int, event: int, takes: int = 0) -> State:
+        one = state.slots[index]
+        process, effects = self.advance(one.process, event)
+        outbox, inbox = one.outbox, one.inbox[takes:]
+        for effect in effects:
+            if isinstance(effect, slot.Leave):
+                process, inbox = GONE, ()
+                outbox = (*outbox, self._gone(one, effect.reason))
+            else:
+                outbox = (*outbox, self._fact(one, effect.message))
+        outbox = outbox if one.driver >= 0 else ()
+        return _with_slot(state, index, one._replace(process=process, inbox=inbox, outbox=outbox))
+
+    def _fact(self, one: SlotState, message: messages.SlotMessage) -> int:
+        attempt = AttemptId(one.attempt)
+        return self.codes.code(attempt_facts.SlotMessageReceived(attempt, one.number, message))
+
+    def _gone(self, one: SlotState, reason: str) -> int:
+        return self.codes.code(attempt_facts.SlotGone(one.number, AttemptId(one.attempt), reason))
+
+    def _end_slot(self, state: State, index: int) -> State:
+        one = state.slots[index]
+        outbox = (*one.outbox, self._gone(one, "killed")) if one.driver >= 0 else ()
+        ended = one._replace(process=GONE, inbox=(), outbox=outbox)
+        return _with_slot(state, index, ended)._replace(faults=state.faults - 1)
+
+    # --- drivers ---------------------------------------------------------------------------------
+
+    def _driver_steps(self, state: State, number: int) -> list[Step]:
+        one, name = state.drivers[number], f"driver {number}"
+        if one.process == DOWN:
+            if state.is_finished:
+                return []
+            return [Step(f"{name} starts", lambda: self._start_driver(state, number))]
+        view = self.look(one.process)
+        if view.value.phase in {"over", "finished"}:
+            return []
+        found: list[Step] = []
+        for choice in view.choices:
+            text = f"{name} {self._describe(choice)}"
+            found.append(Step(text, lambda c=choice: self._move_driver(state, number, c)))  # type: ignore[misc]
+        for index, peer in enumerate(state.slots):
+            if peer.driver == number and peer.outbox:
+                found.append(self._hear(state, index))
+        for thread, code, request in view.requests:
+            for reply in self._answers(state, code, request):
+                found.append(self._answer_driver(state, number, thread, reply))  # noqa: PERF401
+        if state.faults:
+            spent = state._replace(faults=state.faults - 1)
+            if view.value.may_time_out:
+                event = self._event(driver.TimeOut)
+                text = f"{name} has waited too long for an ack"
+                found.append(Step(text, lambda: self._move_driver(spent, number, event), True))
+            found.append(Step(f"{name} dies", lambda: self._end_driver(spent, number), True))
+        return found
+
+    def _answer_driver(self, state: State, number: int, thread: str, reply: Reply) -> Step:
+        def move() -> State:
+            after, answer = reply.move()
+            return self._move_driver(after, number, self._event(slot.Answer, thread, answer))
+
+        return Step(f"driver {number} {reply.text}", move, reply.is_fault)
+
+    def _start_driver(self, state: State, number: int) -> State:
+        starts = state.drivers[number].starts
+        process = self.codes.code(DriverProcess(self.plan, f"d{number}.{starts}", self.variant))
+        state = _with_driver(state, number, DriverState(process, starts + 1))
+        return self._move_driver(state, number, self._event(driver.Start))
+
+    def _hear(self, state: State, index: int) -> Step:
+        one = state.slots[index]
+        number, code = one.driver, one.outbox[0]
+        fact = self.codes.value(code)
+        told = isinstance(fact, attempt_facts.SlotMessageReceived)
+        if told and not self.variant.slot_checks_attempt:
+            attempt = self.look(state.drivers[number].process).value.attempt
+            fact = attempt_facts.SlotMessageReceived(attempt, fact.slot, fact.message)
+            code = self.codes.code(fact)
+        event = self._event(driver.Hear, code)
+        heard = _with_slot(state, index, one._replace(outbox=one.outbox[1:]))
+        who = f"slot {one.number} of attempt {one.attempt}"
+        text = f"driver {number} hears of {who}: {self._describe(code)}"
+        return Step(text, lambda: self._move_driver(heard, number, event))
+
+    def _move_driver(self, state: State, number: int, event: int) -> State:
+        one = state.drivers[number]
+        process, effects = self.advance(one.process, event)
+        while (read := self._find_read(process, event)) is not None:
+            event = self._event(slot.Answer, *self._read(state, *read))
+            process, more = self.advance(process, event)
+            effects = (*effects, *more)
+        state = _with_driver(state, number, one._replace(process=process))
+        for effect in effects:
+            state = self._apply(state, number, effect)
+        return state
+
+    def _find_read(self, process: int, event: int) -> tuple[str, calls.LogRequest] | None:
+        """Return a request to the log that is answered in the step that makes it.
+
+        A record never changes, so it is read at once. A driver that starts has not been noticed
+        yet: if the log changes before its first list, it might as well have started later. The log
+        is listed twice to read it, and a reader whose second list differs begins anew. So it might
+        as well have begun later, too.
+        """
+        after = self.codes.value(event)
+        starts = isinstance(after, driver.Start)
+        listed = isinstance(after, slot.Answer) and isinstance(after.answer, tuple)
+        for thread, _, request in self.look(process).requests:
+            if isinstance(request, calls.ReadRecord):
+                return thread, request
+            # Without the rule, the first list of `put` could not be told from that of `read`.
+            again = starts or (listed and after.thread == thread and thread == "claim")
+            if self.world.reduces and again and isinstance(request, calls.ListRecords):
+                return thread, request
+        return None
+
+    def _read(self, state: State, thread: str, request: calls.LogRequest) -> tuple[str, int]:
+        log: Log = self.codes.value(state.log)
+        answer: object = tuple(enumerate(log.records, start=1))
+        if isinstance(request, calls.ReadRecord):
+            exists = request.sequence <= len(log.records)
+            answer = log.records[request.sequence - 1] if exists else None
+        return thread, self.codes.code(answer)
+
+    def _apply(self, state: State, number: int, effect: driver.DriverEffect) -> State:
+        match effect:
+            case driver.SendAll(message):
+                return self._send(state, number, message)
+            case driver.Deployed(attempt, _, message):
+                log: Log = self.codes.value(state.log)
+                if log.newest_attempt == attempt:
+                    servers.check_restored(log, self._targets(state))
+                begun = tuple(
+                    SlotState(attempt, index, number, self.codes.code(self._slot(attempt, index)))
+                    for index in range(self.world.slots)
+                )
+                return self._send(state._replace(slots=(*state.slots, *begun)), number, message)
+            case driver.AttemptOver():
+                return self._send(state, number, messages.Shutdown("the attempt is over"))
+            case driver.Finished(attempt):
+                log = self.codes.value(state.log)
+                if log.newest_attempt == attempt:
+                    servers.check_finished(self._targets(state))
+                return state._replace(is_finished=True)
+            case driver.Fenced() | driver.Note():
+                return state
+
+    def _slot(self, attempt: AttemptId, index: int) -> SlotProcess:
+        return SlotProcess(attempt, index, self.world.rows, self.world.sinks, self.variant)
+
+    def _targets(self, state: State) -> tuple[Target, ...]:
+        return tuple(map(self.codes.value, state.targets))
+
+    def _send(self, state: State, number: int, message: object) -> State:
+        """Add a message to the inbox of each live slot of the driver's attempt."""
+        code = self.codes.code(message)
+        attempt = self.look(state.drivers[number].process).value.sends_to
+        slots = tuple(
+            s._replace(inbox=(*s.inbox, code))
+            if s.driver == number and s.attempt == attempt and s.process != GONE
+            else s
+            for s in state.slots
+        )
+        return state._replace(slots=slots)
+
+    def _end_driver(self, state: State, number: int) -> State:
+        """Kill a driver: each of its slots finds that its stream has ended, some time later."""
+        slots = tuple(
+            s._replace(inbox=(*s.inbox, self._lost_driver), outbox=(), driver=-1)
+            if s.driver == number
+            else s
+            for s in state.slots
+        )
+        starts = state.drivers[number].starts
+        state = _with_driver(state, number, DriverState(DOWN, starts))
+        return state._replace(slots=tuple(s for s in slots if s.process != GONE))
+
+    # --- servers ---------------------------------------------------------------------------------
+
+    def _answers(self, state: State, code: int, request: calls.Request) -> Iterator[Reply]:
+        """Yield each way in which a server may answer `request`."""
+        what = self._describe(code)
+        if isinstance(request, (calls.ListRecords, calls.CreateRecord, calls.ReadRecord)):
+            yield from self._log_answers(state, request, what)
+            return
+        yield Reply(what, lambda: self._ask(state, code, request))
+        if not state.faults:
+            return
+        spent = state._replace(faults=state.faults - 1)
+        if isinstance(request, _CHANGES):
+            lost = self.codes.code(calls.Failed(NoReply("the reply is lost")))
+            text = f"{what}, and the reply is lost"
+            yield Reply(text, lambda: (self._ask(spent, code, request)[0], lost), True)
+            yield Reply(f"{what}, and it never arrives", lambda: (spent, lost), True)
+        elif isinstance(request, _READS):
+            failed = self.codes.code(calls.Failed(SinkError("the target does not answer")))
+            yield Reply(f"{what}, and gets no answer", lambda: (spent, failed), True)
+
+    def _ask(self, state: State, code: int, request: calls.TargetRequest) -> tuple[State, int]:
+        number = self._sinks[request.sink]
+        key = state.targets[number], code, state.log
+        known = self._asked.get(key)
+        if known is None:
+            log: Log = self.codes.value(state.log)
+            target, answer = servers.ask(self.codes.value(key[0]), request, log)
+            known = self._asked[key] = self.codes.code(target), self.codes.code(answer)
+        targets = (*state.targets[:number], known[0], *state.targets[number + 1 :])
+        return state._replace(targets=targets), known[1]
+
+    def _log_answers(self, state: State, request: calls.LogRequest, what: str) -> Iterator[Reply]:
+        log: Log = self.codes.value(state.log)
+        spent = state._replace(faults=max(0, state.faults - 1))
+        match request:
+            case calls.ListRecords():
+                records = tuple(enumerate(log.records, start=1))
+                yield Reply(what, lambda: (state, self.codes.code(records)))
+            case calls.ReadRecord():
+                raise AssertionError("records are read in the step that asks for them")
+            case calls.CreateRecord(sequence, data):
+                yield Reply(what, lambda: self._create(state, sequence, data))
+                if not state.faults:
+                    return
+                error = StorageError if self.variant.lost_reply_is_refusal else CreationUnknown
+                unknown = self.codes.code(calls.Failed(error("the reply is lost")))
+                yield Reply(
+                    f"{what}, and the reply is lost",
+                    lambda: (self._create(spent, sequence, data)[0], unknown),
+                    is_fault=True,
+                )
+                if log.late is None:
+                    late = self.codes.code(Log(log.records, (sequence, data)))
+                    after = spent._replace(log=late)
+                    yield Reply(f"{what}: it is on its way", lambda: (after, unknown), True)
+        if state.faults:
+            failed = self.codes.code(calls.Failed(StorageError("the log refuses")))
+            yield Reply(f"{what}, and the log refuses", lambda: (spent, failed), is_fault=True)
+
+    def _create(self, state: State, sequence: int, data: bytes) -> tuple[State, int]:
+        log, targets, existing = servers.create(
+            self.codes.value(state.log),
+            self._targets(state),
+            sequence,
+            data,
+            overwrites=self.variant.overwrites,
+        )
+        return self._with_servers(state, log, targets), self.codes.code(existing)
+
+    def _arrive(self, state: State, log: Log) -> State:
+        assert log.late is not None
+        after, targets, _ = servers.create(
+            Log(log.records), self._targets(state), *log.late, overwrites=self.variant.overwrites
+        )
+        return self._with_servers(state, after, targets)
+
+    def _with_servers(self, state: State, log: Log, targets: Sequence[Target]) -> State:
+        code = self.codes.code
+        return state._replace(log=code(log), targets=tuple(map(code, targets)))
+
+
+def _with_slot(state: State, index: int, one: SlotState) -> State:
+    """Return `state` with another slot; one that is gone and has said all is dropped."""
+    changed = (one,) if one.process != GONE or one.outbox else ()
+    slots = (*state.slots[:index], *changed, *state.slots[index + 1 :])
+    return state._replace(slots=slots)
+
+
+def _with_driver(state: State, number: int, one: DriverState) -> State:
+    drivers = (*state.drivers[:number], one, *state.drivers[number + 1 :])
+    return state._replace(drivers=drivers)
