@@ -26,6 +26,7 @@ from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext, SinkWriter, TransactionNamer, WriterContext
 from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.local import make_durable_directory
 from onceflow.sinks.files.layout import SinkPaths, claim, claims_through, read_claim
 from onceflow.sinks.files.publication import open_files, sink_errors
 
@@ -113,8 +114,8 @@ class CheckpointFiles:
         return [Committable(transaction) for transaction in transactions]
 
     def open(self, context: CommitterContext) -> None:
-        """Create the directory, and delete unfinished files of older attempts' writers."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Create the directory durably, and delete unfinished files of older attempts' writers."""
+        make_durable_directory(str(self.directory), str(self.directory))
         for path in self.directory.glob(f".*.{self.suffix}.open"):
             if int(path.name[1:].partition("-")[0]) < context.attempt:
                 path.unlink(missing_ok=True)
