@@ -328,7 +328,10 @@ class PostgresReader(SourceReader):
             with suppress(SourceUnavailable):
                 self._check_position(position)
         changes = self._changes
-        self._receive(self._stream, changes, timeout_s)
+        try:
+            self._receive(self._stream, changes, timeout_s)
+        except StreamRefused as error:
+            raise self._to_error(error) from None
         taken = changes.take()
         # Convert before the position moves: a value that is refused stays to be read.
         batches = [(changed.table, self._build_changes(changed)) for changed in taken.tables]
@@ -348,7 +351,11 @@ class PostgresReader(SourceReader):
         return self._metadata[changed.table].extend_changes(batch, changed)
 
     def _receive(self, stream: ReplicationStream, changes: ChangeReader, timeout_s: float) -> None:
-        """Take in messages until a batch is full, no more come, or the time is over."""
+        """Take in messages until a batch is full, no more come, or the time is over.
+
+        Raises:
+            StreamRefused: The server has ended the stream with an error.
+        """
         deadline = time.monotonic() + timeout_s
         is_gathering = False
         while changes.ready_count < self._settings.batch_rows:
@@ -356,10 +363,7 @@ class PostgresReader(SourceReader):
                 is_gathering = True
                 deadline = min(deadline, time.monotonic() + _GATHERED_S)
             left_s = max(0.0, deadline - time.monotonic())
-            try:
-                message = stream.receive(left_s)
-            except StreamRefused as error:
-                raise self._to_error(error) from None
+            message = stream.receive(left_s)
             if isinstance(message, Changes):
                 changes.add_message(message.data)
             elif isinstance(message, Keepalive):

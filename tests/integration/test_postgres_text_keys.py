@@ -11,6 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from onceflow.core.errors import BadRecord
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import ReaderContext, SourceReader
 from onceflow.integration.servers.postgres import EmbeddedPostgres
@@ -107,3 +108,29 @@ def test_the_copy_of_keys_that_no_index_has_in_this_order_continues_after_each_r
                     _apply(target, row)
         rows = other.execute("SELECT id, n, v FROM t").fetchall()
         assert target == {(key, n): v for key, n, v in rows}
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copied", "streamed"])
+def test_a_text_that_is_not_utf_8_ends_the_job_by_name(
+    server: EmbeddedPostgres, is_copied: bool
+) -> None:
+    """A database of the encoding SQL_ASCII accepts any bytes. The server sends them to no one."""
+    with (
+        _other_database(server, "SQL_ASCII") as url,
+        psycopg.connect(url, autocommit=True) as connection,
+    ):
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        # Messages of the other rows come together with the error.
+        insert = (
+            rb"INSERT INTO t SELECT n, CASE n WHEN 100 THEN E'\xe9' END"
+            rb" FROM generate_series(1, 100) AS n"
+        )
+        if is_copied:
+            connection.execute(insert)
+        source = PostgresChanges(url, table="t").bind("job", "t")
+        with contextlib.closing(source.reader(source.splits(), _CONTEXT)) as reader:
+            if not is_copied:
+                connection.execute(insert)
+            with pytest.raises(BadRecord, match='invalid byte sequence for encoding "UTF8": 0xe9'):
+                while True:
+                    _read(reader)

@@ -11,6 +11,7 @@ import pytest
 
 from onceflow.clients.postgres import pgoutput
 from onceflow.clients.postgres.catalog import PostgresType
+from onceflow.clients.postgres.replication import Changes, StreamRefused
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import BadRecord
 from onceflow.core.protocol.ids import AttemptId
@@ -151,3 +152,21 @@ def test_the_slot_does_not_move_for_a_table_ahead_of_a_copy(reader: PostgresRead
     reader.commit(reader.snapshot())
     # The table that is copied needs the changes after the start of the copy.
     assert _ACKNOWLEDGED == [100]
+
+
+def test_an_error_that_comes_behind_other_messages_has_its_consequence(
+    reader: PostgresReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its own error, the job would meet it again at each start."""
+
+    def receive(*_: object) -> Changes:
+        return Changes(b"O" + bytes(8) + b"origin\0")
+
+    def receive_available(*_: object) -> None:
+        raise StreamRefused("invalid byte sequence", "22021")
+
+    monkeypatch.setattr(_Silent, "receive", receive)
+    monkeypatch.setattr(_Silent, "receive_available", receive_available, raising=False)
+    with pytest.raises(BadRecord, match="cannot send the next change: invalid byte sequence"):
+        for _ in range(2):
+            reader.poll(1.0)
