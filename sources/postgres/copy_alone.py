@@ -19,7 +19,7 @@ from onceflow.sources.postgres.position import (
     TablePosition,
     drop_statement,
 )
-from onceflow.sources.postgres.slot import identify_cluster
+from onceflow.sources.postgres.slot import identify_primary
 from onceflow.sources.postgres.table import SourceTable
 
 
@@ -29,7 +29,7 @@ def begin_copy(session: PostgresSession, tables: Sequence[SourceTable]) -> SlotP
     Raises:
         ConfigError: The server is too old or a standby, or the user lacks a privilege.
     """
-    cluster = identify_cluster(session)
+    cluster = identify_primary(session)
     for table in tables:
         names = [column.name for column in table.columns]
         for privilege in find_missing_privileges(
@@ -71,7 +71,7 @@ def check_copy(
         ConfigError: The server is a standby.
         OffsetOutOfRange: The server or the tables are others than before.
     """
-    cluster = identify_cluster(session)
+    cluster = identify_primary(session)
     if (position.system, position.timeline) != (cluster.system, cluster.timeline):
         raise OffsetOutOfRange(
             f"the copy began in the cluster {position.system} on timeline {position.timeline}, and"

@@ -49,7 +49,7 @@ def _examine(source: PostgresChanges) -> Sequence[Finding]:
     findings: list[Finding] = []
     endpoint = source.endpoint
     questions: Sequence[Callable[[PostgresSession], Sequence[Finding]]] = (
-        _judge_server,
+        partial(_judge_server, source),
         partial(_judge_room, source),
         lambda _: _judge_replication(endpoint),
         partial(_judge_slot, source),
@@ -80,13 +80,13 @@ def _examine(source: PostgresChanges) -> Sequence[Finding]:
 
 
 def _judge_cluster(session: PostgresSession) -> Sequence[Finding]:
-    slots.identify_cluster(session)
+    slots.identify_primary(session)
     version = session.server_version
     return [_SERVER.ok(f"PostgreSQL {version // 10000}.{version % 10000}; no slot is needed")]
 
 
-def _judge_server(session: PostgresSession) -> Sequence[Finding]:
-    slots.check_server(session)
+def _judge_server(source: PostgresChanges, session: PostgresSession) -> Sequence[Finding]:
+    source.check_server(session)
     version = session.server_version
     text = f"PostgreSQL {version // 10000}.{version % 10000}, wal_level = logical, REPLICATION"
     return [_SERVER.ok(text)]

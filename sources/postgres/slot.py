@@ -28,6 +28,8 @@ from onceflow.sources.postgres.table import SourceTable
 
 SERVER_VERSION_MIN = 140000
 """PostgreSQL 14, the first whose pgoutput sends values in binary format."""
+_STANDBY_VERSION_MIN = 160000
+"""PostgreSQL 16, the first whose standbys have logical slots."""
 _PLUGIN = "pgoutput"
 _NAME_MAX = 63
 _RETRY_S = 0.2
@@ -48,7 +50,8 @@ logger = logging.getLogger("onceflow.sources.postgres")
 _SLOT = """
     SELECT s.plugin::text, s.database::text, s.active, s.confirmed_flush_lsn::text,
            coalesce(s.wal_status = 'lost', false), s.two_phase, s.temporary,
-           to_jsonb(s) ->> 'invalidation_reason'
+           coalesce(to_jsonb(s) ->> 'invalidation_reason',
+                    CASE to_jsonb(s) ->> 'conflicting' WHEN 'true' THEN 'conflict' END)
     FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = {slot}
 """
 _PUBLICATION = """
@@ -106,7 +109,7 @@ _SERVER = """
            current_setting('wal_level'), pg_catalog.pg_is_in_recovery(),
            (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles
             WHERE rolname = current_user),
-           pg_catalog.quote_ident(current_user)
+           pg_catalog.quote_ident(current_user), current_setting('hot_standby_feedback') = 'on'
 """
 
 
@@ -129,6 +132,8 @@ class ClusterIdentity:
 
     system: str
     timeline: int
+    is_standby: bool
+    """True if the session leads to a standby of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +179,30 @@ def identify_cluster(session: PostgresSession) -> ClusterIdentity:
     """Return the identity of the cluster.
 
     Raises:
-        ConfigError: The server is too old or a standby.
+        ConfigError: The server is too old.
     """
     version = session.server_version
     if version < SERVER_VERSION_MIN:
         raise ConfigError(f"PostgreSQL {version // 10000} is too old; needed: 14 or newer: upgrade")
-    ((system, timeline, _, is_standby, _, _),) = session.query(_SERVER)
-    if is_standby:
-        raise ConfigError("it is a standby, from which changes are not read yet: name the primary")
-    return ClusterIdentity(str(system), int(timeline))
+    ((system, timeline, _, is_standby, _, _, _),) = session.query(_SERVER)
+    return ClusterIdentity(str(system), int(timeline), bool(is_standby))
+
+
+def identify_primary(session: PostgresSession) -> ClusterIdentity:
+    """Return the identity of the cluster, whose rows can be copied.
+
+    Snapshots of a standby do not list the running transactions.
+
+    Raises:
+        ConfigError: The server is too old or a standby.
+    """
+    cluster = identify_cluster(session)
+    if cluster.is_standby:
+        raise ConfigError(
+            "it is a standby, from which rows cannot be copied, because its snapshots do not list"
+            " the running transactions: name the primary, or give first_copy='none'"
+        )
+    return cluster
 
 
 def check_server(session: PostgresSession) -> ClusterIdentity:
@@ -192,7 +212,17 @@ def check_server(session: PostgresSession) -> ClusterIdentity:
         ConfigError: The server cannot send changes, or not to this user.
     """
     cluster = identify_cluster(session)
-    ((_, _, wal_level, _, may_replicate, role),) = session.query(_SERVER)
+    ((_, _, wal_level, _, may_replicate, role, has_feedback),) = session.query(_SERVER)
+    if cluster.is_standby and session.server_version < _STANDBY_VERSION_MIN:
+        raise ConfigError(
+            "it is a standby, from which changes are read since PostgreSQL 16: name the primary"
+        )
+    if cluster.is_standby and not has_feedback:
+        raise ConfigError(
+            "it is a standby with hot_standby_feedback = off; needed: on, or the primary removes"
+            " rows of catalogs that the slot needs. Run ALTER SYSTEM SET hot_standby_feedback = on;"
+            " SELECT pg_reload_conf()"
+        )
     if wal_level != "logical":
         raise ConfigError(
             f"wal_level = {wal_level}; needed: logical. Run ALTER SYSTEM SET wal_level = 'logical',"
@@ -278,8 +308,9 @@ def create_publication(
         )
     except ReadOnly as error:
         raise ConfigError(
-            f"publication {name} cannot be created: {error}. Create it yourself, or run ALTER ROLE"
-            " … SET default_transaction_read_only = off for the user of the job"
+            f"publication {name} cannot be created: {error}. Create it yourself, for a standby on"
+            " its primary; or run ALTER ROLE … SET default_transaction_read_only = off for the user"
+            " of the job"
         ) from error
     return require_versions(session, name, tables)
 
@@ -330,11 +361,18 @@ def drop_publication(session: PostgresSession, name: str) -> None:
 def create_slot(session: PostgresSession, name: str) -> int:
     """Create slot `name`, and return the LSN from which it has every change.
 
-    Waits until every transaction that writes now has ended.
+    Waits until every transaction that writes now has ended. On a standby, waits until the primary
+    writes its list of running transactions to the WAL.
 
     Raises:
         ConfigError: The server has no free slot.
     """
+    if identify_cluster(session).is_standby:
+        logger.info(
+            "slot %s is created when the primary lists its running transactions, in 15 s if the"
+            " primary writes. Else run on the primary: SELECT pg_log_standby_snapshot()",
+            name,
+        )
     try:
         ((lsn,),) = session.query(
             "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot("

@@ -242,7 +242,7 @@ class PostgresChanges(ChangesOptions, Source):
             if not self.follows:
                 begin_copy(session, tuple(self._describe(session).values()))
                 return
-            slots.check_server(session)
+            self.check_server(session)
             tables = tuple(self._describe(session).values())
             if self.publication is not None:
                 slots.check_publication(session, self.publication, tables)
@@ -273,7 +273,7 @@ class PostgresChanges(ChangesOptions, Source):
                 return [begin_copy(session, tuple(self.described_tables.values())).to_split()]
         name = self.slot_name
         with slots.connect(self.endpoint, _SESSION_NAME) as session:
-            cluster = slots.check_server(session)
+            cluster = self.check_server(session)
             tables = tuple(self.described_tables.values())
             lsn, versions = self._prepare_slot(session, name, tables)
         position = SlotPosition(
@@ -326,6 +326,8 @@ class PostgresChanges(ChangesOptions, Source):
     ) -> SlotPosition:
         adapted = adapt_position(position, tables, only_same=self.table is not None)
         self._require_all_columns(adapted.added)
+        if adapted.added:
+            slots.identify_primary(session)
         name = self._publication_of(position)
         slots.check_position(session, position, name, adapted.kept)
         for removed in adapted.removed:
@@ -395,6 +397,16 @@ class PostgresChanges(ChangesOptions, Source):
         A job that continues under another name reads the slot of its old name.
         """
         return self.publication or position.slot
+
+    def check_server(self, session: PostgresSession) -> slots.ClusterIdentity:
+        """Return the identity of the cluster.
+
+        Raises:
+            ConfigError: The server cannot send what the source reads, or not to this user.
+        """
+        if self.copies_rows:
+            slots.identify_primary(session)
+        return slots.check_server(session)
 
     def describe_tables(self, session: PostgresSession) -> Sequence[SourceTable]:
         """Return the tables as the server describes them. Raises those of `described_tables`."""
