@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,6 +44,7 @@ from onceflow.sources.postgres.metadata import Metadata, MetadataColumns
 from onceflow.sources.postgres.position import SlotPosition, StreamPosition
 from onceflow.sources.postgres.queued_changes import ChangedRows
 from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
+from onceflow.sources.postgres.rewrites import TableForm, read_forms, require_no_rewrite
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import check_position, connect
 from onceflow.sources.postgres.table import SourceTable, require_all_columns
@@ -57,7 +58,7 @@ _GATHERED_S = 0.02
 _TURN_S = 0.05
 """The longest wait for the copy or for the stream while the other one may have rows."""
 PUBLICATION_CHECK_S = 60.0
-"""The interval at which an open stream's publication is checked."""
+"""The interval at which an open stream's publication and the forms of its tables are checked."""
 
 
 class RowBuilder:
@@ -144,7 +145,9 @@ class PostgresReader(SourceReader):
         self._copy_is_next = True
         """True if the next poll asks the copy first, if tables are followed, too."""
         self._check_at = 0.0
-        """The time of the next check of the publication."""
+        """The time of the next check of the publication and the tables."""
+        self._forms: Mapping[int, TableForm] = {}
+        """The forms of the tables at the last check; empty before the first one."""
         self._position: SlotPosition | None = None
         self._decided = StreamPosition(0)
         """The furthest position that is known to be decided."""
@@ -420,6 +423,9 @@ class PostgresReader(SourceReader):
         with connect(settings.endpoint, self._name) as session:
             if settings.follows:
                 check_position(session, position, settings.publication, settings.tables)
+                forms = read_forms(session, settings.tables)
+                require_no_rewrite(position, self._forms, forms)
+                self._forms = forms
             else:
                 check_copy(session, position, settings.tables)
 

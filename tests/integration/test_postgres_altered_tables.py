@@ -449,3 +449,83 @@ def test_a_partition_with_another_identity_ends_the_job_before_a_key_is_missing(
         with pytest.raises(BadRecord, match="a partition has another replica identity"):
             read_to_error(reader)
         assert reader.snapshot() == before
+
+
+_REWRITES = [
+    "ALTER TABLE t ALTER v TYPE text USING upper(v)",
+    "ALTER TABLE t DROP v, ADD v text",
+    "ALTER TABLE t ALTER n TYPE numeric(10, 2)",
+]
+
+
+@pytest.mark.parametrize("statement", _REWRITES)
+@pytest.mark.parametrize("is_partitioned", [False, True], ids=["plain", "partitioned"])
+def test_values_that_change_without_a_change_of_their_rows_end_the_job(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+    statement: str,
+    is_partitioned: bool,
+) -> None:
+    """The stream has no change of these rows, and the same types before and after."""
+    monkeypatch.setattr(postgres_reader, "PUBLICATION_CHECK_S", 0.0)
+    _create_rows(database, is_partitioned)
+    source = source_of(server, first_copy="none")
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("UPDATE t SET v = 'b'")
+        assert len(read_rows(reader, 1)) == 1
+        reader.commit(reader.snapshot())
+        database.execute(statement.encode())
+        with pytest.raises(BadRecord, match="Change the target alike, and start the job again"):
+            read_to_error(reader)
+        decided = reader.snapshot()
+    again = source_of(server, first_copy="none")
+    with contextlib.closing(again.reader(again.discover(decided), CONTEXT)) as reader:
+        database.execute("INSERT INTO t (id, v) VALUES (2, 'new')")
+        assert [row["id"] for row in read_rows(reader, 1)] == [2]
+
+
+def _create_rows(database: psycopg.Connection[TupleRow], is_partitioned: bool) -> None:
+    columns = "(id int PRIMARY KEY, v text, n numeric(10, 4))"
+    database.execute("DROP TABLE t")
+    if is_partitioned:
+        database.execute(f"CREATE TABLE t {columns} PARTITION BY RANGE (id)".encode())
+        database.execute("CREATE TABLE t_all PARTITION OF t DEFAULT")
+    else:
+        database.execute(f"CREATE TABLE t {columns}".encode())
+    database.execute("INSERT INTO t VALUES (1, 'a', 1.2345)")
+
+
+def test_values_that_change_during_the_copy_end_it(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """Rows of one part of the copy would have other values than those of another part."""
+    database.execute("INSERT INTO t SELECT n, 'a' FROM generate_series(1, 30) AS n")
+    source = source_of(server, chunk_rows=1, batch_rows=1, copy_parallelism=1)
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        read_rows(reader, 1)
+        database.execute("ALTER TABLE t DROP v, ADD v text")
+        with pytest.raises(BadRecord, match=r"from before and after it\. Drop the slot"):
+            read_to_error(reader)
+
+
+def test_statements_that_change_no_value_end_no_job(
+    server: EmbeddedPostgres,
+    database: psycopg.Connection[TupleRow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_reader, "PUBLICATION_CHECK_S", 0.0)
+    source = source_of(server, first_copy="none")
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        statements = (
+            "ALTER TABLE t ALTER v SET DEFAULT 'x'",
+            "VACUUM FULL t",
+            "ALTER TABLE t ALTER v SET STATISTICS 10",
+            "CLUSTER t USING t_pkey",
+            "GRANT SELECT (v) ON t TO PUBLIC",
+        )
+        for at, statement in enumerate(statements):
+            database.execute(statement.encode())
+            database.execute("INSERT INTO t VALUES (%s, 'a')", [at])
+            assert [row["id"] for row in read_rows(reader, 1)] == [at]
+            reader.poll(0.0)

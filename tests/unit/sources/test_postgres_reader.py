@@ -77,6 +77,10 @@ def _connect(*_: object) -> AbstractContextManager[None]:
 def _accept(*_: object) -> None: ...
 
 
+def _find_no_form(*_: object) -> dict[int, Any]:
+    return {}
+
+
 @pytest.fixture(name="reader")
 def _reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresReader]:
     """Return a reader to which the server has sent a row, and then other columns."""
@@ -100,6 +104,7 @@ def _reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresReader]:
     monkeypatch.setattr(f"{_READER}.CopyThreads", _Silent.open)
     monkeypatch.setattr(f"{_READER}.connect", _connect)
     monkeypatch.setattr(f"{_READER}.check_position", _accept)
+    monkeypatch.setattr(f"{_READER}.read_forms", _find_no_form)
     followed, copied = _table(7, "followed"), _table(8, "copied")
     position = SlotPosition(
         "s",
