@@ -164,14 +164,15 @@ def find_table(session: Session, name: TableName) -> Table | None:
         f"FROM information_schema.columns WHERE {where} ORDER BY ordinal_position"
     )
     keys, other_unique = read_unique_keys(session, name)
+    columns = tuple(_column(shown, row, is_mariadb=is_mariadb) for row in rows)
     return Table(
         name=shown,
-        columns=tuple(_column(shown, row, is_mariadb=is_mariadb) for row in rows),
+        columns=columns,
         unfit=_unfit(shown, str(kind), str(engine or "")),
         unique_keys=keys,
         other_unique=other_unique,
         grantee=grantee(str(user)),
-        checks=_read_json_checks(session, name) if is_mariadb else (),
+        checks=_read_checks(session, name, columns, str(user), is_mariadb=is_mariadb),
     )
 
 
@@ -216,18 +217,57 @@ def has_index(session: Session, name: TableName, columns: Sequence[str]) -> bool
     return set(columns) in indexed.values()
 
 
-def _read_json_checks(session: Session, name: TableName) -> tuple[CheckConstraint, ...]:
-    """Return the constraints by which MariaDB checks its JSON columns, which are texts."""
+def _read_checks(
+    session: Session,
+    name: TableName,
+    columns: Sequence[TableColumn],
+    user: str,
+    *,
+    is_mariadb: bool,
+) -> tuple[CheckConstraint, ...]:
+    """Return the CHECK constraints that depend on nothing but the values that are sent.
+
+    Before a constraint is checked, a trigger may change the row. So there is none if the table has
+    a trigger, or if the user may not see triggers. By constraints MariaDB also checks its JSON
+    columns, which are texts. These are always returned.
+    """
+    if is_mariadb:
+        database = "DATABASE()" if name.schema is None else literal(name.schema)
+        rows = session.query(
+            "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
+            f" WHERE constraint_schema = {database} AND table_name = {literal(name.name)}"
+        )
+    else:
+        rows = session.query(
+            "SELECT c.constraint_name, c.check_clause FROM information_schema.check_constraints AS"
+            " c JOIN information_schema.table_constraints AS t ON c.constraint_schema ="
+            " t.constraint_schema AND c.constraint_name = t.constraint_name"
+            f" WHERE {_where(name)} AND t.enforced = 'YES'"
+        )
+    checks: list[CheckConstraint] = []
+    for check, shown in ((_text(check), _text(clause)) for check, clause in rows):
+        # MySQL shows a clause with backslashes, as it would stand within quotes.
+        clause = shown if is_mariadb else re.sub(r"\\(.)", r"\1", shown, flags=re.DOTALL)
+        named = frozenset(column.name for column in columns if quote(column.name) in clause)
+        checks.append(CheckConstraint(check, clause, named))
+    json = tuple(each for each in checks if each.expression == f"json_valid({quote(each.name)})")
+    return json if len(json) == len(checks) or _may_trigger(session, name, user) else tuple(checks)
+
+
+def _may_trigger(session: Session, name: TableName, user: str) -> bool:
+    """Return False if it is known that the table has no trigger."""
     database = "DATABASE()" if name.schema is None else literal(name.schema)
-    rows = session.query(
-        "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
-        f" WHERE constraint_schema = {database} AND table_name = {literal(name.name)}"
+    granted = f"grantee = {literal(grantee(user))} AND privilege_type = 'TRIGGER'"
+    ((is_granted, triggers),) = session.query(
+        f"SELECT EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE {granted})"
+        f" OR EXISTS (SELECT 1 FROM information_schema.schema_privileges WHERE {granted}"
+        f" AND table_schema = {database})"
+        f" OR EXISTS (SELECT 1 FROM information_schema.table_privileges WHERE {granted}"
+        f" AND {_where(name)}),"
+        " EXISTS (SELECT 1 FROM information_schema.triggers WHERE"
+        f" event_object_schema = {database} AND event_object_table = {literal(name.name)})"
     )
-    return tuple(
-        CheckConstraint(str(column), clause, frozenset({str(column)}))
-        for column, clause in ((column, _text(clause)) for column, clause in rows)
-        if clause == f"json_valid({quote(str(column))})"
-    )
+    return not int(is_granted) or bool(int(triggers))
 
 
 def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:

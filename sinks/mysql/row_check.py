@@ -1,4 +1,4 @@
-"""The check of rows that are staged: texts that only the server can judge.
+"""The check of rows that are staged: texts that only the server can judge, and CHECK constraints.
 
 A text may have characters outside the charset of its column, and MariaDB keeps JSON as text with
 the constraint `json_valid`. One statement asks for a batch of rows; it writes and locks nothing.
@@ -6,12 +6,12 @@ the constraint `json_valid`. One statement asks for a batch of rows; it writes a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.clients.mysql.catalog import CHARSET, TEXTS, quote
+from onceflow.clients.mysql.catalog import CHARSET, TEXTS, MySQLType, quote
 from onceflow.clients.mysql.connection import own, to_sql_error
 from onceflow.clients.mysql.types import CHECKED_CHARSETS, MySQLFit, fits_of
 from onceflow.clients.sql.session import Session
@@ -50,9 +50,8 @@ class MySQLRowCheck(RowCheck):
     def __call__(self, session: Session, rows: pa.RecordBatch) -> None:
         connection = own(session)
         names = ", ".join(f"c{number}" for number in range(len(self._fits)))
-        # A column of nulls alone would have the charset binary.
         renamed = ", ".join(
-            f"CONVERT(c{number} USING {CHARSET}) AS {quote(fit.name)}"
+            f"{_cast(f'c{number}', fit)} AS {quote(fit.name)}"
             for number, fit in enumerate(self._fits)
         )
         statement = RowsStatement(
@@ -72,11 +71,44 @@ def find_row_check(
     target: Target, names: Sequence[str], constraints: Sequence[CheckConstraint]
 ) -> MySQLRowCheck | None:
     """Return the check of the columns `names` with `constraints`, or None if none is needed."""
-    constrained = frozenset[str]().union(*(each.columns for each in constraints))
-    fits = [
-        fit for fit in fits_of(target, names) if _has_other_charset(fit) or fit.name in constrained
+    written = {fit.name: fit for fit in fits_of(target, names)}
+    known = [
+        each
+        for each in constraints
+        if each.columns and all(_can_evaluate(written[column]) for column in each.columns)
     ]
-    return MySQLRowCheck(target, fits, constraints) if fits else None
+    constrained = frozenset[str]().union(*(each.columns for each in known))
+    fits = [fit for fit in written.values() if _has_other_charset(fit) or fit.name in constrained]
+    return MySQLRowCheck(target, fits, known) if fits else None
+
+
+def _cast(value: str, fit: MySQLFit) -> str:
+    """Return `value` in the type of the column, or a text as a text of `CHARSET`."""
+    kind = fit.type
+    if kind.name in TEXTS:
+        # A column of nulls alone would have the charset binary.
+        text = f"CONVERT({value} USING {CHARSET})"
+        return f"{text} COLLATE {kind.collation}" if kind.charset == CHARSET else text
+    return f"CAST({value} AS {_list_casts(kind)[kind.name]})"
+
+
+def _can_evaluate(fit: MySQLFit) -> bool:
+    """Return True if `_cast` returns exactly the value that a CHECK constraint sees."""
+    kind = fit.type
+    # The collation of another charset may compare texts in another way.
+    return kind.charset == CHARSET if kind.name in TEXTS else kind.name in _list_casts(kind)
+
+
+def _list_casts(kind: MySQLType) -> Mapping[str, str]:
+    whole = "UNSIGNED" if kind.unsigned else "SIGNED"
+    return {
+        **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint"), whole),
+        **dict.fromkeys(("datetime", "timestamp"), f"DATETIME({kind.fraction_digits})"),
+        "decimal": f"DECIMAL({kind.precision}, {kind.scale})",
+        "double": "DOUBLE",
+        "date": "DATE",
+        "time": f"TIME({kind.fraction_digits})",
+    }
 
 
 def _has_other_charset(fit: MySQLFit) -> bool:

@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +32,8 @@ class Dialect:
     trigger: tuple[str, ...]
     """Refuses the row 7: it is not liked."""
     said_of_division: str
+    correcting: tuple[str, ...]
+    """Create a trigger that takes the sign away from an amount."""
     numbering: tuple[str, ...]
     """Give the table a column that the server numbers, and that has two numbers left."""
     said_of_numbers: str
@@ -50,6 +54,12 @@ _MYSQL = Dialect(
         ),
     ),
     said_of_division="Division by 0",
+    correcting=(
+        (
+            "CREATE TRIGGER correct BEFORE INSERT ON ledger FOR EACH ROW"
+            " SET NEW.amount = ABS(NEW.amount)"
+        ),
+    ),
     numbering=(
         "ALTER TABLE ledger ADD n tinyint NOT NULL AUTO_INCREMENT UNIQUE, AUTO_INCREMENT = 126",
     ),
@@ -69,6 +79,16 @@ DIALECTS = {
             f"{_TRIGGER} EXECUTE FUNCTION stop()",
         ),
         said_of_division="division by zero",
+        correcting=(
+            (
+                "CREATE FUNCTION correct() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN NEW.amount := ABS(NEW.amount); RETURN NEW; END $$"
+            ),
+            (
+                "CREATE TRIGGER correct BEFORE INSERT ON ledger FOR EACH ROW"
+                " EXECUTE FUNCTION correct()"
+            ),
+        ),
         numbering=(
             "CREATE SEQUENCE numbers MAXVALUE 2",
             "ALTER TABLE ledger ADD n bigint NOT NULL DEFAULT nextval('numbers')",
@@ -141,7 +161,7 @@ def _written(
     assert list(writer.take_rejected()) == [], "each is handed back once"
     found: list[tuple[int, str]] = []
     for one in rejected:
-        assert one.rows.schema.equals(SCHEMA)
+        assert one.rows.schema.equals(job.schema)
         found += zip(one.rows.column("id").to_pylist(), one.reasons, strict=True)
     found.sort()
     return [number for number, _ in found], [reason for _, reason in found]
@@ -404,6 +424,58 @@ def test_ledger_mode_rejects_before_the_decision_what_only_the_server_can_judge(
     for reason, part in zip(reasons, refused.values(), strict=True):
         assert part in reason
     assert database.ids_in() == sorted(set(range(len(texts))) - set(refused))
+
+
+_CHECKED = {
+    "whole": (pa.int64(), "bigint", "whole > -5 AND whole % 2 = 0", (4, None), (3, -6)),
+    "tiny": (pa.int64(), "smallint", "tiny * 10000 < 50000", (4,), (5,)),
+    "price": (
+        pa.decimal128(9, 2),
+        "decimal(9, 2)",
+        "price <> 0.10",
+        (Decimal("0.11"),),
+        (Decimal("0.10"),),
+    ),
+    "day": (pa.date32(), "date", "day < '2026-10-01'", (date(2026, 9, 30),), (date(2026, 10, 1),)),
+    "text": (pa.string(), "varchar(20)", "text <> 'it''s'", ("its", "", "9"), ("it's",)),
+}
+"""Columns with Arrow type, type, CHECK constraint, values that it accepts, and ones it refuses."""
+
+
+def test_ledger_mode_evaluates_check_constraints_as_the_table_does(
+    database: Database, staging: FileStagingArea
+) -> None:
+    columns = ", ".join(f"{name} {spec[1]}" for name, spec in _CHECKED.items())
+    checks = ", ".join(f"CONSTRAINT c_{n} CHECK ({spec[2]})" for n, spec in _CHECKED.items())
+    database.query(f"CREATE TABLE ledger (id bigint, {columns}, {checks})")
+    schema = pa.schema([("id", pa.int64()), *((name, spec[0]) for name, spec in _CHECKED.items())])
+    given: list[tuple[str, Any]] = []
+    given += [(name, value) for name, spec in _CHECKED.items() for value in spec[3]]
+    accepted = len(given)
+    given += [(name, value) for name, spec in _CHECKED.items() for value in spec[4]]
+    rows = [{"id": number, name: value} for number, (name, value) in enumerate(given)]
+    sink = database.sink(table="ledger", commit_mode="ledger")
+    with SqlJob(sink, schema=schema, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        ids, reasons = _written(database, job.check(), [batch])
+    assert ids == list(range(accepted, len(given)))
+    for (name, _), reason in zip(given[accepted:], reasons, strict=True):
+        assert f"c_{name}" in reason
+    assert database.ids_in() == list(range(accepted))
+
+
+def test_ledger_mode_knows_no_constraint_of_a_row_that_a_trigger_changes(
+    database: Database, staging: FileStagingArea
+) -> None:
+    database.query(
+        "CREATE TABLE ledger (id bigint, account varchar(20), amount bigint,"
+        " CONSTRAINT positive CHECK (amount >= 0))",
+        *DIALECTS[database.name].correcting,
+    )
+    sink = database.sink(table="ledger", commit_mode="ledger")
+    with SqlJob(sink, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        assert _written(database, job.check(), [_row(1, "a", -5)]) == ([], [])
+    assert database.query("SELECT amount FROM ledger") == [(5,)]
 
 
 def test_ledger_mode_fails_before_the_decision_at_what_the_server_refuses(

@@ -244,7 +244,7 @@ def test_what_a_user_may_not_is_told_with_the_grant_until_nothing_is_missing(
 
 def _run_what_is_said(database: Database, text: str) -> None:
     """Run every statement in the text of an error, up to where its sentence ends."""
-    for part in re.split(r"(?:Run|Mend)[^:]*: |; ", text):
+    for part in re.split(r"(?:Run|Fix)[^:]*: |; ", text):
         if part.startswith(("GRANT ", "CREATE ")):
             database.query(part)
 
