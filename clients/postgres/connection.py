@@ -75,6 +75,8 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("54000", RowRefused),
     # A table has too many columns.
     ("54011", StatementInvalid),
+    # The table is published, and has no replica identity for changes.
+    ("55000", StatementInvalid),
     ("25006", ReadOnly),
     ("55P03", LockTimeout),
     ("42501", AccessDenied),

@@ -221,6 +221,33 @@ def test_a_decided_commit_whose_column_is_gone_waits_for_a_person(
     assert ids_in(postgres_database, "t") == [1, 2]
 
 
+def test_a_table_whose_changes_are_published_without_an_identity_is_named_until_it_has_one(
+    postgres_database: str, staging: FileStagingArea
+) -> None:
+    query(
+        postgres_database,
+        "CREATE TABLE t (id bigint NOT NULL UNIQUE, amount bigint)",
+        "INSERT INTO t VALUES (1, 1)",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    upsert: dict[str, Any] = {"write_mode": "upsert", "primary_key": ("id",)}
+    sink = sink_of(postgres_database, commit_mode="two_phase", **upsert)
+    with Job(sink, schema=SCHEMA) as job:
+        writer = job.check().writer()
+        writer.write(_ROWS)
+        with pytest.raises(errors.TargetRefused, match="REPLICA IDENTITY using ALTER TABLE"):
+            writer.pre_commit(CheckpointId(1))
+    sink = sink_of(postgres_database, commit_mode="ledger", **upsert)
+    with Job(sink, schema=SCHEMA, staging=staging) as job:
+        committable, committer = job.check(2).prepare(1, _ROWS, 2), job.committer(2)
+        refused = committer.commit(committable)
+        assert isinstance(refused, RetryLater)
+        assert refused.until_fixed
+        query(postgres_database, "ALTER TABLE t REPLICA IDENTITY FULL")
+        assert committer.commit(committable) == Committed()
+    assert ids_in(postgres_database, "t") == [1, 2]
+
+
 def test_a_decided_commit_whose_right_is_revoked_waits_for_the_grant(
     policed_database: str, postgres_database: str, staging: FileStagingArea
 ) -> None:
