@@ -2,8 +2,9 @@
 
 One snapshot of one subtask is one or more *parts*, each a complete Arrow IPC stream. Its schema
 metadata holds, under `onceflow.state`, JSON: format, max parallelism and each state's name, kind
-and signature. Its columns: `state` (index into that list), `key_group`, `key` and `value`. The
-content of `key` and `value` depends on the kind:
+and signature. The checksum of this JSON is under `onceflow.state.xxh3`. The columns of a part:
+`state` (index into that list), `key_group`, `key` and `value`. The content of `key` and `value`
+depends on the kind:
 
     value, list     key = encoded key;  value = the value, or the MessagePack array of the elements
     map             key = 4-byte big-endian length and encoded key, then the encoded map key
@@ -34,6 +35,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
@@ -60,6 +62,8 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _PARTNERS = "the record of which kept rows had no partner"
 """The description of a join's column `ALONE` for the user."""
 _METADATA_KEY = b"onceflow.state"
+_CHECKSUM_KEY = b"onceflow.state.xxh3"
+"""The key of the checksum of the metadata, which is also read from unverified heads of files."""
 _FIELDS = [
     pa.field("state", pa.uint16()),
     pa.field("key_group", pa.uint16()),
@@ -177,7 +181,9 @@ def _write_parts(
         "states": [[meta.name, meta.kind, meta.signature] for meta, _ in states],
         **more,
     }
-    schema = pa.schema(_FIELDS, metadata={_METADATA_KEY: json.dumps(about).encode()})
+    described = json.dumps(about).encode()
+    checksum = xxhash.xxh3_64_hexdigest(described).encode()
+    schema = pa.schema(_FIELDS, metadata={_METADATA_KEY: described, _CHECKSUM_KEY: checksum})
     batches = _merge_batches(states, schema)
     handles: list[StateHandle] = []
     is_last = False
@@ -367,12 +373,14 @@ def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) 
         StateCorrupt: The bytes are no part of a canonical snapshot.
         CheckpointCorrupt: The file is gone, or its bytes are not those that were written.
     """
-    # The head nearly always has the whole schema, so the part need not be read.
+    # The head nearly always has the whole schema, so the part need not be read. If the head is
+    # damaged, reading the part raises CheckpointCorrupt.
     for read in (reader.head, reader.read):
+        data = read(handle)
         try:
-            with pa.ipc.open_stream(read(handle)) as stream:
+            with pa.ipc.open_stream(data) as stream:
                 return _parse_metas(stream.schema, handle, context)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError, StateCorrupt) as error:
             failure = error
     raise _no_state_file(handle, context, failure) from failure
 
@@ -394,8 +402,13 @@ def _parse_metas(schema: pa.Schema, handle: StateHandle, context: StateContext) 
 
 
 def _read_metadata(schema: pa.Schema) -> dict[str, Any] | None:
+    """Return the description of the states, or None if it is missing or damaged."""
     metadata = schema.metadata or {}
-    return json.loads(metadata[_METADATA_KEY]) if _METADATA_KEY in metadata else None
+    described = metadata.get(_METADATA_KEY, b"")
+    if metadata.get(_CHECKSUM_KEY) != xxhash.xxh3_64_hexdigest(described).encode():
+        return None
+    about: dict[str, Any] = json.loads(described)
+    return about
 
 
 def check_format(stored: int, known: int, name: str, context: StateContext) -> None:
