@@ -95,7 +95,7 @@ def fence(storage: JobStorage) -> LogFacts:
 
 
 def attempt_of(log: LogFacts | None) -> AttemptId:
-    """Return the attempt in whose name a person commits by hand: the newest one."""
+    """Return the newest attempt in `log`, under whose number a person commits by hand."""
     return AttemptId(max(1, log.view.attempt if log else 1))
 
 
@@ -217,7 +217,7 @@ class InDoubtKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InDoubtTransaction:
-    """A transaction, as of one reading of log and target."""
+    """A transaction in doubt, as log and target showed it at one moment."""
 
     committable: Committable
     kind: InDoubtKind
@@ -238,7 +238,7 @@ class InDoubtTransaction:
 
 @dataclass(slots=True)
 class _Holder:
-    """A sink id at a resource manager, with its committer."""
+    """A resource manager and one of its sink ids, with the committer for both."""
 
     manager: ResourceManager
     committer: Committer
@@ -515,7 +515,10 @@ class InDoubtTransactions(TransactionSettler):
 def _status(
     committable: Committable, log: LogFacts | None, holder: _Holder, lag: str
 ) -> InDoubtStatus:
-    """Return the decision. A job owns everything staged in its storage, under any sink id."""
+    """Return the status of a transaction in the log.
+
+    A job owns all rows staged in its storage, under any sink id.
+    """
     own = log is not None and is_staged(committable)
     return in_doubt_status(
         committable, log, claimed_by=log.log_id if log and own else holder.claimed_by, lag=lag
@@ -523,7 +526,7 @@ def _status(
 
 
 def _as_listed(committable: Committable, log: LogFacts | None) -> Committable:
-    """Return `committable` as the log lists it: with its rows and the sink's other notes."""
+    """Return `committable` as the log lists it, with its row count and the sink's data."""
     listed = log.decided.get(committable.transaction) if log else None
     alike = listed is not None and is_staged(listed) == is_staged(committable)
     return listed if listed is not None and alike else committable

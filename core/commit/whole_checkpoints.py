@@ -56,7 +56,7 @@ class GlobalCommit:
 
     @property
     def transaction(self) -> TransactionId:
-        """The id of its first transaction."""
+        """The id of the first transaction of this commit."""
         return self.committables[0].transaction
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class GlobalCommit:
 
 
 class PreCommits:
-    """The subtask's list of pre-committed transactions that it does not know to be committed."""
+    """The pre-committed transactions of one subtask that may not be committed yet."""
 
     def __init__(self) -> None:
         self._waiting: list[Committable] = []
@@ -120,7 +120,7 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
         self._is_last = False
 
     def add_decision(self, completed: CompletedCheckpoint, now_s: float) -> None:
-        """Record a decision, in order. Its transactions after the previous decision are one commit.
+        """Record the next decision. Its transactions since the previous decision become one commit.
 
         Raises:
             InvariantViolation: The decision is out of order.
@@ -136,7 +136,10 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
         self.note_decision(checkpoint)
 
     def next_commit(self, now_s: float) -> GlobalCommit | WaitUntil | None:
-        """Return the commit to carry out now, as `StepQueue` does; None while more are gathered."""
+        """Return the commit to carry out now, or the time at which the next one is due.
+
+        Return None if nothing is left to commit, or if only the next decision makes it due.
+        """
         if not self._gathered and self._waiting:
             due_at_s = self._find_due_time()
             if now_s < due_at_s:
@@ -163,7 +166,10 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
 
 @dataclass(frozen=True, slots=True)
 class GlobalRecoveryPlan:
-    """The actions of a new attempt for the transactions of one sink, in the order given."""
+    """The actions of a new attempt for the transactions of one sink.
+
+    The attempt carries them out in the order of the fields.
+    """
 
     commit: tuple[GlobalCommit, ...] = ()
     """The decided commits that the target does not prove."""

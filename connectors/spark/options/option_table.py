@@ -94,11 +94,11 @@ class OptionTable(Generic[T_co]):
                 yield SparkOption(meaning.spark, argument, meaning, default)
 
     def help_of(self, option: SparkOption) -> str:
-        """Return the help of an option, with the names of options."""
+        """Return the help text of an option. It uses the names of Spark options."""
         return self.helps.get(option.argument) or self.words.translate(option.meaning.help)
 
     def make(self, given: Mapping[str, str]) -> T_co:
-        """Return the description that the options `given` create.
+        """Return the sink or source description that the options in `given` create.
 
         Raises:
             ConfigError: See `arguments`; or the description refuses the options, with the names of
@@ -110,7 +110,7 @@ class OptionTable(Generic[T_co]):
 
     @property
     def words(self) -> OptionWords:
-        """The names of the description's fields as options."""
+        """The name of the Spark option for each field of the description."""
         names = {option.argument: option.name for option in (*self.options, *self.clients.values())}
         return OptionWords({**names, **self.named}, self.instead)
 
@@ -253,18 +253,19 @@ _RESERVED = frozenset(name.lower() for name in _PROTOCOL_NAMES)
 
 
 def sink_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return `given` without the protocol's options: the options of the sink."""
+    """Return the options in `given` that are the sink's own, not those of every format."""
     return {name: value for name, value in given.items() if name.lower() not in _RESERVED}
 
 
 class SinkOptions(Mapping[str, str]):
-    """The options of a user's own sink, by names in any case. It remembers which were asked for.
+    """The options of a user's own sink. Names may have any case.
 
-    So a mistyped option of a sink without a table is found, too: the sink does not ask for it.
+    The mapping remembers which options the sink has read. A mistyped option is one that the sink
+    never reads, so it is found without a table of options.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        """Store the options without those of the protocol."""
+        """Store the sink's own options."""
         self._values = {name.lower(): value for name, value in sink_options(given).items()}
         self._asked: dict[str, str] = {}
 
@@ -283,11 +284,11 @@ class SinkOptions(Mapping[str, str]):
         return len(self._values)
 
     def require_all_asked(self, format_name: str) -> None:
-        """Raise ConfigError if a given option was not asked for.
+        """Raise ConfigError if the sink has not read an option that the user gave.
 
         Raises:
-            ConfigError: An option was not asked for. The message names the most similar one that
-                was.
+            ConfigError: The sink has not read an option. The message names the most similar option
+                that it has read.
         """
         for name in self._values:
             if name not in self._asked:
@@ -299,13 +300,13 @@ class SinkOptions(Mapping[str, str]):
 
 
 class MissingOption(KeyError):
-    """Raised if an option that was not given is asked for."""
+    """The error when a sink reads an option that the user did not give."""
 
 
 def own_sink(
     format_name: str, make_sink: Callable[[Mapping[str, str]], Sink], given: Mapping[str, str]
 ) -> Sink:
-    """Return the sink that `make_sink` creates from the options that are not the protocol's.
+    """Return the sink that `make_sink` creates from its own options.
 
     Raises:
         ConfigError: An option that `make_sink` asks for is missing, or it never asks for a given

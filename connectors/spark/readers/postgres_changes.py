@@ -106,7 +106,7 @@ class BatchEnd:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> BatchEnd:
-        """Return the end that `document` holds.
+        """Return the end of a batch that `document` describes.
 
         Raises:
             StateIncompatible: Another format has written the document.
@@ -286,7 +286,7 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
 
     @in_option_words
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Let Trigger.AvailableNow end with the transactions that the server has now."""
+        """Make Trigger.AvailableNow end after the transactions that the server has now."""
         self._ends_now = True
         self._target = read_present_lsn(self._source.endpoint)
 
@@ -346,10 +346,10 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
             reader.close()
 
     def _open_reader(self, at: BatchEnd) -> PostgresReader:
-        """Return the reader, which continues after `at`.
+        """Return a reader that continues after `at`: the open one if it is there, or a new one.
 
         Raises:
-            ConfigError: The query was made for other columns.
+            ConfigError: The query's DataFrame has other columns than the source now reads.
         """
         if self._reader is not None and self._at == at:
             return self._reader
@@ -445,7 +445,7 @@ class ChangesStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvaila
 
 
 def _describe_options(rows: pa.Schema) -> str:
-    """Return the options with which `rows` were read, so that no new column is left out."""
+    """Return the options that read exactly the columns of `rows`."""
     # The table's columns come first, then the operation, then the metadata.
     names = rows.names
     own = spark_schema(pa.schema(list(rows)[: names.index(OPERATION)]))

@@ -27,7 +27,10 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class CallAborted(Exception):
-    """The error of a call that ended by a signal to its task or process, without an answer."""
+    """The error of a call that was cancelled, or that raised what would end its thread.
+
+    The service has not answered, so the record is not at fault.
+    """
 
 
 _THREADS_MAX = 1_000
@@ -36,7 +39,7 @@ _THREADS_MAX = 1_000
 
 @dataclass(eq=False, slots=True)
 class PendingCall:
-    """The call for some rows of a batch."""
+    """A call to the service for one or several rows of a batch, with its result."""
 
     rows: pa.RecordBatch
     first: int
@@ -80,16 +83,16 @@ class CallLoop:
         self._is_open = True
 
     def start(self, calls: Sequence[PendingCall]) -> None:
-        """Start calls. The caller keeps to the capacity."""
+        """Start calls. The caller must not start more than the capacity allows."""
         self._loop.call_soon_threadsafe(self._create_tasks, calls)
 
     @property
     def has_done(self) -> bool:
-        """True if `take_done` would return a call."""
+        """True if a call has finished that `take_done` has not returned yet."""
         return bool(self._done)
 
     def take_done(self) -> list[PendingCall]:
-        """Return the calls that have finished since the last call."""
+        """Return the calls that have finished since the last `take_done`."""
         self._ready.clear()
         done: list[PendingCall] = []
         while self._done:
@@ -198,7 +201,11 @@ class CallLoop:
 
 
 async def _guard(call: Awaitable[T]) -> T:
-    """Return the result of `call`; raise CallAborted for what would end the loop's thread."""
+    """Return the result of `call`.
+
+    Raises:
+        CallAborted: The call raised a BaseException that would end the loop's thread.
+    """
     try:
         return await call
     except (Exception, asyncio.CancelledError):

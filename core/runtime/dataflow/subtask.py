@@ -232,7 +232,7 @@ class Subtask(ABC):
             self._backpressured_s += time.monotonic() - began
 
     def _snapshot(self, barrier: decisions.Barrier, alignment_ms: float) -> SnapshotTaken:
-        """Take the synchronous part and forward the barrier; return the report for the upload."""
+        """Take the synchronous part of the snapshot, and forward the barrier. Return the report."""
         # Computed from the clocks of two machines, for metrics only.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
@@ -278,7 +278,7 @@ class Subtask(ABC):
         )
 
     def _advance(self, next_watermark: Callable[[], int | None]) -> None:
-        """Pass new watermarks to the operators and to all outputs, until there is none."""
+        """Pass new watermarks to the operators and to all outputs, until none is left."""
         head = self._operators[0]
         while (watermark := next_watermark()) is not None:
             if head.holds_watermarks:
@@ -289,7 +289,7 @@ class Subtask(ABC):
             self._forward_watermark(watermark)
 
     def _forward_watermark(self, watermark: int) -> None:
-        """Pass a watermark that the first operator has seen to the other ones and all outputs."""
+        """Pass a watermark of the first operator to the other operators and all outputs."""
         if watermark != IDLE:
             for operator in self._operators[1:]:
                 operator.on_watermark(watermark)
@@ -416,7 +416,7 @@ class ReceivingSubtask(Subtask):
         mode: alignment.AlignmentMode,
         timed: Collection[int],
     ) -> None:
-        """Create the subtask. `timed` are the channels with event time, at least one."""
+        """Create the subtask. `timed` has the channels that carry watermarks, at least one."""
         super().__init__(ref, gate, operators, edges, report)
         keeping_order = [channel for channel, end in enumerate(gate.ends) if end.keeps_order]
         self._alignment = alignment.BarrierAlignment(len(gate.ends), mode, keeping_order)
@@ -588,7 +588,7 @@ class ReceivingSubtask(Subtask):
 
 
 def _until(at_s: float | None) -> float:
-    """Return the time to wait for an event at `at_s` of `time.monotonic`, at most WAIT_S."""
+    """Return the seconds until `at_s` on the clock `time.monotonic`, at most WAIT_S."""
     return WAIT_S if at_s is None else max(0.0, min(WAIT_S, at_s - time.monotonic()))
 
 

@@ -206,7 +206,7 @@ class WindowJoinOperator(SnapshottedOperator):
         return (watermark + 1 - windows.size_ms - windows.offset_ms) // windows.slide_ms
 
     def _take(self, side: int, batch: Batch) -> None:
-        """Add rows to their windows; emit windows that were due before again."""
+        """Add rows to their windows. Emit again windows that were emitted before."""
         if not batch.rows.num_rows:
             return
         try:
@@ -266,7 +266,7 @@ class WindowJoinOperator(SnapshottedOperator):
         numbers: key_columns.Ints,
         now: int,
     ) -> None:
-        """Keep each row in the window of its number; emit windows that were due before again."""
+        """Keep each row in the window of its number. Emit again windows that were emitted."""
         names, kept = self._keys[side], self._kept[side]
         check_moments(numbers, times, self._times[side] or "", self._number_bits)
         arrays = [rows.column(name) for name in names]
@@ -353,7 +353,7 @@ class WindowJoinOperator(SnapshottedOperator):
         return DueWindows(numbers, (left, right), np.insert(ends, 1, cuts), ends)
 
     def _leave_out_fired(self, kept: KeptRows, entries: key_columns.Ints) -> key_columns.Ints:
-        """Return the entries whose windows have not fired before a restore."""
+        """Return the entries without those whose windows were emitted before a restore."""
         windows = self._windows
         watermarks = self._event_time.watermarks_of(kept.key_groups(entries))
         starts = windows.offset_ms + kept.moments(entries) * windows.slide_ms
@@ -375,7 +375,10 @@ def connect_streams(
     schema: pa.Schema,
     event_time: RestoredEventTime = NOTHING_RESTORED,
 ) -> WindowJoinOperator | CoProcessor:
-    """Return the operator for a function of two streams, by whole batches if possible."""
+    """Return the operator for a function of two connected streams.
+
+    It processes whole batches if windows and function allow that, otherwise single records.
+    """
     by_batches = isinstance(work.function, CoWindowedFunction) and work.function.takes_batches
     operator = WindowJoinOperator if by_batches else CoProcessor
     return operator(uid, work, store, states, schema, event_time)
@@ -390,7 +393,10 @@ def number_bits_of(slide_ms: int) -> int:
 
 
 def _cut_before_repeats(windows: key_columns.Ints) -> key_columns.Ints:
-    """Return limits, from 0 to the number of `windows`, between which all windows differ."""
+    """Return the limits of parts of `windows` in which no window occurs twice.
+
+    The first limit is 0, the last one the number of `windows`.
+    """
     cuts, seen = [0], set[int]()
     for index, window in enumerate(windows.tolist()):
         if window in seen:

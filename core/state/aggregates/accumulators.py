@@ -145,7 +145,7 @@ class AccumulatorTable:
         keys: Sequence[pa.Array],
         values: Mapping[str, pa.Array | npt.NDArray[Any]],
     ) -> dict[str, Results]:
-        """Add a batch to the totals, like `update`. `group` is the batch's, and is released.
+        """Add a batch to the totals, like `update`, and release `group`, the grouping of the batch.
 
         Columns of last values stay as they are.
 
@@ -180,9 +180,10 @@ class AccumulatorTable:
         return results
 
     def group(self, keys: Sequence[pa.Array], hashes: Hashes | None) -> Grouping:
-        """Group the rows of a batch by key. The entries are valid until `finish` or `remove`.
+        """Group the rows of a batch by key, and return the entries of the keys.
 
-        Each key counts as used now. An expired key has no value.
+        The entries are valid until `finish` or `remove`. The time to live of each key starts again;
+        the totals of an expired key are cleared first.
         """
         columns = self._read(keys)
         group = Grouping.of(self._resolve(columns, self.shape.hash_entries(columns, hashes)))
@@ -347,8 +348,8 @@ class AccumulatorTable:
     ) -> tuple[Ints, Ints]:
         """Return the entries of all members of these namespaces and keys.
 
-        Also return, for each entry, the index of its namespace and key. `hashes` are those of the
-        keys.
+        Also return, for each entry, the index of its namespace and key. `hashes` has the hash of
+        each key.
         """
         every = self._index.view_keys()[:-1]
         first, end = self._owners.end, self._index.end
@@ -464,11 +465,11 @@ class AccumulatorTable:
         self._pack_if_sparse()
 
     def remove(self, entries: Ints) -> None:
-        """Remove the keys of these distinct entries, as if they had never existed."""
+        """Remove the keys of these entries, which must be distinct."""
         self.release(entries, entries)
 
     def release(self, entries: Ints, gone: Ints) -> None:
-        """Release these entries, and remove the distinct entries `gone`."""
+        """Release these entries, and remove the entries `gone`, which must be distinct."""
         self._forget(gone)
         self._mark_used(entries)
         self._pack_if_sparse()
@@ -601,7 +602,7 @@ class AccumulatorTable:
         """Record that these entries have new totals. A backend on disk must write them."""
 
     def _mark_used(self, entries: Ints) -> None:
-        """Record that these entries were used. Called once their numbers are no longer needed."""
+        """Record that these entries were used. The caller must not use their numbers afterwards."""
 
     def _merge_overflow(self, column: Totals, entries: Ints, row: int) -> BadStateValue:
         keys = self.keys_of(entries[row : row + 1])

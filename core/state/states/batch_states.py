@@ -50,12 +50,12 @@ class KeyedBatch:
 
     @property
     def order(self) -> Ints:
-        """The row number at each position."""
+        """The row numbers of the batch, sorted by key."""
         return self._group.order
 
     @property
     def firsts(self) -> Ints:
-        """The first position of each key."""
+        """The index in `order` of each key's first row."""
         return self._group.firsts
 
     @property
@@ -79,15 +79,15 @@ class KeyedBatch:
         return values[self.order]
 
     def spread(self, per_key: Values) -> npt.NDArray[Any]:
-        """Return the value of the position's key, for each position."""
+        """Return one value for each row, sorted like `order`, from one value for each key."""
         return self._group.spread(np.asarray(per_key))
 
     def lasts(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the value at the last position of each key."""
+        """Return the last value of each key, from one value for each row, sorted like `order`."""
         return self._group.lasts(per_place)
 
     def in_row_order(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values given by position, in the order of the batch's rows."""
+        """Return values that are sorted like `order`, in the order of the batch's rows."""
         return self._group.in_row_order(per_place)
 
 
@@ -146,7 +146,7 @@ class KeyedBatchStates:
         return self._by_key.cleaned_a_record
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> BatchValueState:
-        """Return the state of one value a key, restored if a snapshot held it.
+        """Return the value state called `name`, with the values that a snapshot has of it.
 
         Raises:
             ConfigError: The operator has opened already, the name is in use, or the type has no
@@ -231,7 +231,7 @@ class KeyedBatchStates:
         return self._batch
 
     def hash_keys_at_hand(self) -> HashedKeys:
-        """Return the key columns of the current batch, one row a key, and the keys' hashes."""
+        """Return the keys of the current batch, with one row for each key, and their hashes."""
         if self._hashed_keys is None:
             batch = self.batch()
             keys, hashes = batch.keys.columns, self._hashes

@@ -73,7 +73,7 @@ class _File(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FrozenOperatorState:
-    """The state at a barrier, which no longer changes."""
+    """A copy of the state at a barrier."""
 
     states: tuple[tuple[Mode, _State], ...]
     key_groups: range
@@ -117,7 +117,7 @@ class _State(ABC):
 
 
 class OperatorList(_State, ListState[T]):
-    """A list of the subtask, until a restore redistributes its elements."""
+    """A list of the subtask. A restore redistributes the elements among all subtasks."""
 
     def __init__(self, name: str, kind: Any) -> None:
         super().__init__(name)
@@ -294,7 +294,7 @@ class RawKeyedState(_State):
 
     @property
     def signature(self) -> str:
-        """A constant: only the function knows the type of the bytes."""
+        """The same for all raw states, because only the function knows what the bytes mean."""
         return RAW
 
     def key_group_of(self, key: Any) -> int:
@@ -417,15 +417,15 @@ class OperatorStateStore:
         return self._open("broadcast", BroadcastMap(descriptor))
 
     def raw_keyed_state(self, name: str) -> RawKeyedState:
-        """Return a state of bytes by key group."""
+        """Return a state that stores bytes for each key group of the subtask."""
         check_state_name(name)
         return self._open("raw-keyed", RawKeyedState(name, self._key_groups, self._max_parallelism))
 
     def finish_open(self) -> tuple[str, ...]:
-        """Refuse further states. Return the restored states that were not asked for.
+        """Accept no further states. Return the restored states that the function did not open.
 
         Raises:
-            StateIncompatible: There are such states, and they may not be dropped.
+            StateIncompatible: There are such states, and dropping state is not allowed.
         """
         # By mode and name: a list that was asked for as a union before is another state.
         left = sorted({name for _, name in self._restored.keys() - self._states.keys()})

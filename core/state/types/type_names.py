@@ -80,7 +80,9 @@ _WORD = re.compile(r"[\w.]+")
 
 
 def state_type(name: str) -> StateType | None:
-    """Return the column for values of the type called `name`, or None if it needs the user's class.
+    """Return the column type for values of the type called `name`.
+
+    Return None if only the user's program has the class of that type.
 
     Numbers beyond 64 bits do not fit into their column: `pa.array` raises for them.
     """
@@ -97,13 +99,13 @@ def state_type(name: str) -> StateType | None:
 
 
 def python_type_of(name: str) -> Any | None:
-    """Return the type called `name`, or None if it needs the user's class."""
+    """Return the Python type called `name`, or None if only the user's program has its class."""
     known, following = _alternatives(name)
     return None if known is None or following else known.python
 
 
 def _alternatives(text: str) -> tuple[_Known | None, str]:
-    """Return the type at the start of `text`, and the text behind it."""
+    """Parse the type at the start of `text`. Return it and the remaining text."""
     types: list[_Known | None] = []
     optional = False
     while True:
@@ -205,7 +207,7 @@ def _compare(stored: str, asked: str) -> tuple[str | None, bool]:
 
 
 class _Comparison:
-    """Compares two types: whether one widens the other, and for which values."""
+    """A comparison of two types: if one widens the other, and for which values."""
 
     def __init__(self, stored: ParsedName, asked: ParsedName) -> None:
         self._stored = stored
@@ -233,7 +235,10 @@ class _Comparison:
         return None
 
     def _compare_elements(self, old: NameElement, new: NameElement) -> str | None:
-        """Return the reason why `new` does not widen `old`, a type of the same word, or None."""
+        """Return the reason why `new` does not widen `old`, or None.
+
+        Both types begin with the same word.
+        """
         match old, new:
             case ClassType(), ClassType():
                 return self._compare_classes(old, new)

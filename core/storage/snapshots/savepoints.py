@@ -85,7 +85,7 @@ class SavepointDirectory:
         return self._fs.size(self._paths.metadata) is not None
 
     def is_begun(self) -> bool:
-        """Return True if there is any file in this directory."""
+        """Return True if the directory has any file."""
         return bool(self._fs.list(""))
 
     def prepare(self, savepoint_id: str) -> SavepointTarget:
@@ -235,18 +235,18 @@ class SavepointDirectory:
         return FileStateReader(self._fs, self._paths)
 
     def staging(self, sink_id: str) -> FileStagingArea:
-        """Return the copies of the rows that `sink_id` had staged when the savepoint was taken."""
+        """Return the rows that `sink_id` had staged when the savepoint was taken."""
         return FileStagingArea(self._fs, self._paths.staging_directory(sink_id), sink_id)
 
     def state_writer(self, unique: str, uid: str) -> SavepointStateWriter:
-        """Return a writer of state that no metadata references yet.
+        """Return a writer of state files that no metadata references yet.
 
         `unique` is in each file name.
         """
         return SavepointStateWriter(self._fs, self._paths, unique, uid)
 
     def delete_state(self, unique: str) -> None:
-        """Delete the state that writers of `unique` wrote, which no metadata references.
+        """Delete the state files whose names have `unique`. No metadata may reference them.
 
         Idempotent.
         """
