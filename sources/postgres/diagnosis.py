@@ -153,6 +153,7 @@ def _judge_tables(source: PostgresChanges, session: PostgresSession) -> Sequence
     published = None if publication is None else slots.find_publication(session, publication)
     if publication is not None and source.publication is not None:
         slots.check_publication(session, publication, tables)
+    slots.require_updates(session, publication, tables)
     findings: list[Finding] = []
     for table in tables:
         missing = find_missing_privileges(

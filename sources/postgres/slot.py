@@ -99,6 +99,19 @@ _BY_SCHEMA = """
 """
 _SCHEMAS_FROM = 150000
 """PostgreSQL 15, the first that publishes schemas."""
+# With the whole row as identity, Postgres 18 refuses updates and deletes if a publication does not
+# send all generated columns. It never sends virtual ones.
+_GENERATED = """
+    SELECT c.oid::bigint, bool_or(a.attgenerated = 'v')
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.oid IN ({oids}) AND c.relreplident = 'f' AND a.attgenerated <> ''
+        AND NOT a.attisdropped AND current_setting('server_version_num')::int >= 180000
+    GROUP BY c.oid
+"""
+_SENDS_GENERATED = """
+    SELECT to_jsonb(p) ->> 'pubgencols' = 's'
+    FROM pg_catalog.pg_publication AS p WHERE p.pubname = {publication}
+"""
 _PRESENT_LSN = """
     SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
            ELSE pg_catalog.pg_current_wal_flush_lsn() END::text
@@ -293,6 +306,40 @@ def check_publication(
     return {table.oid: f"{version}{members[table.oid][0]}" for table in tables}
 
 
+def require_updates(
+    session: PostgresSession, publication: str | None, tables: Sequence[SourceTable]
+) -> None:
+    """Raise ConfigError if Postgres would refuse updates of `tables` because they are published."""
+    generated = _find_generated(session, tables)
+    if not generated:
+        return
+    known = publication and session.query(_SENDS_GENERATED.format(publication=literal(publication)))
+    for table in tables:
+        if table.oid not in generated or not (generated[table.oid] or (known and not known[0][0])):
+            continue
+        name = identifier(table.name)
+        advice = f"Run: ALTER TABLE {name} REPLICA IDENTITY DEFAULT, or USING INDEX"
+        if not generated[table.oid] and publication:
+            advice += (
+                f"; or, before the first start, ALTER PUBLICATION {quote(publication)} SET"
+                " (publish_generated_columns = stored)"
+            )
+        raise ConfigError(
+            f"table {table.name} has REPLICA IDENTITY FULL and a generated column that is not"
+            " published, so Postgres would refuse every UPDATE and DELETE of the published table."
+            f" {advice}"
+        )
+
+
+def _find_generated(session: PostgresSession, tables: Sequence[SourceTable]) -> Mapping[int, bool]:
+    """Return the tables whose generated columns must be published, by OID.
+
+    The value is True if one of these columns is virtual, which cannot be published.
+    """
+    oids = ", ".join(str(table.oid) for table in tables) or "NULL"
+    return dict(session.query(_GENERATED.format(oids=oids)))
+
+
 def create_publication(
     session: PostgresSession, name: str, tables: Sequence[SourceTable]
 ) -> Mapping[int, str]:
@@ -301,10 +348,12 @@ def create_publication(
     Raises:
         ConfigError: The user's transactions are read-only.
     """
+    options = "publish_via_partition_root = true"
+    if _find_generated(session, tables):
+        options += ", publish_generated_columns = stored"
     try:
         session.execute(
-            f"CREATE PUBLICATION {quote(name)} FOR TABLE {_list_names(tables)}"
-            " WITH (publish_via_partition_root = true)"
+            f"CREATE PUBLICATION {quote(name)} FOR TABLE {_list_names(tables)} WITH ({options})"
         )
     except ReadOnly as error:
         raise ConfigError(

@@ -246,6 +246,7 @@ class PostgresChanges(ChangesOptions, Source):
             tables = tuple(self._describe(session).values())
             if self.publication is not None:
                 slots.check_publication(session, self.publication, tables)
+            slots.require_updates(session, self.publication, tables)
         for table in tables:
             if table.unsent_columns and Metadata.UNCHANGED not in self._metadata:
                 slots.logger.warning(
@@ -344,6 +345,7 @@ class PostgresChanges(ChangesOptions, Source):
             slots.drop_from_publication(session, name, in_use)
         if not adapted.added:
             return adapted.position
+        slots.require_updates(session, name, adapted.added)
         if self.publication is None:
             versions = slots.add_to_publication(session, name, adapted.added)
         else:
@@ -481,6 +483,7 @@ class PostgresChanges(ChangesOptions, Source):
         """
         publication = self.publication_name
         versions = slots.check_publication(session, publication, tables)
+        slots.require_updates(session, publication, tables)
         state = slots.find_slot(session, name)
         if state is not None:
             if state.is_active:

@@ -22,7 +22,7 @@ from tests.integration.postgres_changes_kit import (
     wait_until,
 )
 
-from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
+from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable
 from onceflow.core.spi import SourceReader, Split
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 
@@ -101,6 +101,30 @@ def test_generated_columns_that_a_publication_sends_are_left_out(
         assert read_rows(reader, 1) == [{"id": 1, "v": "x", "_op": "r"}]
         database.execute("INSERT INTO t VALUES (2, 'y')")
         assert read_rows(reader, 1) == [{"id": 2, "v": "y", "_op": "c"}]
+
+
+def test_a_publication_does_not_make_the_server_refuse_updates(
+    server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
+) -> None:
+    """With the whole row as identity, Postgres 18 requires that generated columns are published."""
+    if database.info.server_version < 180000:
+        pytest.skip("this server does not require it")
+    database.execute("ALTER TABLE t ADD twice int GENERATED ALWAYS AS (id * 2) STORED")
+    database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    with pytest.raises(ConfigError, match=r"would refuse every UPDATE.*SET \(publish_generated"):
+        source_of(server, publication="p").splits()
+    database.execute("DROP PUBLICATION p")
+    source = source_of(server, first_copy="none")
+    with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+        database.execute("INSERT INTO t VALUES (1, 'x')")
+        database.execute("UPDATE t SET v = 'y'")
+        database.execute("DELETE FROM t")
+        rows = [(row["_op"], row["v"]) for row in read_rows(reader, 3)]
+    assert rows == [("c", "x"), ("u", "y"), ("d", "y")]
+    database.execute("ALTER TABLE t ADD thrice int GENERATED ALWAYS AS (id * 3) VIRTUAL")
+    with pytest.raises(ConfigError, match="would refuse every UPDATE.*IDENTITY DEFAULT, or USING"):
+        source_of(server).validate()
 
 
 def test_a_server_that_hangs_ends_the_attempt(
