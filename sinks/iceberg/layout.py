@@ -22,7 +22,11 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.data_files import parse_spec
 from onceflow.sinks.iceberg.table import IcebergTable
-from onceflow.sinks.iceberg.table_rules import FORMAT_VERSION, make_columns, refuse_format_version
+from onceflow.sinks.iceberg.table_rules import (
+    FORMAT_VERSION,
+    make_columns,
+    refuse_format_version,
+)
 from onceflow.sinks.lake.table import describe_error, library_errors
 from onceflow.sinks.lake.writer import to_plain_schema
 

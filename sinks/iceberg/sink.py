@@ -108,12 +108,14 @@ class IcebergSink(LakeSink):
         check_sink_id(context.sink_id)
         with self._open_table(context.sink_id) as table:
             from onceflow.sinks.iceberg import layout
+            from onceflow.sinks.iceberg.table_rules import refuse_uuids
 
             rows = self.rules.select_table_columns(schema)
             require_any_column(rows)
             loaded = table.find_table()
             if loaded is not None:
                 layout.check_rows(self._address, loaded, rows, evolve=self.evolve)
+                refuse_uuids(str(self._address), loaded.schema(), loaded.spec(), self.primary_key)
             elif self.create:
                 layout.check_new_table(self._address, rows, self.partition_by)
             else:

@@ -17,7 +17,8 @@ from pyiceberg.schema import Schema, promote, sanitize_column_names
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, StructType
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, StructType, UUIDType
 
 from onceflow.core.arrow.nested_rows import TIMES_BEYOND_PYTHON
 from onceflow.core.errors import ConfigError
@@ -99,6 +100,31 @@ def make_columns(table: str, schema: Schema, spec: PartitionSpec, rows: pa.Schem
                 " the table's column"
             )
     return columns
+
+
+def refuse_uuids(table: str, schema: Schema, spec: PartitionSpec, key: Sequence[str]) -> None:
+    """Raise ConfigError if a UUID is part of the key, or its value is a partition's.
+
+    Arrow neither groups nor compares UUIDs, and with such partitions pyiceberg finds no row by its
+    UUID.
+    """
+    uuids = {
+        field.field_id: field.name for field in schema.fields if field.field_type == UUIDType()
+    }
+    for column in uuids.values():
+        if column in key:
+            raise ConfigError(
+                f"{table}, column {column!r}: it has the type uuid and is part of primary_key, but"
+                " pyarrow does not compare values of that type; make it fixed[16] or string in"
+                " another table"
+            )
+    for partition in spec.fields:
+        if partition.source_id in uuids and isinstance(partition.transform, IdentityTransform):
+            raise ConfigError(
+                f"{table}, column {uuids[partition.source_id]!r}: it has the type uuid and"
+                f" partitions the table by its value ({partition.name}), by which pyiceberg does"
+                " not find its rows; partition the table by bucket(N, column) instead"
+            )
 
 
 def _list_partition_rules(schema: Schema, spec: PartitionSpec) -> Iterator[ValueRule]:

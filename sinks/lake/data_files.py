@@ -38,6 +38,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import to_plain_column, to_plain_type
 from onceflow.core.decoding import UnsafeName, resolve_stored_name
 from onceflow.core.errors import OnceflowError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
@@ -131,7 +132,10 @@ def choose_dictionaries(rows: pa.Table) -> list[str] | bool:
 def _is_repeated(column: pa.ChunkedArray) -> bool:
     if arrow.is_boolean(column.type):
         return False  # one bit each: there is nothing to save
-    distinct: int = pc.count_distinct(column, mode="only_valid").as_py()
+    # Arrow counts no values of extension types.
+    plain = [to_plain_column(chunk) for chunk in column.chunks]
+    values = pa.chunked_array(plain, to_plain_type(column.type))
+    distinct: int = pc.count_distinct(values, mode="only_valid").as_py()
     return distinct <= _DISTINCT_SHARE_MAX * (len(column) - column.null_count)
 
 
@@ -263,7 +267,7 @@ def group_rows(
     """
     groups = np.zeros(rows.num_rows, np.int64)
     for column in keys:
-        encoded = column.dictionary_encode(null_encoding="encode")
+        encoded = to_plain_column(column).dictionary_encode(null_encoding="encode")
         codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         # The product is at most rows times values, because the groups are renumbered for each
         # column.

@@ -13,11 +13,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 from pyiceberg.manifest import ManifestContent
-from tests.integration.lake_sink_kit import SINK_ID, IcebergJob, one
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType, UUIDType
+from tests.integration.lake_sink_kit import SCHEMA, SINK_ID, IcebergJob, one
 
 from onceflow.core.errors import ConfigError, PreparedTransactionLost, SinkError
 from onceflow.core.protocol.committables import AlreadyCommitted, Committed, RetryLater
@@ -249,6 +254,54 @@ def test_settings_that_are_wrong_by_themselves_are_refused(
 def test_partitions_that_cannot_be_are_refused(term: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         IcebergJob(tmp_path, partition_by=(term,)).open()
+
+
+UUIDS = pa.schema([SCHEMA.field("id"), ("u", pa.binary(16)), ("v", pa.string())])
+
+
+def _create_uuid_table(job: IcebergJob, *partitions: PartitionField) -> None:
+    fields = [
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "u", UUIDType()),
+        NestedField(3, "v", StringType()),
+    ]
+    with job.catalog() as catalog:
+        catalog.create_namespace("shop")
+        spec = PartitionSpec(*partitions)
+        catalog.create_table(("shop", "orders"), Schema(*fields), partition_spec=spec)
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"write_mode": "upsert", "primary_key": ("id",)}])
+def test_a_column_of_uuids_takes_rows_and_changes(
+    tmp_path: Path, settings: dict[str, Any], *, is_partitioned: bool
+) -> None:
+    job = IcebergJob(tmp_path, UUIDS, **settings)
+    bucket = PartitionField(2, 1000, BucketTransform(4), "p")
+    _create_uuid_table(job, *([bucket] if is_partitioned else []))
+    first, second = UUID(int=5), UUID(int=9)
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "u": first.bytes, "v": "a"},
+        {"id": 2, "u": None, "v": "b"},
+    ]
+    job.open().commit(1, job.prepare(1, rows))
+    if settings:
+        changed = job.prepare(2, [{"id": 1, "u": second.bytes, "v": "c"}])
+        assert job.commit(2, changed) == Committed()
+    value = {"u": second, "v": "c"} if settings else {"u": first, "v": "a"}
+    assert job.rows() == [{"id": 1, **value}, {"id": 2, "u": None, "v": "b"}]
+    with job.table() as table:
+        found = table.scan(row_filter=f"u = '{value['u']}'").plan_files()
+        assert [task.file.record_count for task in found] == [1 if is_partitioned else 2]
+
+
+def test_uuids_that_are_keys_or_name_partitions_are_refused_at_start(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path, UUIDS, write_mode="upsert", primary_key=("u",))
+    _create_uuid_table(job, PartitionField(2, 1000, IdentityTransform(), "p"))
+    with pytest.raises(ConfigError, match=r"'u': .* part of primary_key, .* fixed\[16\] or string"):
+        job.open()
+    with pytest.raises(ConfigError, match=r"partitions the table by its value .* bucket\(N, col"):
+        job.with_settings(primary_key=("id",)).open()
 
 
 def test_names_with_quotes_and_dots_are_names(tmp_path: Path) -> None:
