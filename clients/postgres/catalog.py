@@ -208,6 +208,27 @@ _CHECKS = """
     HAVING bool_and(a.attcollation = y.typcollation)
     ORDER BY k.conname
 """
+# As CHECK constraints. The second form is never false, and has the server evaluate the expression.
+_GENERATED = """
+    SELECT format('of generated column %s', a.attname),
+        format(CASE WHEN a.attnotnull THEN '(%s)::%s IS NOT NULL'
+                    ELSE 'pg_catalog.num_nulls((%s)::%s) >= 0' END,
+            pg_catalog.pg_get_expr(d.adbin, d.adrelid),
+            pg_catalog.format_type(a.atttypid, a.atttypmod)),
+        array_agg(c.attname::text)
+    FROM pg_catalog.pg_attribute AS a
+    JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    JOIN pg_catalog.pg_depend AS p ON p.classid = 'pg_catalog.pg_attrdef'::regclass
+        AND p.objid = d.oid AND p.refobjid = a.attrelid AND p.refobjsubid <> a.attnum
+    JOIN pg_catalog.pg_attribute AS c ON c.attrelid = p.refobjid AND c.attnum = p.refobjsubid
+    JOIN pg_catalog.pg_type AS y ON y.oid = c.atttypid
+    WHERE a.attrelid = {table} AND a.attgenerated = 's'
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t
+                        WHERE t.tgrelid = a.attrelid AND t.tgtype & 3 = 3)
+    GROUP BY a.attname, a.attnotnull, a.atttypid, a.atttypmod, d.adbin, d.adrelid
+    HAVING bool_and(c.attcollation = y.typcollation)
+    ORDER BY a.attname
+"""
 # Without partial indexes, indexes over expressions, and those that are checked only at the end.
 _UNIQUE_KEYS = """
     SELECT i.indexrelid::regclass::text, array_agg(a.attname::text)
@@ -257,7 +278,8 @@ def find_table(session: Session, name: TableName) -> Table | None:
         grantee=grantee,
         checks=tuple(
             CheckConstraint(check, expression, frozenset(columns))
-            for check, expression, columns in session.query(_CHECKS.format(table=int(oid)))
+            for query in (_CHECKS, _GENERATED)
+            for check, expression, columns in session.query(query.format(table=int(oid)))
         ),
     )
 

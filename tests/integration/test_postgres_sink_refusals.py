@@ -17,6 +17,7 @@ from onceflow import Checkpointing, ExponentialDelay, LocalProcesses, Pipeline
 from onceflow.core import errors
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import PostgresSink
 from onceflow.sources import DatagenSource
@@ -246,6 +247,28 @@ def test_a_table_whose_changes_are_published_without_an_identity_is_named_until_
         query(postgres_database, "ALTER TABLE t REPLICA IDENTITY FULL")
         assert committer.commit(committable) == Committed()
     assert ids_in(postgres_database, "t") == [1, 2]
+
+
+def test_a_row_that_a_generated_column_refuses_is_a_bad_row_before_its_decision(
+    postgres_database: str, staging: FileStagingArea
+) -> None:
+    query(
+        postgres_database,
+        "CREATE TABLE t (id bigint, amount bigint, rest smallint NOT NULL"
+        " GENERATED ALWAYS AS (1000 / amount) STORED, half bigint GENERATED ALWAYS AS (amount / 2)"
+        " STORED, small smallint GENERATED ALWAYS AS (amount) STORED)",
+    )
+    sink = sink_of(postgres_database, commit_mode="ledger")
+    with Job(sink, schema=SCHEMA, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        writer = job.check().writer()
+        amounts = [10, 0, None, 40_000, -3]
+        writer.write(pa.record_batch([pa.array(range(5)), pa.array(amounts)], schema=SCHEMA))
+        (committable,) = writer.pre_commit(CheckpointId(1))
+        reasons = [reason for part in writer.take_rejected() for reason in part.reasons]
+        for reason, expected in zip(reasons, ("division by zero", "rest", "smallint"), strict=True):
+            assert expected in reason
+        assert job.committer().commit(committable) == Committed()
+    assert ids_in(postgres_database, "t") == [0, 4]
 
 
 def test_a_decided_commit_whose_right_is_revoked_waits_for_the_grant(
