@@ -238,12 +238,12 @@ class Commit(Protocol):
 
     @property
     def checkpoint(self) -> CheckpointId:
-        """The checkpoint that it waits for: this one, or a later one, decides it."""
+        """The checkpoint whose decision, or a later one, allows this commit."""
         ...
 
     @property
     def transaction(self) -> TransactionId:
-        """The name by which people ask for it: the first one, if it has several."""
+        """The transaction that names this commit in messages: the first one of several."""
         ...
 
 

@@ -273,7 +273,9 @@ def _encode_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def bad_row_policy(on_bad_row: OnBadRow | str, dead_letters: bool) -> OnBadRow:
-    """Return the policy of a `write`, which may name a sink for dead letters.
+    """Return the policy for bad rows of a `write`.
+
+    `dead_letters` is True if the write names a sink for dead letters.
 
     Raises:
         ConfigError: There is no such policy, or it contradicts `dead_letters`.

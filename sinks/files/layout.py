@@ -118,7 +118,7 @@ class SinkPaths:
         return f"{self.directory}/pruned"
 
     def name_pruned_mark(self, before: CheckpointId) -> str:
-        """Return the path of the mark for deleted proofs: those of checkpoints below `before`."""
+        """Return the path of the mark that proofs of checkpoints below `before` are deleted."""
         return f"{self.pruned}/{before:010}"
 
     def transactions(self, names: Iterable[str]) -> list[TransactionId]:

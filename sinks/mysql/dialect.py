@@ -114,7 +114,10 @@ class MySQLDialect(Dialect):
 
     @override
     def describe_altered_keys(self, session: Session, table: Table) -> str:
-        """Return a text also for an added index: ON DUPLICATE KEY matches any unique index."""
+        """Describe how the table's unique indexes have changed, or return an empty text.
+
+        An added index counts, too, because ON DUPLICATE KEY matches any unique index.
+        """
         then = (table.unique_keys, table.other_unique)
         now = catalog.read_unique_keys(session, table.name)
         if now == then:

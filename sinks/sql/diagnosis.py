@@ -26,7 +26,7 @@ Remedies: TypeAlias = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class SqlDiagnosis:
-    """The questions of `onceflow doctor` to servers of one dialect; see `Diagnosis`."""
+    """The checks that `onceflow doctor` makes of servers of one dialect; see `Diagnosis`."""
 
     sink: Callable[[ServerAccess, float], SqlSink]
     """Returns a sink that reaches the server, with the given timeout in seconds."""
@@ -39,7 +39,7 @@ class SqlDiagnosis:
     def __call__(
         self, access: ServerAccess, names: Sequence[str], parallelism: int, /
     ) -> Questions:
-        """Return the questions; connect to nothing yet."""
+        """Return the checks to run. The checks connect to the server, not this method."""
         given = access.options.get("commit_mode", "auto")
         modes: dict[str, CommitMode | None] = {"auto": None, **{m.value: m for m in CommitMode}}
         if given not in modes:

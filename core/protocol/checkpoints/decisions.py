@@ -110,9 +110,9 @@ class SavepointRequest:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """The divider of a channel's elements into those before the checkpoint and those after it.
+    """The mark between a channel's elements before the checkpoint and those after it.
 
-    As a decision: tell every source subtask to emit this barrier.
+    As a decision of the coordinator it means: tell every source subtask to emit this barrier.
     """
 
     checkpoint: CheckpointId
@@ -121,8 +121,8 @@ class Barrier:
     """The trigger's time by the wall clock of the driver's machine. It is for people and metrics;
     no decision may depend on it."""
     overtakes_after_s: float | None = None
-    """The time for which the barrier still waits behind rows. 0: it overtakes them now. None: it
-    never overtakes.
+    """The seconds for which the barrier still waits behind rows, or None if it never overtakes.
+    With 0, it overtakes rows now.
 
     A subtask that delays the barrier subtracts the delay before it forwards the barrier, so that no
     two clocks are compared.

@@ -196,9 +196,10 @@ _HOSTS_LOCK = threading.Lock()
 
 
 def fork_own_host() -> None:
-    """Start this process's slots as forks of it as it is now. It must have a single thread.
+    """Fork this process into the host from which it later starts its slots.
 
-    A new program would have to import everything again, which takes seconds of CPU time.
+    The process must have a single thread. A host that is a new program would have to import all
+    modules again, which takes seconds of CPU time.
     """
     process_host.import_for_slots()
     host = process_host.ProcessHost.fork()
@@ -207,7 +208,7 @@ def fork_own_host() -> None:
 
 
 def _host() -> process_host.ProcessHost:
-    """Return the host that starts this process's slots: one for all jobs of the process."""
+    """Return the host that starts the slots of all jobs of this process."""
     with _HOSTS_LOCK:
         if not _HOSTS:
             host = process_host.ProcessHost()

@@ -25,7 +25,7 @@ _POSITIONS: Mapping[str, int] = {metric.name: index for index, metric in enumera
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The metrics of one job or one query, and the labels of all its samples."""
+    """The metrics of one job or one query, with the labels that each of its samples gets."""
 
     families: Sequence[Family]
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
