@@ -73,6 +73,16 @@ _KEY = """
     ORDER BY k.at
 """
 
+_UNIDENTIFIED_PARTITION = """
+    SELECT l.relid::regclass::text FROM pg_catalog.pg_partition_tree({table}) AS l
+    JOIN pg_catalog.pg_class AS c ON c.oid = l.relid
+    WHERE l.isleaf AND l.level > 0 AND c.relreplident <> 'f' AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indimmediate
+            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+                                    WHEN 'i' THEN i.indisreplident ELSE false END)
+    ORDER BY 1 LIMIT 1
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
@@ -248,6 +258,7 @@ def describe_table(
         _check_identity(table.name, identity, key, kind)
         if not all(is_immediate for _, is_immediate in parts):
             raise _make_deferrable_error(table.name, key)
+        _check_partitions(session, table.name, int(oid))
     facts = {row[0]: row[1:] for row in session.query(_COLUMNS.format(table=oid))}
     readable = [c for c in table.columns if has_generated or not c.generated]
     types = _choose_types(table.name, {c.name: _own(c.type) for c in readable}, columns)
@@ -326,6 +337,16 @@ def _check_identity(name: TableName, identity: str, key: Sequence[str], kind: st
         f" would refuse every UPDATE and DELETE of a published table. Add a primary key, or run:"
         f" {advice}"
     )
+
+
+def _check_partitions(session: Session, name: TableName, oid: int) -> None:
+    """Raise ConfigError unless changes of each partition tell which row they concern."""
+    for (partition,) in session.query(_UNIDENTIFIED_PARTITION.format(table=oid)):
+        raise ConfigError(
+            f"partition {partition} of table {name} has neither a primary key nor a replica"
+            " identity of its own, so Postgres would refuse every UPDATE and DELETE of it. Run, for"
+            f" each partition: ALTER TABLE {partition} REPLICA IDENTITY FULL"
+        )
 
 
 def _make_deferrable_error(name: TableName, key: Sequence[str]) -> ConfigError:

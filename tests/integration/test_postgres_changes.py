@@ -326,6 +326,10 @@ def test_a_prepared_transaction_is_read_when_it_is_committed(
     reader.close()
 
 
+_UNIDENTIFIED = (
+    "DROP TABLE t; CREATE TABLE t (id int, v text) PARTITION BY RANGE (id);"
+    "CREATE TABLE t_all PARTITION OF t DEFAULT; ALTER TABLE t REPLICA IDENTITY FULL"
+)
 _DEFERRABLE = "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v text)"
 
 
@@ -337,6 +341,7 @@ _DEFERRABLE = "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v te
         ("ALTER TABLE t REPLICA IDENTITY NOTHING", {}, "REPLICA IDENTITY NOTHING"),
         (_DEFERRABLE, {}, "is DEFERRABLE.*USING INDEX"),
         (f"{_DEFERRABLE}; ALTER TABLE t REPLICA IDENTITY FULL", {}, "is DEFERRABLE.*USING INDEX"),
+        (_UNIDENTIFIED, {}, "partition t_all of table public.t has neither.*REPLICA IDENTITY FULL"),
         ("ALTER TABLE t ADD w regclass", {}, "'w'.*regclass.*give schema= with the other columns"),
         ("", {"schema": "id INT, w INT"}, "no column 'w' that can be read"),
         ("", {"schema": "id BIGINT"}, "'id'.*not read as int64: give int32, or string"),
