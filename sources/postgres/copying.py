@@ -14,6 +14,8 @@ lost otherwise: the chunk would have the update that sets them, but not the colu
 A copy without a stream has one snapshot for all tables, which the coordinator exports. Each worker
 reads all of its ranges in one transaction, which locks every table and partition.
 
+Every transaction that a snapshot sees is flushed to the server's disk before rows are passed on.
+
 Before the first chunk of a table that is followed, the coordinator waits until every transaction
 has ended that was running after the slot was created and the table was published. A transaction
 writes its commit to the WAL before snapshots see it, and with synchronous replication long before.
@@ -70,7 +72,16 @@ SET_TEXT_FORM = "; ".join(
     f"SET LOCAL {name} = {literal(value)}" for name, value in TEXT_SETTINGS.items()
 )
 _SNAPSHOT = """
-    SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text
+    SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text,
+           pg_catalog.pg_current_wal_flush_lsn() < pg_catalog.pg_current_wal_insert_lsn()
+"""
+# A commit is flushed only if its transaction has written to the WAL. The message changes no row.
+# Only readers that ask for messages get it.
+_FLUSH = """
+    BEGIN;
+    SET LOCAL synchronous_commit = local;
+    SELECT pg_catalog.pg_logical_emit_message(true, 'onceflow', '');
+    COMMIT
 """
 _EXPORT = """
     SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()
@@ -240,7 +251,7 @@ class CopyThreads:
 
     def _skip_rows(self, session: PostgresSession, copy: TableCopy) -> None:
         """Take the snapshot after which changes are read, as if the table were copied whole."""
-        ((snapshot, lsn),) = session.query(_SNAPSHOT)
+        ((snapshot, lsn, _),) = session.query(_SNAPSHOT)
         copy.copied = copy.copied.extend(0, None, str(snapshot), parse_lsn(lsn))
         self._put(CopiedRows(copy.table.oid, 0, (), copy.copied))
 
@@ -278,7 +289,11 @@ class CopyThreads:
         if self._settings.follows:
             tables = f"ONLY {identifier(copy.table.name)}"
             session.execute(_BEGIN.format(first="", tables=tables, text_settings=SET_TEXT_FORM))
-        ((snapshot, lsn),) = session.query(_SNAPSHOT)
+        ((snapshot, lsn, is_ahead_of_disk),) = session.query(_SNAPSHOT)
+        if is_ahead_of_disk:
+            # With synchronous_commit off, a crash of the server would undo rows that are visible.
+            with connect(self._settings.endpoint, self._name) as other:
+                other.execute(_FLUSH)
         self._require_columns(session, copy.table)
         self._read_rows(session, copy, at, str(snapshot), parse_lsn(lsn))
         if self._settings.follows:

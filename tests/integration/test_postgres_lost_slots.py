@@ -266,6 +266,26 @@ def test_a_server_that_was_restored_from_a_backup_is_refused(tmp_path: Path) -> 
             source.discover(decided)
 
 
+def test_a_copied_row_outlives_a_crash_of_the_server(tmp_path: Path) -> None:
+    """With synchronous_commit off, rows are visible before the server has them on its disk."""
+    options = {"wal_level": "logical", "wal_writer_delay": "10s"}
+    with EmbeddedPostgres(options, tmp_path / "server") as server:
+        with psycopg.connect(server.url, autocommit=True) as database:
+            database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+            database.execute("INSERT INTO t SELECT n FROM generate_series(1, 30) AS n")
+            database.execute("SET synchronous_commit = off")
+            source = source_of(server, chunk_rows=1, batch_rows=1, copy_parallelism=1)
+            with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
+                rows = read_rows(reader, 1)
+                database.execute("INSERT INTO t VALUES (1000, 'not flushed')")
+                rows += read_rows(reader, 30)
+                server.kill()
+        assert rows[-1]["id"] == 1000
+        server.start()
+        with psycopg.connect(server.url) as database:
+            assert database.execute("SELECT count(*) FROM t").fetchall() == [(31,)]
+
+
 def test_a_slot_of_the_user_that_fails_over_is_read_like_any_other(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
