@@ -36,8 +36,8 @@ def main() -> int:
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     chosen = [c for c in contestants if not arguments.only or c.name in arguments.only]
     outcomes: list[Outcome] = []
-    if arguments.add:
-        outcomes += read_results(Path(arguments.add)).outcomes
+    for path in arguments.add or ():
+        outcomes += read_results(Path(path)).outcomes
     for number in range(arguments.rounds):
         _run_round(chosen, seed + number, arguments.records, arguments.seconds, outcomes)
         _save(arguments, outcomes)
@@ -69,7 +69,9 @@ def _parse(names: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="list the names and end")
     parser.add_argument("--json", metavar="FILE", help="write all outcomes")
-    parser.add_argument("--add", metavar="FILE", help="add to the outcomes of an earlier --json")
+    parser.add_argument(
+        "--add", action="append", metavar="FILE", help="add the outcomes of an earlier --json"
+    )
     parser.add_argument("--markdown", metavar="FILE", help="write the table and all settings")
     return parser.parse_args()
 

@@ -37,15 +37,6 @@ _SCHEMA = {
 
 
 @dataclass(frozen=True, slots=True)
-class PaymentRow:
-    """The columns of a row of the table `payments`, without its time."""
-
-    id: int
-    account: str
-    amount: int
-
-
-@dataclass(frozen=True, slots=True)
 class Model:
     """The contents of both tables if every record had its effect exactly once."""
 
@@ -53,6 +44,8 @@ class Model:
     """Account and amount by id."""
     totals: dict[str, tuple[int, int]]
     """Sum of amounts and number of payments by account."""
+    last_ids: tuple[int, ...]
+    """The id of the last payment of each partition."""
 
 
 def describe_payments(records: int, seed: int) -> Payments:
@@ -64,6 +57,7 @@ def compute_model(payments: Payments) -> Model:
     """Return the contents of both tables, computed record by record."""
     rows: dict[int, tuple[str, int]] = {}
     totals: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    last_ids: dict[int, int] = {}
     for chunk in payments.chunks():
         for id_, number, amount in zip(
             chunk.ids.tolist(), chunk.accounts.tolist(), chunk.amounts.tolist(), strict=True
@@ -72,7 +66,8 @@ def compute_model(payments: Payments) -> Model:
             rows[id_] = account, amount
             total, n = totals[account]
             totals[account] = total + amount, n + 1
-    return Model(rows, dict(totals))
+            last_ids[number % PARTITIONS] = id_
+    return Model(rows, dict(totals), tuple(last_ids.values()))
 
 
 class Producing:

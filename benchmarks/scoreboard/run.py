@@ -24,7 +24,7 @@ from benchmarks.scoreboard.records import (
     describe_payments,
 )
 from benchmarks.scoreboard.schedule import DATABASE_DOWN_S, FROZEN_S, Schedule, Strike, StrikeKind
-from benchmarks.scoreboard.verdict import PREPARED_AGE_S, Verdict, is_complete, judge
+from benchmarks.scoreboard.verdict import PREPARED_AGE_S, Verdict, has_caught_up, is_complete, judge
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.postgres import EmbeddedPostgres, create_database
 
@@ -32,8 +32,8 @@ _TOPIC = "payments"
 _DATABASE = "scoreboard"
 _LOOK_S = 0.05
 _START_DEADLINE_S = 240.0
-_CATCH_UP_DEADLINE_S = 90.0
-"""From the last record until all are in the tables. What is missing then is lost."""
+_CATCH_UP_DEADLINE_S = 240.0
+"""From the last record until all are in the tables."""
 _CATCH_UP_LOOK_S = 1.0
 _QUIET_S = PREPARED_AGE_S + 2.0
 """The time after the last row in which late doubles appear and checkpoints end transactions."""
@@ -164,7 +164,7 @@ class _Match:
         """Run the schedule and return the verdict.
 
         Raises:
-            HarnessFailure: The contestant has not written a row in time.
+            HarnessFailure: The contestant has not written its first or its last row in time.
         """
         model = compute_model(self._payments)
         self._deployment.start()
@@ -190,6 +190,11 @@ class _Match:
                     self._strike_or_wait(pending, now - began)
                 time.sleep(_LOOK_S)
             self._await_rows(model)
+            if not has_caught_up(self._direct_url, model):
+                raise HarnessFailure(
+                    f"the last record was not in the table {_CATCH_UP_DEADLINE_S:g} s after the"
+                    f" end:\n{self._deployment.log_tail()}"
+                )
         return judge(self._direct_url, model, has_totals=not self._contestant.no_totals)
 
     def _create_tables(self) -> None:

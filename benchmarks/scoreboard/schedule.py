@@ -57,11 +57,13 @@ def draw_schedule(
 ) -> Schedule:
     """Return the schedule of `seed`: each kind once, in equal parts of the production time.
 
-    So an engine has some seconds to recover before the next strike.
+    So an engine has some seconds to recover before the next strike. The freeze is the last strike,
+    because a process that thaws would work on while the engine recovers from another strike.
     """
     rng = random.Random(f"scoreboard {seed}")
     order = list(kinds)
     rng.shuffle(order)
+    order.sort(key=lambda kind: kind is StrikeKind.FREEZE)
     part_s = (producing_s * _LAST_PART - _FIRST_S) / max(1, len(order))
     strikes = tuple(
         Strike(kind, round(_FIRST_S + part_s * (number + rng.uniform(0.0, 0.5)), 2))

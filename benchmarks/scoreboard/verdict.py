@@ -66,6 +66,18 @@ def is_complete(url: str, model: Model, *, has_totals: bool) -> bool:
         )
 
 
+def has_caught_up(url: str, model: Model) -> bool:
+    """Return True if the last payment of each partition is visible.
+
+    Payments that are missing then are lost. Before that they may only be late.
+    """
+    with psycopg.connect(url) as connection:
+        seen = connection.execute(
+            "SELECT count(DISTINCT id) FROM payments WHERE id = ANY(%s)", (list(model.last_ids),)
+        ).fetchone()
+    return seen is not None and seen[0] == len(model.last_ids)
+
+
 def judge(url: str, model: Model, *, has_totals: bool) -> Verdict:
     """Return the verdict on the tables of the database at `url`."""
     with psycopg.connect(url) as connection:

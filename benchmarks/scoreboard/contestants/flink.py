@@ -49,7 +49,7 @@ class Flink(Contestant):
             connector,
             "exactly-once checkpoints each second, hashmap state, high availability by ZooKeeper",
             "restart fixed-delay 1 s without end, heartbeat.interval 1 s, heartbeat.timeout 10 s",
-            "batches of 1,000 rows or 200 ms",
+            "batches of 1,000 rows, or of 200 ms where rows are written at least once",
         )
         self.links = (
             f"{_DOCUMENTATION[line]}/connectors/datastream/jdbc/",

@@ -20,14 +20,14 @@ from onceflow.integration.servers.server import ServerError
 _JOB = "benchmarks.scoreboard.jobs.spark_job"
 _GUIDE = "https://spark.apache.org/docs/latest/streaming/"
 _SETTINGS = (
-    "local-cluster[2,1,1024], trigger 1 second, a checkpoint location for each query",
+    "local-cluster[1,2,1024], trigger 1 second, a checkpoint location for each query",
     "RocksDB state store, startingOffsets earliest",
     "the application is started again with the same checkpoint locations",
 )
 
 
 class StructuredStreaming(Contestant):
-    """Structured Streaming in a cluster of two executors on this machine."""
+    """Structured Streaming with an executor process of its own."""
 
     engine = f"Spark {metadata.version('pyspark')}, Structured Streaming"
     links = (

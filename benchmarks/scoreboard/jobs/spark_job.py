@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 import psycopg
 from pyspark.sql import DataFrame, Row, SparkSession, functions
+from typing_extensions import LiteralString
 
 SparkWay = Literal["append", "upsert", "batch-id"]
 
@@ -43,7 +44,7 @@ def main(path: str) -> None:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=JobSpec)
     spark = (
         SparkSession.Builder()
-        .master("local-cluster[2,1,1024]")
+        .master("local-cluster[1,2,1024]")
         .appName("scoreboard")
         .config("spark.jars", ",".join(spec.jars))
         .config("spark.driver.host", "127.0.0.1")
@@ -117,10 +118,11 @@ def _make_jdbc_append(jdbc_url: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
-def _make_upsert(url: str, statement: str) -> Callable[[DataFrame, int], None]:
+def _make_upsert(url: str, statement: LiteralString) -> Callable[[DataFrame, int], None]:
     def upsert(partition: Iterator[Row]) -> None:
         with psycopg.connect(url) as connection, connection.cursor() as cursor:
-            cursor.executemany(statement, [tuple(row) for row in partition])
+            rows: list[tuple[object, ...]] = [tuple(row) for row in partition]
+            cursor.executemany(statement, rows)
 
     def write(rows: DataFrame, _batch_id: int) -> None:
         rows.foreachPartition(upsert)
@@ -140,8 +142,9 @@ def _make_batch_id_append(url: str) -> Callable[[DataFrame, int], None]:
             if cursor.rowcount == 0:
                 return
             with cursor.copy("COPY payments (id, account, amount, ts) FROM STDIN") as copy:
-                for row in rows.collect():
-                    copy.write_row(tuple(row))
+                values: list[tuple[object, ...]] = [tuple(row) for row in rows.collect()]
+                for value in values:
+                    copy.write_row(value)
 
     return write
 

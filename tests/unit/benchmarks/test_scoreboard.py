@@ -60,6 +60,7 @@ def test_equal_seeds_draw_equal_schedules_with_each_kind_once_in_order() -> None
     first = draw_schedule(5, 50.0)
     assert first == draw_schedule(5, 50.0) != draw_schedule(6, 50.0)
     assert {strike.kind for strike in first.strikes} == set(StrikeKind)
+    assert first.strikes[-1].kind is StrikeKind.FREEZE
     moments = [strike.at_s for strike in first.strikes]
     assert moments == sorted(moments)
     assert 0 < moments[0] < moments[-1] < 50.0

@@ -42,8 +42,8 @@ final class Tables {
     JdbcExecutionOptions execution =
         JdbcExecutionOptions.builder()
             .withBatchSize(1000)
-            .withBatchIntervalMs(200)
-            // The documentation asks for no retries with XA.
+            .withBatchIntervalMs(isXa ? 0 : 200)
+            // With XA the documentation asks for no retries, and rows become visible at checkpoints alone.
             .withMaxRetries(isXa ? 0 : 5)
             .build();
     // Postgres allows one transaction for each connection.

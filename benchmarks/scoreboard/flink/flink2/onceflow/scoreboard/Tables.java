@@ -40,8 +40,8 @@ final class Tables {
             .withExecutionOptions(
                 JdbcExecutionOptions.builder()
                     .withBatchSize(1000)
-                    .withBatchIntervalMs(200)
-                    // The documentation asks for no retries with XA.
+                    .withBatchIntervalMs(isXa ? 0 : 200)
+                    // With XA the documentation asks for no retries, and rows become visible at checkpoints alone.
                     .withMaxRetries(isXa ? 0 : 5)
                     .build());
     rows.sinkTo(isXa ? exactlyOnce(builder) : builder.buildAtLeastOnce(
