@@ -15,6 +15,7 @@ from benchmarks.scoreboard.contestant import Contestant
 from benchmarks.scoreboard.contestants.all import OURS, list_contestants
 from benchmarks.scoreboard.report import (
     Row,
+    describe_settings,
     make_results,
     make_rows,
     read_results,
@@ -45,7 +46,8 @@ def main() -> int:
     rows = make_rows(contestants, outcomes)
     _say(to_terminal(rows))
     if arguments.markdown:
-        Path(arguments.markdown).write_text(to_markdown(rows), encoding="utf-8")
+        page = f"{to_markdown(rows)}\n\n{describe_settings(rows)}\n"
+        Path(arguments.markdown).write_text(page, encoding="utf-8")
     return 0 if _is_ok(rows) else 1
 
 

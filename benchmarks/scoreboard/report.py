@@ -99,19 +99,36 @@ def to_terminal(rows: Sequence[Row]) -> str:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """Return the table and the settings of each row as Markdown."""
+    """Return the table of results as Markdown."""
     head = (*_COLUMNS, _RECOVERY, "result")
-    lines = [_join(head), _join("---" for _ in head), *(_join(_fill(row)) for row in rows), ""]
-    for row in rows:
-        contestant = row.contestant
-        lines += [f"### {contestant.engine}: {contestant.sink}", ""]
-        lines += [f"- The documentation promises: {contestant.claim}."]
-        lines += [f"- {setting}" for setting in contestant.settings]
-        lines += [f"- <{link}>" for link in contestant.links if link.startswith("http")]
-        if contestant.no_totals:
-            lines.append(f"- Totals: {contestant.no_totals}")
-        lines.append("")
-    return "\n".join(lines)
+    return "\n".join(
+        (_join(head), _join("---" for _ in head), *(_join(_fill(row)) for row in rows))
+    )
+
+
+def describe_settings(rows: Sequence[Row]) -> str:
+    """Return the promise and the settings of each row, with their sources, as Markdown."""
+    head = ("row", "its documentation promises", "settings")
+    return "\n".join(
+        (
+            _join(head),
+            _join("---" for _ in head),
+            *(_join(_describe(row.contestant)) for row in rows),
+        )
+    )
+
+
+def _describe(contestant: Contestant) -> tuple[str, str, str]:
+    links = [
+        f"[{number}]({link})"
+        for number, link in enumerate(contestant.links, 1)
+        if link.startswith("http")
+    ]
+    return (
+        f"`{contestant.name}`",
+        contestant.claim,
+        "; ".join(contestant.settings) + ("" if not links else f" ({', '.join(links)})"),
+    )
 
 
 def _join(cells: Iterable[str]) -> str:

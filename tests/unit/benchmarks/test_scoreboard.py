@@ -22,6 +22,13 @@ def test_rows_of_the_model_are_exact() -> None:
     assert judge_totals(MODEL, TOTALS) == 0
 
 
+def test_the_model_knows_the_last_payment_of_each_partition() -> None:
+    partition = {id_: int(account[-1]) % 2 for id_, (account, _) in MODEL.payments.items()}
+    last = {partition[id_]: id_ for id_ in sorted(MODEL.payments)}
+    assert sorted(MODEL.last_ids) == sorted(last.values())
+    assert len(MODEL.last_ids) == 2
+
+
 def test_a_missing_row_is_lost() -> None:
     assert judge_payments(MODEL, ROWS[1:]) == (1, 0, 0)
 
