@@ -107,28 +107,27 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def describe_settings(rows: Sequence[Row]) -> str:
-    """Return the promise and the settings of each row, with their sources, as Markdown."""
-    head = ("row", "its documentation promises", "settings")
-    return "\n".join(
-        (
-            _join(head),
-            _join("---" for _ in head),
-            *(_join(_describe(row.contestant)) for row in rows),
-        )
-    )
+    """Return the settings and sources of each engine and the promise of each row, as Markdown."""
+    engines: dict[str, list[Contestant]] = {}
+    for row in rows:
+        engines.setdefault(row.contestant.engine, []).append(row.contestant)
+    return "\n".join(_describe(engine, contestants) for engine, contestants in engines.items())
 
 
-def _describe(contestant: Contestant) -> tuple[str, str, str]:
+def _describe(engine: str, contestants: Sequence[Contestant]) -> str:
+    first = contestants[0]
+    shared = [s for s in first.settings if all(s in other.settings for other in contestants)]
     links = [
         f"[{number}]({link})"
-        for number, link in enumerate(contestant.links, 1)
+        for number, link in enumerate(first.links, 1)
         if link.startswith("http")
     ]
-    return (
-        f"`{contestant.name}`",
-        contestant.claim,
-        "; ".join(contestant.settings) + ("" if not links else f" ({', '.join(links)})"),
-    )
+    lines = [f"- **{engine}**{''.join(f' {link}' for link in links)}: {'; '.join(shared)}."]
+    for contestant in contestants:
+        own = [setting for setting in contestant.settings if setting not in shared]
+        parts = "; ".join([f"promises {contestant.claim}", *own])
+        lines.append(f"  - `{contestant.name}`: {parts}.")
+    return "\n".join(lines)
 
 
 def _join(cells: Iterable[str]) -> str:

@@ -22,10 +22,7 @@ class Bytewax(Contestant):
     """One process of Bytewax with two workers."""
 
     engine = f"Bytewax {_VERSION}"
-    links = (
-        "https://docs.bytewax.io/stable/guide/concepts/recovery.html",
-        "https://docs.bytewax.io/stable/guide/advanced-concepts/custom-connectors.html",
-    )
+    links = ("https://docs.bytewax.io/v0.20.0/guide/concepts/recovery.html",)
 
     def __init__(self, way: Way) -> None:
         self.way = way
